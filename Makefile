@@ -1,0 +1,50 @@
+# What a developer runs, CI runs. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOAK ?= 10m
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check fmt bench soak etcd-3.4 clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed  ## prepare .venv, with the command `mooring` in it
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	touch $@
+
+run: setup  ## start Mooring on the embedded store
+	$(BIN)/mooring serve
+
+test: check etcd-3.4  ## lint, types and tests; brings what they need
+	$(BIN)/pytest
+
+check: $(VENV)/.developing  ## lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/.developing  ## format the code
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.developing  ## compare with the bare driver and the peers (some minutes)
+	$(BIN)/python -m bench $(ARGS)
+
+soak: $(VENV)/.developing etcd-3.4  ## long fault campaigns; SOAK=10m says how long
+	$(BIN)/pytest -m soak --soak=$(SOAK)
+
+etcd-3.4: $(VENV)/.developing  ## Debian's etcd 3.4, which survives SIGKILL (3.5.0 to 3.5.2 may not)
+	@$(BIN)/python tools/fetch_etcd.py
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) .tools .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,315 @@
+"""A mirror: a live copy of something remote, kept equal to it through every fault.
+
+This is the only follow loop in the code. It is generic over a *feed*; a range of a store is one
+(`RangeFeed`). It takes a snapshot, follows from there, and applies whole steps. Where a break can
+be resumed it resumes; where it cannot (the history was compacted, or the store was restored from
+a backup) it reads again and tells the difference, removals first. It never forgets what it has
+because of a failure: it keeps the last state and says that it is `stale`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, Protocol, Self, TypeVar
+
+from mooring.errors import CannotResume, Closed, FutureRevision, StoreError
+from mooring.store.contract import Batch, Entry, Range, Store, Watch, key
+from mooring.tasks import Backoff, Tasks
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+STALE_AFTER = 4.0
+"""Seconds of silence after which a mirror calls itself stale."""
+
+_PENDING = 1000  # updates that wait for one reader before they are merged into one
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[K, V]):
+    """Changes that belong together, and the mark to resume after them. None: it is gone."""
+
+    mark: int
+    changes: Sequence[tuple[K, V | None]]
+
+
+class Steps(Protocol[K, V]):
+    """What a feed gives while it is followed."""
+
+    @property
+    def heard(self) -> float:
+        """When the other side was last heard, on the monotonic clock."""
+
+    def __aiter__(self) -> AsyncIterator[Step[K, V]]: ...
+
+
+class Feed(Protocol[K, V]):
+    """Something that can be read whole and then followed."""
+
+    name: str
+    """For people: what is mirrored."""
+
+    async def snapshot(self) -> tuple[dict[K, V], int]:
+        """Everything, and the mark to follow from."""
+
+    def follow(self, mark: int, *, resumed: bool) -> AbstractAsyncContextManager[Steps[K, V]]:
+        """What comes after a mark. Raises `CannotResume` where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[K, V]):
+    """One item changed. `before` is None for a new one, `after` for one that is gone."""
+
+    key: K
+    before: V | None
+    after: V | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Generic[K, V]):
+    """Changes that were applied in one step. `resync`: found by reading again, removals first."""
+
+    mark: int
+    changes: tuple[Change[K, V], ...]
+    resync: bool = False
+
+
+class Mirror(Generic[K, V]):
+    """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails."""
+
+    def __init__(
+        self, feed: Feed[K, V], *, wait: bool = True, stale_after: float = STALE_AFTER
+    ) -> None:
+        self.mark = 0
+        """The mark of the newest step that was applied; 0 before the first snapshot."""
+        self.resyncs = 0
+        """How often it had to read again."""
+        self.error: StoreError | None = None
+        """Why it does not follow at present."""
+        self._feed = feed
+        self._wait, self._stale_after = wait, stale_after
+        self._items: dict[K, V] = {}
+        self._steps: Steps[K, V] | None = None
+        self._heard = 0.0
+        self._loaded = asyncio.Event()
+        self._readers: set[_Reader[K, V]] = set()
+        self._callbacks: list[Callable[[Update[K, V]], None]] = []
+        self._tasks = Tasks()
+
+    @property
+    def items(self) -> Mapping[K, V]:
+        """The present state, live and read-only."""
+        return MappingProxyType(self._items)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there ever was a snapshot."""
+        return self._loaded.is_set()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the other side was last heard; infinite before the first snapshot."""
+        if not self.loaded:
+            return float("inf")
+        heard = max(self._heard, self._steps.heard) if self._steps else self._heard
+        return max(time.monotonic() - heard, 0.0)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the state may be old, since nothing was heard for too long."""
+        return self.age > self._stale_after
+
+    def subscribe(self, callback: Callable[[Update[K, V]], None]) -> None:
+        """Call back at each update, after it was applied. It must not block."""
+        self._callbacks.append(callback)
+
+    @asynccontextmanager
+    async def changes(self) -> AsyncIterator[AsyncIterator[Update[K, V]]]:
+        """Updates from now on. A reader that does not keep up gets several merged into one."""
+        reader = _Reader[K, V]()
+        self._readers.add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)
+
+    async def __aenter__(self) -> Self:
+        if self._wait:
+            await self._load()
+        self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        resumed = False
+        while True:
+            try:
+                if not self.mark:
+                    await self._load()
+                    resumed = False
+                async with self._feed.follow(self.mark, resumed=resumed) as steps:
+                    self._steps = steps
+                    self._follows()
+                    async for step in steps:
+                        backoff.reset()
+                        self._apply(step)
+            except CannotResume as error:
+                log.info("%s: reads again: %s", self._feed.name, error)
+                self.mark = 0
+            except Closed:
+                return
+            except StoreError as error:
+                self._breaks(error)
+            finally:
+                if self._steps is not None:
+                    self._heard = max(self._heard, self._steps.heard)
+                    self._steps = None
+            resumed = True
+            await asyncio.sleep(backoff.next())
+
+    def _follows(self) -> None:
+        self._heard = time.monotonic()
+        if self.error is not None:
+            self.error = None
+            log.info("%s: followed again", self._feed.name)
+
+    def _breaks(self, error: StoreError) -> None:
+        if self.error is None:
+            log.warning(
+                "%s: no longer followed, the last state is kept: %s", self._feed.name, error
+            )
+        self.error = error
+
+    async def _load(self) -> None:
+        """Read everything and tell the difference to what was there, removals first."""
+        asked = time.monotonic()
+        items, mark = await self._feed.snapshot()
+        gone = [Change(k, v, None) for k, v in self._items.items() if k not in items]
+        news = [
+            Change(k, before, v) for k, v in items.items() if (before := self._items.get(k)) != v
+        ]
+        first = not self.loaded
+        self._items = items
+        self.mark, self._heard = mark, asked
+        self._loaded.set()
+        if not first:
+            self.resyncs += 1
+        if gone or news:
+            self._tell(Update(mark, (*gone, *news), resync=True))
+
+    def _apply(self, step: Step[K, V]) -> None:
+        changes = []
+        for name, after in step.changes:
+            before = self._items.get(name)
+            if after is None:
+                self._items.pop(name, None)
+            else:
+                self._items[name] = after
+            if before is not None or after is not None:
+                changes.append(Change(name, before, after))
+        self.mark, self._heard = step.mark, time.monotonic()
+        if changes:
+            self._tell(Update(step.mark, tuple(changes)))
+
+    def _tell(self, update: Update[K, V]) -> None:
+        for reader in self._readers:
+            reader.put(update)
+        for callback in self._callbacks:
+            try:
+                callback(update)
+            except Exception:
+                log.exception("%s: a subscriber failed", self._feed.name)
+
+
+class _Reader(AsyncIterator[Update[K, V]]):
+    """The updates that wait for one reader."""
+
+    def __init__(self) -> None:
+        self._updates: deque[Update[K, V]] = deque()
+        self._more = asyncio.Event()
+
+    def put(self, update: Update[K, V]) -> None:
+        self._updates.append(update)
+        if len(self._updates) > _PENDING:
+            self._updates = deque([merge(self._updates)])
+        self._more.set()
+
+    async def __anext__(self) -> Update[K, V]:
+        while not self._updates:
+            self._more.clear()
+            await self._more.wait()
+        return self._updates.popleft()
+
+
+def merge(updates: Sequence[Update[K, V]]) -> Update[K, V]:
+    """One update with the effect of several, removals first."""
+    net: dict[K, Change[K, V]] = {}
+    for update in updates:
+        for change in update.changes:
+            first = net.get(change.key, change)
+            net[change.key] = Change(change.key, first.before, change.after)
+    changes = [change for change in net.values() if change.before != change.after]
+    changes.sort(key=lambda change: change.after is not None)
+    return Update(updates[-1].mark, tuple(changes), any(update.resync for update in updates))
+
+
+class RangeFeed:
+    """A range of a store, by key. The mark is the store's revision.
+
+    Before it resumes after a break it looks at the newest entry that it has seen, as of that
+    revision. A store restored from a backup has not got there yet, or has another entry there:
+    without that look, a watch would wait in silence for a revision that means something else.
+    """
+
+    def __init__(self, store: Store, range: Range) -> None:
+        self.name = f"{store.url} {range.start.decode(errors='replace')}"
+        self._store, self._range = store, range
+        self._witness: tuple[bytes, Entry | None] = range.start, None
+
+    async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
+        found = await self._store.read(self._range)
+        newest = max(found.entries, key=lambda entry: entry.modified, default=None)
+        self._witness = (newest.key, newest) if newest else (self._range.start, None)
+        return {entry.key: entry for entry in found.entries}, found.revision
+
+    @asynccontextmanager
+    async def follow(self, mark: int, *, resumed: bool) -> AsyncIterator[Steps[bytes, Entry]]:
+        if resumed:
+            name, expected = self._witness
+            seen = await self._store.read(key(name), at=mark)
+            if seen.first != expected:
+                raise FutureRevision(mark)
+        async with self._store.watch(self._range, after=mark) as watch:
+            yield _RangeSteps(watch, self._saw)
+
+    def _saw(self, batch: Batch) -> Step[bytes, Entry]:
+        last = batch.events[-1]
+        self._witness = last.key, last.entry
+        return Step(batch.revision, [(event.key, event.entry) for event in batch.events])
+
+
+class _RangeSteps(AsyncIterator[Step[bytes, Entry]]):
+    def __init__(self, watch: Watch, saw: Callable[[Batch], Step[bytes, Entry]]) -> None:
+        self._watch, self._saw = watch, saw
+
+    @property
+    def heard(self) -> float:
+        return self._watch.heard
+
+    async def __anext__(self) -> Step[bytes, Entry]:
+        return self._saw(await anext(self._watch))

@@ -1,0 +1,140 @@
+"""A session: a lease that is kept alive, and that says when it is no longer.
+
+async with Session(store, ttl=15) as session:
+    await store.commit(Put(b"/here", b"1", session.lease))
+    await session.lost.wait()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Literal, Self
+
+from mooring.errors import LeaseNotFound, SessionLost, StoreError
+from mooring.store.contract import Store
+from mooring.tasks import Backoff, Tasks, cleanup
+
+log = logging.getLogger(__name__)
+
+State = Literal["alive", "suspended", "lost", "closed"]
+
+_REVOKE_WITHIN = 3.0
+
+
+def _now() -> float:
+    """A clock that only goes forward, and that goes on while the machine is suspended."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Session:
+    """A lease, renewed at a third of its time-to-live.
+
+    Its end is judged here, by this machine's clock, counted from when the last good renewal was
+    *sent*: whenever the store lets the lease expire, this session has known for as long as the
+    reply took. A session that could not be renewed in time is `suspended` (in doubt) until it is
+    renewed or `lost`. What is lost stays lost: open another.
+
+    Entering raises what `Store.grant` raises. Leaving revokes the lease, and with it its keys.
+    Cancellation of the body revokes it too.
+    """
+
+    def __init__(self, store: Store, *, ttl: float = 15.0) -> None:
+        self.lease = 0
+        self.ttl = ttl
+        """Seconds that the store keeps the lease without a renewal; as granted, once entered."""
+        self.lost = asyncio.Event()
+        """Set when the session is lost."""
+        self._store = store
+        self._deadline = 0.0
+        self._suspended = self._closed = False
+        self._tasks = Tasks()
+
+    async def __aenter__(self) -> Self:
+        sent = _now()
+        granted = await self._store.grant(self.ttl)
+        self.lease, self.ttl = granted.id, granted.ttl
+        self._deadline = sent + granted.ttl
+        self._tasks.start(self._keep(), name=f"session {self.lease:x}")
+        return self
+
+    @property
+    def state(self) -> State:
+        if self._closed:
+            return "closed"
+        if self.lost.is_set() or self.remaining <= 0:
+            return "lost"
+        return "suspended" if self._suspended else "alive"
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is certain to live; 0 once it is lost."""
+        return 0.0 if self.lost.is_set() else max(self._deadline - _now(), 0.0)
+
+    def check(self) -> None:
+        """Raise `SessionLost` unless the lease is certain to live."""
+        if self.state in ("lost", "closed"):
+            raise SessionLost(
+                f"the session of lease {self.lease:x} is {self.state}: its keys are gone or about "
+                "to be; open another"
+            )
+
+    async def _keep(self) -> None:
+        backoff = Backoff(first=0.1, most=min(1.0, self.ttl / 6))
+        pause = self.ttl / 3
+        while True:
+            await asyncio.sleep(min(pause, self.remaining))
+            if not self.remaining:
+                return self._lose("it was not renewed in time")
+            sent = _now()
+            try:
+                async with asyncio.timeout(min(self.ttl / 3, self.remaining)):
+                    ttl = await self._store.renew(self.lease)
+            except LeaseNotFound:
+                return self._lose("the store does not know it any more")
+            except (StoreError, TimeoutError) as error:
+                self._suspend(error)
+                pause = backoff.next()
+                continue
+            if not self.remaining:  # this process was held up while the answer waited
+                return self._lose("it was not renewed in time")
+            self._deadline = sent + ttl
+            self._resume()
+            backoff.reset()
+            pause = max(self.ttl / 3 - (_now() - sent), 0.0)
+
+    def _suspend(self, error: Exception) -> None:
+        if not self._suspended:
+            self._suspended = True
+            reason = str(error) or "no answer in time"
+            log.warning(
+                "session %x is in doubt for %.1f s more: %s", self.lease, self.remaining, reason
+            )
+
+    def _resume(self) -> None:
+        if self._suspended:
+            self._suspended = False
+            log.info("session %x is renewed again", self.lease)
+
+    def _lose(self, reason: str) -> None:
+        log.warning("session %x is lost: %s", self.lease, reason)
+        self.lost.set()
+
+    async def aclose(self) -> None:
+        """End it and revoke the lease, within a few seconds whatever the store does."""
+        if self._closed or not self.lease:
+            return
+        was = self.state
+        self._closed = True
+        await self._tasks.aclose()
+        if was != "lost":
+            try:
+                await cleanup(self._store.revoke(self.lease), within=_REVOKE_WITHIN)
+            except StoreError as error:
+                log.info("lease %x is left to expire: %s", self.lease, error)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

@@ -1,0 +1,4 @@
+"""The embedded store: an MVCC engine that answers like etcd, inside this process.
+
+`engine` puts `keyspace`, `leases` and `watchers` together, without I/O; `memory` is the store.
+"""

@@ -1,0 +1,82 @@
+"""Every key with its versions, in order: the present, and the past back to the last compaction."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
+
+from sortedcontainers import SortedList
+
+from mooring.store.contract import Entry, Range
+
+_modified = attrgetter("modified")
+
+
+class Keyspace:
+    """A deletion is kept as a tombstone (an entry with version 0) until it is compacted."""
+
+    def __init__(self) -> None:
+        self._versions: dict[bytes, list[Entry]] = {}
+        self._order: SortedList[bytes] = SortedList()
+
+    def get(self, name: bytes) -> Entry | None:
+        """The key's present entry."""
+        versions = self._versions.get(name)
+        if versions is None or not versions[-1].version:
+            return None
+        return versions[-1]
+
+    def present(self, range: Range) -> Iterator[Entry]:
+        """The entries of a range, by key."""
+        versions = self._versions
+        for name in self._names(range):
+            newest = versions[name][-1]
+            if newest.version:
+                yield newest
+
+    def past(self, range: Range, revision: int) -> Iterator[Entry]:
+        """The entries of a range as they were at a revision that is not compacted, by key."""
+        for name in self._names(range):
+            versions = self._versions[name]
+            position = bisect_right(versions, revision, key=_modified)
+            if position and versions[position - 1].version:
+                yield versions[position - 1]
+
+    def put(self, name: bytes, value: bytes, lease: int, revision: int) -> Entry:
+        versions = self._versions.get(name)
+        if versions is None:
+            entry = Entry(name, value, revision, revision, 1, lease)
+            self._versions[name] = [entry]
+            self._order.add(name)
+            return entry
+        last = versions[-1]
+        created = last.created if last.version else revision
+        entry = Entry(name, value, created, revision, last.version + 1, lease)
+        versions.append(entry)
+        return entry
+
+    def delete(self, name: bytes, revision: int) -> None:
+        """Delete a key that exists at present."""
+        self._versions[name].append(Entry(name, b"", 0, revision, 0))
+
+    def forget(self, name: bytes, revision: int) -> None:
+        """Drop the versions of a key that cannot be seen at `revision` or later."""
+        versions = self._versions.get(name)
+        if versions is None:
+            return
+        position = bisect_right(versions, revision, key=_modified)
+        if position > 1:
+            del versions[: position - 1]
+        if position and not versions[0].version:
+            del versions[0]
+            if not versions:
+                del self._versions[name]
+                self._order.remove(name)
+
+    def _names(self, range: Range) -> Iterator[bytes]:
+        if range.end == range.start + b"\0":
+            return iter((range.start,) if range.start in self._versions else ())
+        if not range.end:
+            return iter(self._order.irange(range.start))
+        return iter(self._order.irange(range.start, range.end, (True, False)))

@@ -1,0 +1,122 @@
+"""Who watches what, found by key: the cost of a change is that of the watchers it concerns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from sortedcontainers import SortedDict
+
+from mooring.store.contract import Batch, Event, Range
+
+PENDING = 1000
+"""Batches that wait for a watcher before it is sent to catch up from the history instead."""
+
+
+class Watcher:
+    """One watch. Live, it is handed each batch; lagging, it reads them out of the history.
+
+    A watcher that does not keep up holds no more than `PENDING` batches, and never slows others.
+    """
+
+    __slots__ = ("lagging", "pending", "position", "range", "wake")
+
+    def __init__(self, range: Range, position: int, wake: Callable[[], None]) -> None:
+        self.range = range
+        self.position = position
+        self.wake = wake
+        self.pending: deque[Batch] = deque()
+        self.lagging = True
+
+    def hand(self, batch: Batch) -> None:
+        if not self.lagging:
+            self.pending.append(batch)
+            if len(self.pending) > PENDING:
+                self.position = self.pending[0].revision - 1
+                self.pending.clear()
+                self.lagging = True
+        self.wake()
+
+
+class Watchers:
+    """An index from keys to watchers: the key space cut at every bound of a watched range.
+
+    Between two cuts all keys have the same watched ranges, so a look-up is one bisection. Watchers
+    of equal ranges share one entry, which keeps wide ranges (many consoles on `/`) cheap.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[Range, dict[Watcher, None]] = {}
+        self._cuts: SortedDict[bytes, frozenset[Range]] = SortedDict({b"": frozenset()})
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def add(self, watcher: Watcher) -> None:
+        group = self._groups.get(watcher.range)
+        if group is None:
+            group = self._groups[watcher.range] = {}
+            for cut in self._cut(watcher.range):
+                self._cuts[cut] = self._cuts[cut] | {watcher.range}
+        group[watcher] = None
+
+    def remove(self, watcher: Watcher) -> None:
+        group = self._groups.get(watcher.range)
+        if group is None or watcher not in group:
+            return
+        del group[watcher]
+        if not group:
+            del self._groups[watcher.range]
+            for cut in self._cut(watcher.range):
+                self._cuts[cut] = self._cuts[cut] - {watcher.range}
+            self._join(watcher.range.start)
+            self._join(watcher.range.end)
+
+    def hand(self, batch: Batch) -> None:
+        """Give each watcher that the batch concerns its part of it."""
+        if not self._groups:
+            return
+        if len(batch.events) == 1:
+            for range in self._covering(batch.events[0].key):
+                for watcher in self._groups[range]:
+                    watcher.hand(batch)
+            return
+        parts: dict[Range, list[Event]] = {}
+        for event in batch.events:
+            for range in self._covering(event.key):
+                parts.setdefault(range, []).append(event)
+        for range, events in parts.items():
+            part = batch if len(events) == len(batch.events) else Batch(batch.revision, (*events,))
+            for watcher in self._groups[range]:
+                watcher.hand(part)
+
+    def _covering(self, name: bytes) -> frozenset[Range]:
+        covering: frozenset[Range] = self._cuts.peekitem(self._cuts.bisect_right(name) - 1)[1]
+        return covering
+
+    def _cut(self, range: Range) -> list[bytes]:
+        """The cuts within a range, after making one at each of its bounds."""
+        for bound in (range.start, range.end):
+            if bound and bound not in self._cuts:
+                self._cuts[bound] = self._covering(bound)
+        if not range.end:
+            return list(self._cuts.irange(range.start))
+        return list(self._cuts.irange(range.start, range.end, (True, False)))
+
+    def _join(self, bound: bytes) -> None:
+        """Take out a cut that separates nothing any more."""
+        if bound and bound in self._cuts:
+            position = self._cuts.index(bound)
+            if self._cuts.peekitem(position - 1)[1] == self._cuts[bound]:
+                del self._cuts[bound]
+
+
+def part_of(batches: Iterable[Batch], range: Range, limit: int) -> list[Batch]:
+    """The parts of `batches` that lie within a range, at most `limit` of them."""
+    parts = (
+        Batch(batch.revision, events)
+        for batch in batches
+        if (events := tuple(event for event in batch.events if event.key in range))
+    )
+    return list(islice(parts, limit))

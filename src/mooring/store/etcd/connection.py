@@ -1,0 +1,254 @@
+"""An etcd cluster: its endpoints, one of them in use, with failover, deadlines and a token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from mooring.errors import Closed, StoreError, Unavailable
+from mooring.store.etcd.diagnosis import diagnose
+from mooring.store.etcd.errors import Verdict, judge, translate
+from mooring.store.etcd.proto import AuthenticateRequest, Methods
+from mooring.store.etcd.settings import Settings
+from mooring.tasks import Backoff, Tasks
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 64 * 1024 * 1024
+
+_OPTIONS = [
+    # Pings faster than 10 s make servers close the connection; what must be known sooner, the
+    # watch stream's progress requests tell. `grpc.keepalive_timeout_ms` has no effect.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", -1),
+    # gRPC's own pauses between attempts grow to two minutes; ours are the caller's to choose.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Endpoint:
+    """One server of the cluster and the channel to it."""
+
+    def __init__(self, address: str, settings: Settings) -> None:
+        self.address = address
+        self.worked = False
+        self._settings = settings
+        self._made = 0.0
+        self._connect()
+
+    def _connect(self) -> None:
+        tls = self._settings.tls
+        if tls is None:
+            self.channel = grpc.aio.insecure_channel(self.address, _OPTIONS)
+        else:
+            name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+            options = [*_OPTIONS, *name]
+            self.channel = grpc.aio.secure_channel(self.address, tls.credentials(), options)
+        self.methods = Methods(self.channel)
+        self._made = time.monotonic()
+
+    def reconnect(self) -> grpc.aio.Channel | None:
+        """Use a new connection from now on; the old channel, for the caller to close.
+
+        A connection whose other end is gone without a word stays "ready" for gRPC for 15 s.
+        """
+        if time.monotonic() - self._made < 1.0:
+            return None
+        old = self.channel
+        self._connect()
+        return old
+
+
+class Cluster:
+    """Calls go to the endpoint in use; a failure moves everybody on to the next.
+
+    A read is tried again until its deadline, a write only while it is certain that it was not
+    taken. The deadline is `settings.timeout`.
+    """
+
+    def __init__(self, settings: Settings, tasks: Tasks) -> None:
+        self.settings = settings
+        self.endpoints = [Endpoint(address, settings) for address in settings.endpoints]
+        self.endpoint = random.choice(self.endpoints)  # clients spread over the members
+        self._tasks = tasks
+        self.closed = False
+        self.metadata: tuple[tuple[str, str], ...] = (("hasleader", "true"),)
+        self._login = asyncio.Lock()
+        self._logged_in = not settings.user
+        # Where another endpoint could answer, a silent one is not waited for to the very end.
+        several = len(self.endpoints) > 1
+        self._attempt = max(1.0, settings.timeout / 3) if several else settings.timeout
+
+    async def call(
+        self,
+        method: Callable[[Methods], Any],
+        request: object,
+        *,
+        what: Callable[[], str],
+        writes: bool,
+    ) -> Any:
+        """One unary call. Raises `grpc.aio.AioRpcError` for what etcd answered to the request
+        itself (`Verdict.FINAL`), our own errors for everything else."""
+        if not self._logged_in:
+            await self.login()
+        endpoint, metadata = self.endpoint, self.metadata
+        try:
+            timeout = self.settings.timeout if writes else self._attempt
+            return await self._once(endpoint, method, request, timeout)
+        except grpc.aio.AioRpcError as error:
+            return await self._again(method, request, what, writes, endpoint, metadata, error)
+
+    async def _once(
+        self,
+        endpoint: Endpoint,
+        method: Callable[[Methods], Any],
+        request: object,
+        timeout: float,
+    ) -> Any:
+        if self.closed:
+            raise Closed(f"{self.name} is closed")
+        call = method(endpoint.methods)
+        answer = await call(request, timeout=timeout, metadata=self.metadata)
+        endpoint.worked = True
+        return answer
+
+    async def _again(
+        self,
+        method: Callable[[Methods], Any],
+        request: object,
+        what: Callable[[], str],
+        writes: bool,
+        endpoint: Endpoint,
+        metadata: object,
+        error: grpc.aio.AioRpcError,
+    ) -> Any:
+        """What follows a first failure: judge, move on, log in, try again, until the deadline."""
+        deadline = time.monotonic() + self.settings.timeout
+        backoff = Backoff()
+        logins = 0
+        while True:
+            verdict = judge(error.code(), error.details() or "")
+            if verdict is Verdict.FINAL:
+                raise error
+            if verdict is Verdict.LOGIN:
+                logins += 1
+                if logins > 3 or not self.settings.user:
+                    raise self._failure(error, what(), endpoint, writes) from error
+                self.forget_token(metadata)
+                await self.login()
+            else:
+                silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                self.move_on(endpoint, reconnect=silent)
+                pause = backoff.next()
+                lost = verdict is Verdict.LOST and writes
+                if lost or time.monotonic() + pause >= deadline:
+                    raise self._failure(error, what(), endpoint, writes) from error
+                await self._explain(endpoint, what())
+                await asyncio.sleep(pause)
+            endpoint, metadata = self.endpoint, self.metadata
+            left = max(deadline - time.monotonic(), 0.05)
+            try:
+                timeout = left if writes else min(left, self._attempt)
+                return await self._once(endpoint, method, request, timeout)
+            except grpc.aio.AioRpcError as again:
+                error = again
+
+    def _failure(
+        self, error: grpc.aio.AioRpcError, what: str, endpoint: Endpoint, writes: bool
+    ) -> Exception:
+        where = endpoint.address
+        if len(self.endpoints) > 1:
+            where = f"every endpoint tried, last {where}"
+        return translate(error.code(), error.details() or "", where=where, what=what, writes=writes)
+
+    async def _explain(self, endpoint: Endpoint, what: str) -> None:
+        """Where an endpoint never worked, find out why; what waiting cannot heal is raised."""
+        if endpoint.worked or len(self.endpoints) > 1:
+            return
+        problem = await diagnose(endpoint.address, self.settings.tls, within=1.0)
+        if problem is not None and problem.final:
+            raise Unavailable(f"{what}: {problem.text}")
+
+    def move_on(self, failed: Endpoint, *, reconnect: bool = False) -> None:
+        """Use another endpoint from now on, if `failed` is the one in use.
+
+        With `reconnect`, its connection is given up too, since it is silent rather than broken.
+        """
+        if reconnect and not self.closed and (old := failed.reconnect()) is not None:
+            self._tasks.start(old.close(self.settings.timeout), name="close a silent connection")
+        if failed is self.endpoint and len(self.endpoints) > 1:
+            position = self.endpoints.index(failed) + 1
+            self.endpoint = self.endpoints[position % len(self.endpoints)]
+            log.warning("etcd: %s does not serve, using %s", failed.address, self.endpoint.address)
+
+    async def ready(self) -> None:
+        """What must be done before a stream is opened."""
+        if self.closed:
+            raise Closed(f"{self.name} is closed")
+        if not self._logged_in:
+            await self.login()
+
+    async def login(self) -> None:
+        """Get a token, once for all who wait."""
+        async with self._login:
+            if self._logged_in:
+                return
+            token = await self._token()
+            self.metadata = (("hasleader", "true"), *token)
+            self._logged_in = True
+
+    def forget_token(self, used: object) -> None:
+        """The token in this metadata was rejected: get another before the next call."""
+        if self.settings.user and used is self.metadata:
+            self._logged_in = False
+
+    async def _token(self) -> Sequence[tuple[str, str]]:
+        what = f"login of user {self.settings.user!r}"
+        request = AuthenticateRequest(name=self.settings.user, password=self.settings.password)
+        deadline = time.monotonic() + self.settings.timeout
+        while True:
+            endpoint = self.endpoint
+            try:
+                answer = await endpoint.methods.authenticate(request, timeout=self._attempt)
+                return (("token", answer.token),)
+            except grpc.aio.AioRpcError as error:
+                text = error.details() or ""
+                if "authentication is not enabled" in text:
+                    log.warning("etcd: %s has authentication off: no login", endpoint.address)
+                    return ()
+                if judge(error.code(), text) is Verdict.FINAL:
+                    raise self._failure(error, what, endpoint, False) from error
+                self.move_on(endpoint)
+                await self._explain(endpoint, what)
+                if time.monotonic() + 0.1 >= deadline:
+                    raise self._failure(error, what, endpoint, False) from error
+                await asyncio.sleep(0.1)
+
+    def broken(self, what: str, reason: str) -> StoreError:
+        """The error for the users of a stream that ended."""
+        if self.closed:
+            return Closed(f"{what}: {self.name} is closed")
+        return Unavailable(f"{what}: {reason}")
+
+    @property
+    def name(self) -> str:
+        """How people know it: never with the password."""
+        scheme = "etcds" if self.settings.tls else "etcd"
+        return f"{scheme}://{','.join(self.settings.endpoints)}"
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await asyncio.gather(*(endpoint.channel.close() for endpoint in self.endpoints))

@@ -1,0 +1,153 @@
+"""What is wrong with an endpoint, in words: gRPC alone says only that it could not connect.
+
+It looks as a person would: does anything listen, does it speak TLS, does it speak HTTP/2, and what
+does its clock say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import ssl
+import time
+from dataclasses import dataclass
+
+from mooring.store.etcd.settings import TLS
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_SETTINGS_FRAME = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    text: str
+    final: bool
+    """Whether waiting cannot heal it."""
+
+
+async def diagnose(address: str, tls: TLS | None, *, within: float) -> Problem | None:
+    """The problem with an endpoint; None where it answers as a gRPC server does."""
+    try:
+        async with asyncio.timeout(within):
+            return await _look(address, tls)
+    except TimeoutError:
+        return Problem(
+            f"{address} does not answer: is the address right, is a firewall "
+            "in between, is the server paused?",
+            final=False,
+        )
+
+
+async def _look(address: str, tls: TLS | None) -> Problem | None:
+    try:
+        greeting = await _greet(address, _context(tls) if tls else None, tls)
+    except ssl.SSLCertVerificationError as error:
+        return Problem(
+            f"the certificate of {address} is not trusted: {error.verify_message}. Name "
+            "its authority with ?ca=FILE, or its name with ?server_name=",
+            final=True,
+        )
+    except ssl.SSLError as error:
+        if "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error):
+            return Problem(
+                f"{address} asks for a client certificate that it accepts: give "
+                "?cert=FILE&key=FILE",
+                final=True,
+            )
+        return await _mismatch(address, tls)
+    except ConnectionRefusedError:
+        return Problem(
+            f"nothing listens at {address} (connection refused): is the server up, is "
+            "the port right?",
+            final=False,
+        )
+    except OSError as error:
+        if tls is None and isinstance(error, ConnectionError):
+            return await _mismatch(address, tls)
+        return Problem(f"{address} cannot be reached: {error.strerror or error}", final=False)
+    if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
+        return None
+    return await _mismatch(address, tls, greeting)
+
+
+async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Problem | None:
+    """It answered, but not as expected: the other kind of connection tells why."""
+    blind = ssl.create_default_context()
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    blind.set_alpn_protocols(["h2"])
+    try:
+        other = await _greet(address, None if tls else blind, None)
+    except ssl.SSLError as error:
+        if "CERTIFICATE_REQUIRED" in str(error):
+            return Problem(
+                f"{address} speaks TLS and asks for a client certificate: use "
+                "etcds://…?ca=FILE&cert=FILE&key=FILE",
+                final=True,
+            )
+        other = b""
+    except OSError:
+        other = b""
+    if len(other) > 3 and other[3] == _SETTINGS_FRAME:
+        if tls:
+            return Problem(f"{address} does not speak TLS: use etcd:// instead of etcds://", True)
+        return Problem(f"{address} speaks TLS: use etcds:// instead of etcd://", final=True)
+    if not greeting:
+        return Problem(f"{address} closes the connection: is it etcd's client port?", final=False)
+    said = greeting[:40].split(b"\r\n")[0].decode("latin-1")
+    return Problem(
+        f"{address} is not etcd: it answered {said!r}. Is it another server's port?", final=True
+    )
+
+
+async def _greet(address: str, context: ssl.SSLContext | None, tls: TLS | None) -> bytes:
+    """What the other side says to the opening of HTTP/2."""
+    reader, writer = await _open(address, context, tls)
+    try:
+        writer.write(_PREFACE)
+        await writer.drain()
+        return await reader.read(64)
+    finally:
+        writer.transport.abort()
+
+
+async def clock_ahead(
+    address: str, tls: TLS | None, *, within: float
+) -> tuple[float, float] | None:
+    """By how much the endpoint's clock is ahead of ours, at least and at most.
+
+    etcd's client port answers HTTP/1.1 too, and the answer has a date, in whole seconds.
+    """
+    try:
+        async with asyncio.timeout(within):
+            context = _context(tls, alpn="http/1.1") if tls else None
+            sent = time.time()
+            reader, writer = await _open(address, context, tls)
+            try:
+                writer.write(f"GET /version HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+                while line := (await reader.readline()).decode("latin-1"):
+                    name, _, value = line.partition(":")
+                    if name.lower() == "date":
+                        theirs = email.utils.parsedate_to_datetime(value.strip()).timestamp()
+                        return theirs - time.time(), theirs + 1.0 - sent
+            finally:
+                writer.transport.abort()
+    except (OSError, ValueError, TimeoutError):
+        return None
+    return None
+
+
+async def _open(
+    address: str, context: ssl.SSLContext | None, tls: TLS | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    name = (tls.server_name if tls and tls.server_name else host) if context else None
+    return await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
+
+
+def _context(tls: TLS, alpn: str = "h2") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
+    if tls.cert:
+        context.load_cert_chain(tls.cert, tls.key)
+    context.set_alpn_protocols([alpn])
+    return context

@@ -1,0 +1,155 @@
+"""What etcd and gRPC say, judged and put into our words. Pure functions of code and text."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+import grpc
+
+from mooring.errors import (
+    AccessDenied,
+    InvalidRequest,
+    OutcomeUnknown,
+    OutOfSpace,
+    StoreError,
+    TooLarge,
+    Unavailable,
+)
+
+_Code = grpc.StatusCode
+
+
+class Verdict(Enum):
+    """What may be done after an error."""
+
+    RETRY = "nothing was done: try again, on another endpoint"
+    LOST = "the reply was lost: only a call that may be repeated is tried again"
+    LOGIN = "nothing was done: the token is no longer valid, get another"
+    FINAL = "an answer: trying again would give the same"
+
+
+_NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_NOT_TAKEN = (
+    "etcdserver: no leader",
+    "etcdserver: not capable",
+    "etcdserver: too many requests",
+    "etcdserver: rpc not supported for learner",
+)
+_BAD_TOKEN = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
+_TRANSPORT = (_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED, _Code.INTERNAL)
+
+
+def judge(code: grpc.StatusCode, text: str) -> Verdict:
+    if any(part in text for part in _BAD_TOKEN):
+        return Verdict.LOGIN
+    if text.startswith((*_NEVER_SENT, *_NOT_TAKEN)):
+        return Verdict.RETRY
+    if code in _TRANSPORT or (code == _Code.UNKNOWN and not text.startswith("etcdserver:")):
+        return Verdict.LOST
+    return Verdict.FINAL
+
+
+def is_compacted(text: str) -> bool:
+    return "required revision has been compacted" in text
+
+
+def is_future(text: str) -> bool:
+    return "required revision is a future revision" in text
+
+
+def is_lease_gone(text: str) -> bool:
+    return "requested lease not found" in text
+
+
+def is_too_large_for_us(text: str) -> bool:
+    """An answer over our own limit for one message, which smaller pages avoid."""
+    return "Received message larger than max" in text
+
+
+def cancellation(text: str, start: bytes) -> StoreError:
+    """Our error for a watch that the server refused or ended."""
+    what = f"watch of {start!r}"
+    if "permission denied" in text or any(part in text for part in _BAD_TOKEN):
+        return _denied(what, "etcd")
+    return Unavailable(f"{what}: ended by the server ({shorten(text)})")
+
+
+def translate(
+    code: grpc.StatusCode, text: str, *, where: str, what: str, writes: bool
+) -> Exception:
+    """Our error for an answer or a failure that is not tried again."""
+    verdict = judge(code, text)
+    if verdict is Verdict.RETRY or (verdict is Verdict.LOST and not writes):
+        return Unavailable(f"{what}: {where} is not available ({shorten(text)})")
+    if verdict is Verdict.LOST:
+        return OutcomeUnknown(
+            f"{what}: the reply of {where} was lost ({shorten(text)}); it may have happened: "
+            "read before trying again"
+        )
+    if verdict is Verdict.LOGIN:
+        return AccessDenied(f"{what}: {where} rejects our token again and again ({text})")
+    for part, make in _ANSWERS:
+        if part in text:
+            return make(what, where)
+    return StoreError(f"{what}: {where} answered {code.name}: {shorten(text)}")
+
+
+def _denied(what: str, where: str) -> StoreError:
+    return AccessDenied(
+        f"{what}: permission denied by {where}: grant the user's role read and write on these "
+        "keys (docs/etcd.md has the least that suffices)"
+    )
+
+
+def _anonymous(what: str, where: str) -> StoreError:
+    return AccessDenied(
+        f"{what}: {where} asks for a user: add ?user=NAME&password=… to the URL, or set "
+        "MOORING_ETCD_PASSWORD"
+    )
+
+
+_ANSWERS = (
+    ("permission denied", _denied),
+    ("user name is empty", _anonymous),
+    ("user name not found", _anonymous),
+    (
+        "invalid user ID or password",
+        lambda what, where: AccessDenied(f"{what}: {where} rejects the user name or password"),
+    ),
+    (
+        "database space exceeded",
+        lambda what, where: OutOfSpace(
+            f"{what}: {where} is out of space (alarm NOSPACE) and refuses writes; reads go on. "
+            "Compact, defragment and disarm it: etcdctl compact, defrag, alarm disarm"
+        ),
+    ),
+    (
+        "too many operations in txn",
+        lambda what, where: TooLarge(
+            f"{what}: more operations in one commit than {where} takes (--max-txn-ops)"
+        ),
+    ),
+    (
+        "request is too large",
+        lambda what, where: TooLarge(
+            f"{what}: larger than {where} takes in one commit (--max-request-bytes)"
+        ),
+    ),
+    (
+        "received message larger than max",
+        lambda what, where: TooLarge(
+            f"{what}: larger than {where} takes in one commit (--max-request-bytes)"
+        ),
+    ),
+    (
+        "duplicate key given",
+        lambda what, where: InvalidRequest(f"{what}: a key is touched twice in one commit"),
+    ),
+)
+
+
+def shorten(text: str) -> str:
+    """The last reason in gRPC's chain of them, without its prefixes."""
+    text = text.rsplit("last error: ", 1)[-1]
+    return re.sub(r"^[A-Z_]+: ", "", text)[:200] or "no reason given"

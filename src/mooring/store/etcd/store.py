@@ -1,0 +1,327 @@
+"""The store contract on etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import grpc.aio
+
+from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, TooLarge
+from mooring.store.contract import (
+    Check,
+    Committed,
+    Entry,
+    Guarantees,
+    Lease,
+    Member,
+    Order,
+    Put,
+    Query,
+    Range,
+    Snapshot,
+    Status,
+    Store,
+    Watch,
+    Write,
+    check_commit,
+    check_query,
+    check_ttl,
+)
+from mooring.store.etcd import proto
+from mooring.store.etcd.connection import MAX_MESSAGE, Cluster, Endpoint
+from mooring.store.etcd.diagnosis import clock_ahead, diagnose
+from mooring.store.etcd.errors import (
+    is_compacted,
+    is_future,
+    is_lease_gone,
+    is_too_large_for_us,
+    shorten,
+    translate,
+)
+from mooring.store.etcd.keepalive import KeepAlives
+from mooring.store.etcd.settings import Settings
+from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
+from mooring.tasks import Tasks
+
+_FIRST_PAGE = 1000
+_PAGE_BYTES = 4 * 1024 * 1024
+_PROBE = 2.0  # seconds for each look at a member
+
+
+class EtcdStore(Store):
+    guarantees = Guarantees(durable=True, replicated=True, shared=True)
+
+    def __init__(self, settings: Settings, *, url: str = "") -> None:
+        self._tasks = Tasks()
+        self._cluster = Cluster(settings, self._tasks)
+        self.url = url or self._cluster.name
+        self._watches = Watches(self._cluster, self._tasks)
+        self._keepalives = KeepAlives(self._cluster, self._tasks)
+
+    async def read(
+        self,
+        range: Range,
+        *,
+        keys_only: bool = False,
+        limit: int = 0,
+        order: Order = "key",
+        created_before: int | None = None,
+        at: int | None = None,
+    ) -> Snapshot:
+        query = Query(range, keys_only, limit, order, created_before)
+        check_query(query, at)
+        if range.end == range.start + b"\0" or (order == "created" and limit):
+            answer = await self._range(_range_request(query, at), at)
+            return _snapshot(answer, query, at or answer.header.revision)
+        while True:
+            try:
+                return await self._pages(query, at)
+            except Compacted:
+                if at is not None:
+                    raise
+                # The pages' own revision was compacted while they were read: start again.
+
+    async def _pages(self, query: Query, at: int | None) -> Snapshot:
+        """A range in as many messages as it takes, all at the revision of the first."""
+        # Pages go on from their last key, so they come by key; by creation they are sorted here.
+        request = _range_request(
+            Query(query.range, query.keys_only, 0, "key", query.created_before), at
+        )
+        size, revision = _FIRST_PAGE, at
+        entries: list[Entry] = []
+        while True:
+            left = query.limit - len(entries) if query.limit else size
+            request.limit = min(size, left)
+            try:
+                answer = await self._range(request, revision)
+            except TooLarge:
+                if request.limit == 1:
+                    raise
+                size = max(1, request.limit // 8)
+                continue
+            if revision is None:
+                request.revision = revision = answer.header.revision
+            entries.extend(map(entry, answer.kvs))
+            full = bool(query.limit) and len(entries) >= query.limit
+            if full or not answer.more:
+                if query.order == "created":
+                    entries.sort(key=lambda e: (e.created, e.key))
+                return Snapshot(tuple(entries), revision, full and answer.more)
+            request.key = answer.kvs[-1].key + b"\0"
+            size = _next_page(len(answer.kvs), answer.ByteSize())
+
+    async def _range(self, request: Any, at: int | None) -> Any:
+        def what() -> str:
+            return f"read of {request.key!r}"
+
+        try:
+            return await self._cluster.call(_RANGE, request, what=what, writes=False)
+        except grpc.aio.AioRpcError as error:
+            text = error.details() or ""
+            if is_future(text):
+                raise FutureRevision(at or 0) from error
+            if is_compacted(text):
+                raise Compacted(at or 0) from error
+            if is_too_large_for_us(text):
+                raise TooLarge(f"{what()}: an answer of more than {MAX_MESSAGE} bytes") from error
+            raise self._translated(error, what(), writes=False) from error
+
+    async def commit(
+        self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
+    ) -> Committed:
+        check_commit(writes, require, read)
+
+        def what() -> str:
+            return f"commit of {_subject(writes, require)}"
+
+        try:
+            if len(writes) == 1 and not require and not read and isinstance(writes[0], Put):
+                put = await self._cluster.call(_PUT, _put(writes[0]), what=what, writes=True)
+                return Committed(put.header.revision)
+            request = _txn_request(writes, require, read)
+            answer = await self._cluster.call(_TXN, request, what=what, writes=bool(writes))
+        except grpc.aio.AioRpcError as error:
+            if is_lease_gone(error.details() or ""):
+                raise LeaseNotFound(_first_lease(writes)) from error
+            raise self._translated(error, what(), writes=True) from error
+        revision = answer.header.revision
+        ranges = [op.response_range for op in answer.responses if op.HasField("response_range")]
+        reads = tuple(
+            _snapshot(found, query, revision) for found, query in zip(ranges, read, strict=True)
+        )
+        if not answer.succeeded:
+            raise Conflict(f"{what()}: a check failed", revision=revision, reads=reads)
+        return Committed(revision, reads)
+
+    def watch(self, range: Range, *, after: int | None = None) -> Watch:
+        return EtcdWatch(self._watches, range, after)
+
+    async def grant(self, ttl: float) -> Lease:
+        request = proto.LeaseGrantRequest(TTL=check_ttl(ttl))
+        # Repeated where the reply is lost: a lease that nobody knows of expires by itself.
+        answer = await self._call(_GRANT, request, "grant of a lease", writes=False)
+        return Lease(answer.ID, float(answer.TTL))
+
+    async def renew(self, lease: int) -> float:
+        return float(await self._keepalives.renew(lease))
+
+    async def revoke(self, lease: int) -> None:
+        request = proto.LeaseRevokeRequest(ID=lease)
+        what = f"revocation of lease {lease:x}"
+        try:
+            await self._cluster.call(_REVOKE, request, what=lambda: what, writes=True)
+        except grpc.aio.AioRpcError as error:
+            if is_lease_gone(error.details() or ""):
+                raise LeaseNotFound(lease) from error
+            raise self._translated(error, what, writes=True) from error
+
+    async def compact(self, revision: int) -> None:
+        request = proto.CompactionRequest(revision=revision)
+        what = f"compaction at {revision}"
+        try:
+            await self._cluster.call(_COMPACT, request, what=lambda: what, writes=True)
+        except grpc.aio.AioRpcError as error:
+            text = error.details() or ""
+            if is_future(text):
+                raise FutureRevision(revision) from error
+            if is_compacted(text):
+                raise Compacted(revision) from error
+            raise self._translated(error, what, writes=True) from error
+
+    async def status(self) -> Status:
+        await self._cluster.ready()
+        looks = await asyncio.gather(*map(self._look, self._cluster.endpoints))
+        answers = [answer for _, answer in looks if answer is not None]
+        return Status(
+            kind="etcd",
+            revision=max((answer.header.revision for answer in answers), default=0),
+            members=tuple(member for member, _ in looks),
+            alarms=tuple(sorted({alarm for answer in answers for alarm in _alarms(answer)})),
+        )
+
+    async def _look(self, endpoint: Endpoint) -> tuple[Member, Any]:
+        """One member, as it answers now."""
+        tls = self._cluster.settings.tls
+        try:
+            await self._ask_status(endpoint)  # the first one may pay for the connection
+            sent = time.monotonic()
+            answer = await self._ask_status(endpoint)
+        except grpc.aio.AioRpcError as error:
+            problem = await diagnose(endpoint.address, tls, within=_PROBE)
+            text = problem.text if problem else shorten(error.details() or error.code().name)
+            return Member(endpoint.address, problem=text), None
+        latency = time.monotonic() - sent
+        leader = answer.leader == answer.header.member_id
+        ahead = await clock_ahead(endpoint.address, tls, within=_PROBE)
+        return Member(endpoint.address, answer.version, latency, leader, ahead), answer
+
+    async def _ask_status(self, endpoint: Endpoint) -> Any:
+        call = endpoint.methods.status
+        return await call(proto.StatusRequest(), timeout=_PROBE, metadata=self._cluster.metadata)
+
+    async def aclose(self) -> None:
+        if not self._cluster.closed:
+            self._cluster.closed = True
+            await self._tasks.aclose()
+            await self._cluster.aclose()
+
+    async def _call(self, method: Any, request: Any, what: str, *, writes: bool) -> Any:
+        try:
+            return await self._cluster.call(method, request, what=lambda: what, writes=writes)
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error, what, writes=writes) from error
+
+    def _translated(self, error: grpc.aio.AioRpcError, what: str, *, writes: bool) -> Exception:
+        return translate(
+            error.code(), error.details() or "", where=self.url, what=what, writes=writes
+        )
+
+
+def _range_request(query: Query, at: int | None = None) -> Any:
+    request = proto.RangeRequest(key=query.range.start, range_end=range_end(query.range))
+    if query.limit:
+        request.limit = query.limit
+    if at is not None:
+        request.revision = at
+    if query.keys_only:
+        request.keys_only = True
+    if query.order == "created":
+        request.sort_order, request.sort_target = proto.ASCEND, proto.SORT_BY_CREATE
+    if query.created_before is not None:
+        request.max_create_revision = query.created_before - 1
+    return request
+
+
+def _snapshot(answer: Any, query: Query, revision: int) -> Snapshot:
+    return Snapshot(tuple(map(entry, answer.kvs)), revision, bool(query.limit and answer.more))
+
+
+def _next_page(count: int, size: int) -> int:
+    """How many entries make a good page, after one of `count` entries and `size` bytes."""
+    return max(1, min(10_000, _PAGE_BYTES * count // max(size, 1)))
+
+
+def _txn_request(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> Any:
+    ranges = [proto.RequestOp(request_range=_range_request(query)) for query in reads]
+    return proto.TxnRequest(
+        compare=map(_compare, checks), success=[*map(_operation, writes), *ranges], failure=ranges
+    )
+
+
+def _put(put: Put) -> Any:
+    return proto.PutRequest(key=put.key, value=put.value, lease=put.lease)
+
+
+def _operation(write: Write) -> Any:
+    if isinstance(write, Put):
+        return proto.RequestOp(request_put=_put(write))
+    request = proto.DeleteRangeRequest(key=write.range.start, range_end=range_end(write.range))
+    return proto.RequestOp(request_delete_range=request)
+
+
+_TARGETS = {
+    "created": (proto.CREATE, "create_revision"),
+    "modified": (proto.MOD, "mod_revision"),
+    "lease": (proto.LEASE, "lease"),
+    "value": (proto.VALUE, "value"),
+}
+
+
+def _compare(check: Check) -> Any:
+    target, field = _TARGETS[check.field]
+    result = proto.EQUAL if check.equal else proto.NOT_EQUAL
+    return proto.Compare(key=check.key, target=target, result=result, **{field: check.expected})
+
+
+def _subject(writes: Sequence[Write], checks: Sequence[Check]) -> str:
+    """What a commit is about, for an error: its first key and how many more."""
+    keys = [write.key if isinstance(write, Put) else write.range.start for write in writes]
+    keys = keys or [check.key for check in checks]
+    rest = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{keys[0]!r}{rest}" if keys else "nothing"
+
+
+def _first_lease(writes: Sequence[Write]) -> int:
+    return next((write.lease for write in writes if isinstance(write, Put) and write.lease), 0)
+
+
+def _alarms(answer: Any) -> list[str]:
+    return [_ALARMS[name] for name in _ALARMS if any(name in text for text in answer.errors)]
+
+
+_ALARMS = {
+    "NOSPACE": "NOSPACE: a member is out of space, writes are refused. Compact, defragment, then "
+    "`etcdctl alarm disarm`",
+    "CORRUPT": "CORRUPT: a member's data differs from the others'. Replace that member",
+}
+
+_RANGE = attrgetter("range")
+_PUT = attrgetter("put")
+_TXN = attrgetter("txn")
+_GRANT = attrgetter("grant")
+_REVOKE = attrgetter("revoke")
+_COMPACT = attrgetter("compact")

@@ -1,0 +1,83 @@
+"""A two-way gRPC stream that is shared by many users, none of whom can break it for the others.
+
+Cancelling a read or a write of `grpc.aio` cancels the whole call, so only the stream's own tasks
+touch it: users put messages into a queue and are answered through futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from mooring.store.etcd.connection import Cluster, Endpoint
+from mooring.store.etcd.errors import Verdict, judge, shorten
+from mooring.store.etcd.proto import Methods
+from mooring.tasks import Tasks
+
+
+class Stream:
+    """One stream to the endpoint in use. When it ends, `ended` is told why, once."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        tasks: Tasks,
+        method: Callable[[Methods], Any],
+        received: Callable[[Any], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self.endpoint: Endpoint = cluster.endpoint
+        self.heard = time.monotonic()
+        self.alive = True
+        self._cluster = cluster
+        self._method = method
+        self._received = received
+        self._ended = ended
+        self._reason = "the store was closed"
+        self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
+        self._task = tasks.start(self._run(), name=f"etcd stream to {self.endpoint.address}")
+
+    def send(self, message: Any) -> None:
+        self._outgoing.put_nowait(message)
+
+    def abandon(self) -> None:
+        """Give it up, since it is silent: its users are told, and the connection is not reused."""
+        if self.alive:
+            self.alive = False
+            self._reason = f"{self.endpoint.address} is silent"
+            self._cluster.move_on(self.endpoint, reconnect=True)
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        metadata = self._cluster.metadata
+        call = self._method(self.endpoint.methods)(self._messages(), metadata=metadata)
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self.heard = time.monotonic()
+                self.endpoint.worked = True
+                self._received(message)
+            self._broken(await call.code(), await call.details() or "", metadata)
+        except grpc.aio.AioRpcError as error:
+            self._broken(error.code(), error.details() or "", metadata)
+        finally:
+            self.alive = False
+            call.cancel()
+            self._ended(self._reason)
+
+    def _broken(self, code: grpc.StatusCode, text: str, metadata: object) -> None:
+        self.alive = False
+        self._reason = f"{self.endpoint.address} ended the stream ({shorten(text) or code.name})"
+        verdict = judge(code, text)
+        if verdict is Verdict.LOGIN:
+            self._cluster.forget_token(metadata)
+        elif verdict is not Verdict.FINAL:
+            self._cluster.move_on(self.endpoint)
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        while True:
+            yield await self._outgoing.get()

@@ -1,0 +1,238 @@
+"""Watches: all those of a store share one stream, and one liveness check.
+
+etcd never says that a connection is fine, and a cut one may look fine for minutes. So while there
+are watches the stream asks for progress every second, and one that leaves three requests
+unanswered is given up, for everybody, on that endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
+from mooring.store.contract import Batch, Entry, Event, Range, Watch
+from mooring.store.etcd.connection import Cluster
+from mooring.store.etcd.errors import cancellation
+from mooring.store.etcd.proto import (
+    DELETE,
+    WatchCancelRequest,
+    WatchCreateRequest,
+    WatchProgressRequest,
+    WatchRequest,
+)
+from mooring.store.etcd.streams import Stream
+from mooring.tasks import Tasks
+
+PENDING = 10_000
+"""Batches that wait for one watch's reader before the watch is broken off, to be resumed."""
+
+_PROGRESS_EVERY = 1.0
+_UNANSWERED = 3
+
+
+class Watches:
+    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
+        self.cluster, self._tasks = cluster, tasks
+        self._shared: SharedStream | None = None
+
+    async def stream(self) -> SharedStream:
+        await self.cluster.ready()
+        if self._shared is None or not self._shared.stream.alive:
+            self._shared = SharedStream(self.cluster, self._tasks)
+        return self._shared
+
+    def retire(self, shared: SharedStream) -> None:
+        """Open no more watches on a stream; those that stand go on."""
+        if self._shared is shared:
+            self._shared = None
+
+
+class SharedStream:
+    """A watch stream and the watches on it, by id. Ids are ours, so that answers find their way."""
+
+    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
+        self.stream = Stream(cluster, tasks, lambda m: m.watch, self._received, self._ended)
+        self.metadata = cluster.metadata
+        self._cluster = cluster
+        self._watches: dict[int, EtcdWatch] = {}
+        self._ids = itertools.count(1)
+        self._unanswered = 0
+        tasks.start(self._ask_for_progress(), name="etcd watch liveness")
+
+    def create(self, watch: EtcdWatch, request: Any) -> int:
+        watch_id = next(self._ids)
+        request.watch_id = watch_id
+        self._watches[watch_id] = watch
+        self.stream.send(WatchRequest(create_request=request))
+        return watch_id
+
+    def cancel(self, watch_id: int) -> None:
+        if self._watches.pop(watch_id, None) is not None and self.stream.alive:
+            self.stream.send(WatchRequest(cancel_request=WatchCancelRequest(watch_id=watch_id)))
+
+    async def _ask_for_progress(self) -> None:
+        while self.stream.alive:
+            # Requests are counted, not seconds: a pause of this process is no silence of etcd.
+            await asyncio.sleep(_PROGRESS_EVERY)
+            if not self._watches or time.monotonic() - self.stream.heard < _PROGRESS_EVERY:
+                self._unanswered = 0
+            elif self._unanswered >= _UNANSWERED:
+                self.stream.abandon()
+                return
+            if self._watches:
+                self._unanswered += 1
+                self.stream.send(WatchRequest(progress_request=WatchProgressRequest()))
+
+    def _received(self, message: Any) -> None:
+        self._unanswered = 0
+        watch = self._watches.get(message.watch_id)
+        if watch is None:
+            return
+        watch.receive(message)
+        if message.canceled:
+            self._watches.pop(message.watch_id, None)
+
+    def _ended(self, reason: str) -> None:
+        watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.fail(self._cluster.broken(f"watch of {watch.range.start!r}", reason))
+
+
+class EtcdWatch(Watch):
+    def __init__(self, watches: Watches, range: Range, after: int | None) -> None:
+        self.range = range
+        self._watches = watches
+        self._seen = after or 0
+        self._from_now = after is None
+        self._shared: SharedStream | None = None
+        self._id = 0
+        self._pending: deque[Batch] = deque()
+        self._fragments: list[Any] = []
+        self._error: StoreError | None = None
+        self._created = False
+        self._wakeup: asyncio.Future[None] | None = None
+
+    @property
+    def heard(self) -> float:
+        return self._shared.stream.heard if self._shared else 0.0
+
+    async def __aenter__(self) -> EtcdWatch:
+        try:
+            await self._create()
+        except AccessDenied:
+            # etcd does not tell an expired token from a missing permission here: a new one tells.
+            assert self._shared is not None
+            self._watches.cluster.forget_token(self._shared.metadata)
+            self._watches.retire(self._shared)
+            self._error = None
+            await self._create()
+        return self
+
+    async def _create(self) -> None:
+        shared = self._shared = await self._watches.stream()
+        # One revision earlier than needed, and left out again on receipt. A compaction at exactly
+        # the revision a watch starts from loses that revision's deletions without a word (etcd
+        # before 3.5.17); from the one before, it is refused as compacted.
+        request = WatchCreateRequest(
+            key=self.range.start,
+            range_end=range_end(self.range),
+            start_revision=0 if self._from_now else max(self._seen, 1),
+            fragment=True,
+        )
+        self._id = shared.create(self, request)
+        timeout = self._watches.cluster.settings.timeout
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._created and self._error is None:
+                    await self._wait()
+        except TimeoutError:
+            shared.stream.abandon()
+            raise Unavailable(
+                f"watch of {self.range.start!r}: no answer of {shared.stream.endpoint.address} "
+                f"within {timeout:g} s"
+            ) from None
+        except BaseException:
+            shared.cancel(self._id)
+            raise
+        if self._error is not None:
+            raise self._error
+
+    async def __anext__(self) -> Batch:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        return self._pending.popleft()
+
+    async def _wait(self) -> None:
+        self._wakeup = asyncio.get_running_loop().create_future()
+        try:
+            await self._wakeup
+        finally:
+            self._wakeup = None
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+    def receive(self, message: Any) -> None:
+        """A message of the stream for this watch."""
+        if message.canceled:
+            if message.compact_revision:
+                error: StoreError = Compacted(self._seen, revision=message.compact_revision)
+            else:
+                error = cancellation(message.cancel_reason, self.range.start)
+            self.fail(error)
+            return
+        if message.created:
+            self._created = True
+        self._fragments.extend(message.events)
+        if message.fragment:
+            return
+        events, self._fragments = self._fragments, []
+        for batch in batches(events):
+            if batch.revision > self._seen:
+                self._seen = batch.revision
+                self._pending.append(batch)
+        if len(self._pending) > PENDING and self._shared is not None:
+            self._shared.cancel(self._id)
+            self.fail(Unavailable(f"watch of {self.range.start!r}: its reader does not keep up"))
+        self._wake()
+
+    def fail(self, error: StoreError) -> None:
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._shared is not None:
+            self._shared.cancel(self._id)
+        self.fail(Closed(f"the watch of {self.range.start!r} was left"))
+
+
+def batches(events: Iterable[Any]) -> Iterable[Batch]:
+    """Events of whole revisions, one batch a revision."""
+    for revision, changes in groupby(events, key=lambda event: event.kv.mod_revision):
+        yield Batch(revision, tuple(map(_event, changes)))
+
+
+def _event(event: Any) -> Event:
+    kv = event.kv
+    return Event(kv.key, None if event.type == DELETE else entry(kv))
+
+
+def entry(kv: Any) -> Entry:
+    return Entry(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+
+def range_end(range: Range) -> bytes:
+    """As etcd writes the end: nothing for a single key, a zero byte for "all from here on"."""
+    if not range.end:
+        return b"\0"
+    return b"" if range.end == range.start + b"\0" else range.end

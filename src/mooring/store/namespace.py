@@ -1,0 +1,143 @@
+"""A store below a prefix: every key goes in with it and comes out without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mooring.errors import Conflict, InvalidURL
+from mooring.store.contract import (
+    Batch,
+    Check,
+    Committed,
+    Delete,
+    Entry,
+    Event,
+    Lease,
+    Order,
+    Put,
+    Query,
+    Range,
+    Snapshot,
+    Status,
+    Store,
+    Watch,
+    Write,
+    after_prefix,
+    check_commit,
+)
+
+
+class Namespaced(Store):
+    """Revisions and leases are those of the whole store; only keys are put below the prefix."""
+
+    def __init__(self, store: Store, prefix: bytes) -> None:
+        if not prefix:
+            raise InvalidURL("namespace= is empty: leave it out")
+        self.url, self.guarantees = store.url, store.guarantees
+        self._store, self._prefix = store, prefix
+
+    async def read(
+        self,
+        range: Range,
+        *,
+        keys_only: bool = False,
+        limit: int = 0,
+        order: Order = "key",
+        created_before: int | None = None,
+        at: int | None = None,
+    ) -> Snapshot:
+        found = await self._store.read(
+            self._in(range),
+            keys_only=keys_only,
+            limit=limit,
+            order=order,
+            created_before=created_before,
+            at=at,
+        )
+        return self._snapshot(found)
+
+    async def commit(
+        self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
+    ) -> Committed:
+        check_commit(writes, require, read)  # on the keys as they were given
+        try:
+            done = await self._store.commit(
+                *map(self._write, writes),
+                require=[
+                    Check(self._prefix + check.key, check.field, check.expected, check.equal)
+                    for check in require
+                ],
+                read=[
+                    Query(self._in(q.range), q.keys_only, q.limit, q.order, q.created_before)
+                    for q in read
+                ],
+            )
+        except Conflict as conflict:
+            conflict.reads = tuple(map(self._snapshot, conflict.reads))
+            raise
+        return Committed(done.revision, tuple(map(self._snapshot, done.reads)))
+
+    def watch(self, range: Range, *, after: int | None = None) -> Watch:
+        return _NamespacedWatch(self._store.watch(self._in(range), after=after), len(self._prefix))
+
+    async def grant(self, ttl: float) -> Lease:
+        return await self._store.grant(ttl)
+
+    async def renew(self, lease: int) -> float:
+        return await self._store.renew(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self._store.revoke(lease)
+
+    async def compact(self, revision: int) -> None:
+        await self._store.compact(revision)
+
+    async def status(self) -> Status:
+        return await self._store.status()
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    def _in(self, range: Range) -> Range:
+        end = self._prefix + range.end if range.end else after_prefix(self._prefix)
+        return Range(self._prefix + range.start, end)
+
+    def _write(self, write: Write) -> Write:
+        if isinstance(write, Put):
+            return Put(self._prefix + write.key, write.value, write.lease)
+        return Delete(self._in(write.range))
+
+    def _snapshot(self, found: Snapshot) -> Snapshot:
+        cut = len(self._prefix)
+        return Snapshot(tuple(_out(e, cut) for e in found.entries), found.revision, found.more)
+
+
+class _NamespacedWatch(Watch):
+    def __init__(self, watch: Watch, cut: int) -> None:
+        self._watch, self._cut = watch, cut
+
+    @property
+    def heard(self) -> float:
+        return self._watch.heard
+
+    async def __aenter__(self) -> _NamespacedWatch:
+        await self._watch.__aenter__()
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await anext(self._watch)
+        cut = self._cut
+        return Batch(
+            batch.revision,
+            tuple(
+                Event(event.key[cut:], _out(event.entry, cut) if event.entry else None)
+                for event in batch.events
+            ),
+        )
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._watch.__aexit__(None, None, None)
+
+
+def _out(e: Entry, cut: int) -> Entry:
+    return Entry(e.key[cut:], e.value, e.created, e.modified, e.version, e.lease)

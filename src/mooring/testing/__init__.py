@@ -1,0 +1,4 @@
+"""What tests need: real servers on free ports, and a proxy that breaks connections.
+
+`etcd` starts single servers and clusters, `proxy` stands between them and a client.
+"""

@@ -1,0 +1,133 @@
+"""A TCP proxy that can go wrong in the ways networks do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from mooring.tasks import Tasks
+
+
+class FaultProxy:
+    """Stands in front of one address. Faults hold until `heal`.
+
+    async with FaultProxy("127.0.0.1:2379") as proxy:
+        hub = mooring.connect(f"etcd://{proxy.address}")
+        proxy.blackhole()
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._server: asyncio.Server | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._delay = 0.0
+        self._refusing = False
+        self._links: set[_Link] = set()
+        self._tasks = Tasks()
+        self.address = ""
+        self.accepted = 0
+        """How many connections came in so far."""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.reset()
+        await self._tasks.aclose()
+
+    def reset(self) -> None:
+        """Cut every connection with a TCP reset; new ones are let through."""
+        for link in list(self._links):
+            _reset(link.client)
+            _reset(link.server)
+
+    def refuse(self) -> None:
+        """Reset every connection, and each new one as soon as it comes."""
+        self._refusing = True
+        self.reset()
+
+    def blackhole(self) -> None:
+        """Let nothing through in either direction, and say nothing; connections stay open."""
+        self._flowing.clear()
+
+    def half_open(self) -> None:
+        """The server's side of every connection is gone, and the client is never told.
+
+        What the client sends on such a connection is swallowed for good; new ones work.
+        """
+        for link in self._links:
+            link.deaf = True
+            _reset(link.server)
+
+    def delay(self, seconds: float) -> None:
+        """Hold everything back for so long, in both directions."""
+        self._delay = seconds
+
+    def heal(self) -> None:
+        """No faults from now on. What a blackhole held back flows again, as after a cable."""
+        self._refusing, self._delay = False, 0.0
+        self._flowing.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        if self._refusing:
+            _reset(writer)
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            _reset(writer)
+            return
+        link = _Link(writer, far_writer)
+        self._links.add(link)
+        up = self._tasks.start(self._pump(reader, far_writer, link), name="proxy up")
+        down = self._tasks.start(self._pump(far_reader, writer, link), name="proxy down")
+        try:
+            await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
+            if link.deaf:
+                await asyncio.wait([up])  # until the client gives up by itself
+        finally:
+            self._links.discard(link)
+            for task in (up, down):
+                task.cancel()
+            link.client.close()
+            link.server.close()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if self._delay:
+                    await asyncio.sleep(self._delay)
+                await self._flowing.wait()
+                if not link.deaf:
+                    writer.write(data)
+                    await writer.drain()
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """Both ends of one connection through the proxy."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    deaf: bool = False
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST instead of FIN."""
+    raw = writer.get_extra_info("socket")
+    if raw is not None and raw.fileno() >= 0:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,67 @@
+"""Server processes on free loopback ports: started, paused, killed and stopped by their own id."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+
+class ServerFailed(Exception):
+    """A server did not start; the message has the end of its log."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One process and its log. A context manager: leaving kills it."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.command, self.log = list(command), log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+            )
+
+    def wait_until(self, ready: Callable[[], bool], *, within: float = 20.0) -> None:
+        deadline = time.monotonic() + within
+        while not ready():
+            ended = self.process is None or self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                tail = self.log.read_text(errors="replace")[-2000:]
+                raise ServerFailed(f"{' '.join(self.command)} did not start:\n{tail}")
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL: as if the machine had lost its power, less the page cache."""
+        self.signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,83 @@
+"""Real servers for the tests, started once, each test below a prefix of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mooring.hub import open_store
+from mooring.store import Store
+from mooring.testing.etcd import EtcdServer
+
+BACKENDS = ("memory", "etcd-3.5", "etcd-3.4")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", default="", help="run the long campaigns for so long: 10m")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long campaigns run with `make soak` and never otherwise."""
+    soaking = bool(config.getoption("--soak"))
+    chosen = [item for item in items if bool(item.get_closest_marker("soak")) is soaking]
+    if len(chosen) != len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], EtcdServer]]:
+    """The shared etcd of a series, started when it is first asked for."""
+    servers: dict[str, EtcdServer] = {}
+
+    def server(series: str) -> EtcdServer:
+        if series not in servers:
+            flags = ["--unsafe-no-fsync"] if series == "3.5" else []
+            folder = tmp_path_factory.mktemp(f"etcd-{series}")
+            servers[series] = EtcdServer(folder, series=series, flags=flags)
+            servers[series].start()
+        return servers[series]
+
+    yield server
+    for started in servers.values():
+        started.kill()
+
+
+@pytest.fixture
+def store_url(backend: str, etcd: Callable[[str], EtcdServer]) -> str:
+    """A URL of the backend with a fresh namespace; opened twice, it is the same store."""
+    fresh = uuid.uuid4().hex
+    if backend == "memory":
+        return f"memory://{fresh}"
+    return f"{etcd(backend.removeprefix('etcd-')).url}?namespace=/{fresh}"
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    async with open_store(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fresh_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
+    """Servers of one test's own, to be broken."""
+    servers: list[EtcdServer] = []
+
+    def start(**options: object) -> EtcdServer:
+        server = EtcdServer(tmp_path / f"etcd{len(servers)}", **options)  # type: ignore[arg-type]
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()

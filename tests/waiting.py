@@ -1,0 +1,21 @@
+"""Polling with a deadline, in place of sleeping and hoping."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], *, within: float = 5.0, what: str = ""
+) -> float:
+    """Wait until the condition holds; how long it took. Fails after `within` seconds."""
+    started = time.monotonic()
+    while True:
+        answer = condition()
+        if answer if isinstance(answer, bool) else await answer:
+            return time.monotonic() - started
+        if time.monotonic() - started > within:
+            raise AssertionError(f"not within {within} s: {what or condition}")
+        await asyncio.sleep(0.01)
