@@ -27,7 +27,7 @@ class FaultProxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._delay = 0.0
-        self._refusing = False
+        self._refusing = self._muted = False
         self._links: set[_Link] = set()
         self._tasks = Tasks()
         self.address = ""
@@ -69,13 +69,18 @@ class FaultProxy:
             link.deaf = True
             _reset(link.server)
 
+    def mute(self) -> None:
+        """What the server says is swallowed; what the client says still arrives."""
+        self._muted = True
+
     def delay(self, seconds: float) -> None:
         """Hold everything back for so long, in both directions."""
         self._delay = seconds
 
     def heal(self) -> None:
         """No faults from now on. What a blackhole held back flows again, as after a cable."""
-        self._refusing, self._delay = False, 0.0
+        self._refusing = self._muted = False
+        self._delay = 0.0
         self._flowing.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,7 +116,7 @@ class FaultProxy:
                 if self._delay:
                     await asyncio.sleep(self._delay)
                 await self._flowing.wait()
-                if not link.deaf:
+                if not link.deaf and not (self._muted and writer is link.client):
                     writer.write(data)
                     await writer.drain()
 

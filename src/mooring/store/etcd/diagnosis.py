@@ -48,7 +48,7 @@ async def _look(address: str, tls: TLS | None) -> Problem | None:
             final=True,
         )
     except ssl.SSLError as error:
-        if "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error):
+        if _asks_for_certificate(error):
             return Problem(
                 f"{address} asks for a client certificate that it accepts: give "
                 "?cert=FILE&key=FILE",
@@ -62,7 +62,7 @@ async def _look(address: str, tls: TLS | None) -> Problem | None:
             final=False,
         )
     except OSError as error:
-        if tls is None and isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError):  # it hung up on us
             return await _mismatch(address, tls)
         return Problem(f"{address} cannot be reached: {error.strerror or error}", final=False)
     if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
@@ -78,7 +78,7 @@ async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Pro
     try:
         other = await _greet(address, None if tls else blind, None)
     except ssl.SSLError as error:
-        if "CERTIFICATE_REQUIRED" in str(error):
+        if _asks_for_certificate(error):
             return Problem(
                 f"{address} speaks TLS and asks for a client certificate: use "
                 "etcds://…?ca=FILE&cert=FILE&key=FILE",
@@ -97,6 +97,12 @@ async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Pro
     return Problem(
         f"{address} is not etcd: it answered {said!r}. Is it another server's port?", final=True
     )
+
+
+def _asks_for_certificate(error: ssl.SSLError) -> bool:
+    """Servers differ in how they say it."""
+    alerts = ("CERTIFICATE_REQUIRED", "ALERT_BAD_CERTIFICATE", "ALERT_HANDSHAKE_FAILURE")
+    return any(alert in str(error) for alert in alerts)
 
 
 async def _greet(address: str, context: ssl.SSLContext | None, tls: TLS | None) -> bytes:

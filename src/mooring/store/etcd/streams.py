@@ -53,6 +53,11 @@ class Stream:
             self._cluster.move_on(self.endpoint, reconnect=True)
             self._task.cancel()
 
+    def end(self) -> None:
+        """Nobody needs it any more."""
+        self.alive = False
+        self._task.cancel()
+
     async def _run(self) -> None:
         metadata = self._cluster.metadata
         call = self._method(self.endpoint.methods)(self._messages(), metadata=metadata)

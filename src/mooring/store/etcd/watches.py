@@ -43,14 +43,12 @@ class Watches:
 
     async def stream(self) -> SharedStream:
         await self.cluster.ready()
-        if self._shared is None or not self._shared.stream.alive:
-            self._shared = SharedStream(self.cluster, self._tasks)
-        return self._shared
-
-    def retire(self, shared: SharedStream) -> None:
-        """Open no more watches on a stream; those that stand go on."""
-        if self._shared is shared:
-            self._shared = None
+        shared = self._shared
+        if shared is not None and shared.metadata is not self.cluster.metadata:
+            shared.retire()  # its token is an old one
+        if shared is None or shared.retired or not shared.stream.alive:
+            shared = self._shared = SharedStream(self.cluster, self._tasks)
+        return shared
 
 
 class SharedStream:
@@ -59,8 +57,10 @@ class SharedStream:
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
         self.stream = Stream(cluster, tasks, lambda m: m.watch, self._received, self._ended)
         self.metadata = cluster.metadata
+        self.retired = False
         self._cluster = cluster
         self._watches: dict[int, EtcdWatch] = {}
+        self._unconfirmed: deque[int] = deque()
         self._ids = itertools.count(1)
         self._unanswered = 0
         tasks.start(self._ask_for_progress(), name="etcd watch liveness")
@@ -69,12 +69,23 @@ class SharedStream:
         watch_id = next(self._ids)
         request.watch_id = watch_id
         self._watches[watch_id] = watch
+        self._unconfirmed.append(watch_id)
         self.stream.send(WatchRequest(create_request=request))
         return watch_id
 
     def cancel(self, watch_id: int) -> None:
         if self._watches.pop(watch_id, None) is not None and self.stream.alive:
             self.stream.send(WatchRequest(cancel_request=WatchCancelRequest(watch_id=watch_id)))
+        self._end_if_done()
+
+    def retire(self) -> None:
+        """No more watches on this stream; it ends with the last of those that stand."""
+        self.retired = True
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self.retired and not self._watches:
+            self.stream.end()
 
     async def _ask_for_progress(self) -> None:
         while self.stream.alive:
@@ -91,12 +102,17 @@ class SharedStream:
 
     def _received(self, message: Any) -> None:
         self._unanswered = 0
-        watch = self._watches.get(message.watch_id)
+        watch_id = message.watch_id
+        if message.created:
+            # etcd 3.4 refuses a watch without saying which; it answers requests in their order.
+            first = self._unconfirmed.popleft()
+            watch_id = first if watch_id < 0 else watch_id
+        watch = self._watches.get(watch_id)
         if watch is None:
             return
         watch.receive(message)
         if message.canceled:
-            self._watches.pop(message.watch_id, None)
+            self._watches.pop(watch_id, None)
 
     def _ended(self, reason: str) -> None:
         watches, self._watches = self._watches, {}
@@ -129,7 +145,7 @@ class EtcdWatch(Watch):
             # etcd does not tell an expired token from a missing permission here: a new one tells.
             assert self._shared is not None
             self._watches.cluster.forget_token(self._shared.metadata)
-            self._watches.retire(self._shared)
+            self._shared.retire()
             self._error = None
             await self._create()
         return self

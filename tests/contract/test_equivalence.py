@@ -1,0 +1,333 @@
+"""The embedded store and a real etcd give the same answers to any sequence of operations.
+
+Both start at the same revision, so that answers are compared whole: entries, revisions, errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+
+from mooring.errors import CannotResume, Conflict, InvalidRequest, StoreError
+from mooring.hub import open_store
+from mooring.store import (
+    Batch,
+    Check,
+    Delete,
+    Entry,
+    Put,
+    Query,
+    Range,
+    Store,
+    Watch,
+    between,
+    everything,
+    key,
+    prefix,
+)
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.memory import MemoryStore, SharedEngine
+from mooring.store.namespace import Namespaced
+from mooring.testing.etcd import EtcdServer
+from tests.waiting import eventually
+
+EXPIRIES = 2  # each waits for real seconds, so there are few in all
+
+names = st.sampled_from([b"a", b"a/", b"a/b", b"a/c", b"b", b"b/\xff", b"c"])
+values = st.sampled_from([b"", b"1", b"2", b"x" * 100])
+ranges = st.one_of(
+    names.map(key),
+    names.map(prefix),
+    st.just(everything()),
+    st.tuples(names, names).filter(lambda p: p[0] < p[1]).map(lambda p: between(*p)),
+)
+queries = st.builds(
+    Query,
+    ranges,
+    keys_only=st.booleans(),
+    limit=st.integers(0, 3),
+    order=st.sampled_from(["key", "created"]),
+    created_before=st.none() | st.integers(0, 12),
+)
+steps = st.integers(0, 12)  # places in the history, counted from where the example began
+
+
+class Machine(RuleBasedStateMachine):
+    server: EtcdServer
+    runner: asyncio.Runner
+    examples = itertools.count()
+    expiries = 0
+
+    @initialize()
+    def open(self) -> None:
+        self.now = 0.0
+        self.leases: list[tuple[int, int]] = []
+        self.standing: list[tuple[Watch, Watch]] = []
+        self.runner.run(self._open())
+
+    async def _open(self) -> None:
+        etcd = open_store(self.server.url)
+        self.etcd: Store = Namespaced(etcd, b"/%d/" % next(Machine.examples))
+        self.start = (await self.etcd.read(key(b"none"))).revision
+        shared = SharedEngine(Engine(revision=self.start))
+        memory = MemoryStore(shared, clock=lambda: self.now)
+        self.memory: Store = Namespaced(memory, b"/n/")
+
+    def teardown(self) -> None:
+        if hasattr(self, "memory"):
+            self.runner.run(self._close())
+
+    async def _close(self) -> None:
+        await self.check_watches()
+        for _, lease in self.leases:
+            await outcome(self.etcd.revoke(lease))
+        await self.memory.aclose()
+        await self.etcd.aclose()
+
+    def both(self, call: Callable[[Store, int], Awaitable[Any]]) -> Any:
+        """The same call on both; 0 and 1 tell the stores apart. The answers must be equal."""
+
+        async def ask() -> tuple[Any, Any]:
+            return await outcome(call(self.memory, 0)), await outcome(call(self.etcd, 1))
+
+        ours, theirs = self.runner.run(ask())
+        assert ours == self.in_our_words(theirs)
+        return ours
+
+    def in_our_words(self, answer: Any) -> Any:
+        """An answer of etcd with the leases' ids of the embedded store in place of its own."""
+        ids = {theirs: ours for ours, theirs in self.leases}
+
+        def renamed(thing: Any) -> Any:
+            if isinstance(thing, Entry):
+                return msgspec.structs.replace(thing, lease=ids.get(thing.lease, thing.lease))
+            if isinstance(thing, msgspec.Struct):
+                fields = {f: renamed(getattr(thing, f)) for f in thing.__struct_fields__}
+                return type(thing)(**fields)
+            if isinstance(thing, tuple):
+                return tuple(map(renamed, thing))
+            return thing
+
+        return renamed(answer)
+
+    def lease(self, number: int | None, side: int) -> int:
+        """The id of a lease on one side; one that nobody has where there is none."""
+        if number is None:
+            return 0
+        return self.leases[number % len(self.leases)][side] if self.leases else 77
+
+    @rule(name=names, value=values, lease=st.none() | st.integers(0, 3))
+    def put(self, name: bytes, value: bytes, lease: int | None) -> None:
+        self.both(lambda store, side: store.commit(Put(name, value, self.lease(lease, side))))
+
+    @rule(range=ranges)
+    def delete(self, range: Range) -> None:
+        self.both(lambda store, _: store.commit(Delete(range)))
+
+    @rule(
+        puts=st.dictionaries(names, st.tuples(values, st.none() | st.integers(0, 3)), max_size=3),
+        deletes=st.lists(ranges, max_size=2),
+        checks=st.lists(
+            st.one_of(
+                st.builds(Check, names, st.just("created"), steps, st.booleans()),
+                st.builds(Check, names, st.just("modified"), steps, st.booleans()),
+                st.builds(Check, names, st.just("value"), values, st.booleans()),
+            ),
+            max_size=2,
+        ),
+        reads=st.lists(queries, max_size=2),
+        lease_check=st.none() | st.tuples(names, st.none() | st.integers(0, 3), st.booleans()),
+    )
+    def transaction(
+        self,
+        puts: dict[bytes, tuple[bytes, int | None]],
+        deletes: list[Range],
+        checks: list[Check],
+        reads: list[Query],
+        lease_check: tuple[bytes, int | None, bool] | None,
+    ) -> None:
+        checks = [self.placed_check(check) for check in checks]
+        reads = [self.placed_query(query) for query in reads]
+
+        def call(store: Store, side: int) -> Awaitable[Any]:
+            require = list(checks)
+            if lease_check is not None:
+                name, lease, equal = lease_check
+                require.append(Check(name, "lease", self.lease(lease, side), equal))
+            return store.commit(
+                *(Put(n, value, self.lease(lease, side)) for n, (value, lease) in puts.items()),
+                *map(Delete, deletes),
+                require=require,
+                read=reads,
+            )
+
+        self.both(call)
+
+    def placed_check(self, check: Check) -> Check:
+        if check.field == "value" or not check.expected:
+            return check
+        assert isinstance(check.expected, int)
+        return Check(check.key, check.field, self.start + check.expected, check.equal)
+
+    def placed_query(self, query: Query) -> Query:
+        before = query.created_before
+        placed = None if before is None else self.start + before
+        return msgspec.structs.replace(query, created_before=placed)
+
+    @rule(query=queries, at=st.none() | steps)
+    def read(self, query: Query, at: int | None) -> None:
+        query = self.placed_query(query)
+        self.both(
+            lambda store, _: store.read(
+                query.range,
+                keys_only=query.keys_only,
+                limit=query.limit,
+                order=query.order,
+                created_before=query.created_before,
+                at=None if at is None else self.start + at,
+            )
+        )
+
+    @rule()
+    def grant(self) -> None:
+        async def ask() -> None:
+            ours, theirs = await self.memory.grant(600), await self.etcd.grant(600)
+            assert ours.ttl == theirs.ttl
+            self.leases.append((ours.id, theirs.id))
+
+        self.runner.run(ask())
+
+    @rule(number=st.integers(0, 3))
+    def renew(self, number: int) -> None:
+        self.both(lambda store, side: store.renew(self.lease(number, side)))
+
+    @rule(number=st.integers(0, 3))
+    def revoke(self, number: int) -> None:
+        self.both(lambda store, side: store.revoke(self.lease(number, side)))
+
+    @rule(attached=st.lists(names, min_size=1, max_size=3, unique=True))
+    def expire(self, attached: list[bytes]) -> None:
+        if Machine.expiries == EXPIRIES:
+            return
+        Machine.expiries += 1
+
+        async def ask() -> None:
+            pair = (await self.memory.grant(1)).id, (await self.etcd.grant(1)).id
+            self.leases.append(pair)
+            for store, lease in zip((self.memory, self.etcd), pair, strict=True):
+                await store.commit(*(Put(name, b"short", lease) for name in attached))
+
+            async def gone() -> bool:
+                return (await self.etcd.read(key(attached[0]))).first is None
+
+            await eventually(gone, within=10)
+            self.now += 5
+
+        self.runner.run(ask())
+
+    @rule(at=st.integers(1, 12))
+    def compact(self, at: int) -> None:
+        self.both(lambda store, _: store.compact(self.start + at))
+
+    @rule(range=ranges, after=steps)
+    def watch_from(self, range: Range, after: int) -> None:
+        """Everything after a revision, then a sentinel: nothing more, less or other."""
+
+        async def ask() -> None:
+            ours = self.memory.watch(range, after=self.start + after)
+            theirs = self.etcd.watch(range, after=self.start + after)
+            try:
+                async with ours, theirs:
+                    await self.compare(ours, theirs)
+            except CannotResume as error:
+                with pytest.raises(type(error)):
+                    async with self.etcd.watch(range, after=self.start + after) as again:
+                        await anext(again)
+
+        self.runner.run(ask())
+
+    @precondition(lambda self: len(self.standing) < 4)
+    @rule(range=ranges)
+    def watch_from_now(self, range: Range) -> None:
+        async def ask() -> None:
+            pair = self.memory.watch(range), self.etcd.watch(range)
+            for watch in pair:
+                await watch.__aenter__()
+            self.standing.append(pair)
+
+        self.runner.run(ask())
+
+    @rule()
+    def look_at_watches(self) -> None:
+        self.runner.run(self.check_watches())
+
+    async def check_watches(self) -> None:
+        for ours, theirs in self.standing:
+            await self.compare(ours, theirs)
+
+    async def compare(self, ours: Watch, theirs: Watch) -> None:
+        """What both watches have to say up to now is equal. A sentinel ends it."""
+        sentinel = b"a/b"
+        for store in (self.memory, self.etcd):
+            await store.commit(Put(sentinel, b"sentinel"))
+        last = (await self.memory.read(key(sentinel))).revision
+        expected = [batch async for batch in up_to(ours, last)]
+        async with asyncio.timeout(10):
+            got = [self.in_our_words(await anext(theirs)) for _ in expected]
+        assert got == expected
+
+
+async def up_to(watch: Watch, revision: int) -> Any:
+    """The batches that the embedded store's watch has ready."""
+    while True:
+        try:
+            async with asyncio.timeout(0.001):
+                batch: Batch = await anext(watch)
+        except TimeoutError:
+            return
+        yield batch
+
+
+async def outcome(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except Conflict as error:
+        return "Conflict", error.revision, error.reads
+    except (InvalidRequest, StoreError) as error:
+        return type(error).__name__
+
+
+@pytest.fixture(scope="module", params=["3.5", "3.4"])
+def machine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[type[Machine]]:
+    flags = ["--unsafe-no-fsync"] if request.param == "3.5" else []
+    with (
+        EtcdServer(tmp_path_factory.mktemp("etcd"), series=request.param, flags=flags) as server,
+        asyncio.Runner() as runner,
+    ):
+        server.start()
+        Machine.server, Machine.runner, Machine.expiries = server, runner, 0
+        yield Machine
+
+
+@pytest.mark.timeout(180)
+def test_memory_and_etcd_answer_alike(machine: type[Machine]):
+    run(
+        machine,
+        settings=settings(
+            max_examples=30,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

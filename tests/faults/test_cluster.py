@@ -1,0 +1,151 @@
+"""Members of a three-node etcd killed and paused, and a cluster restored from a backup."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mooring.hub import open_store
+from mooring.mirror import Mirror, RangeFeed
+from mooring.session import Session
+from mooring.store import Delete, Entry, Put, key, prefix
+from mooring.testing.etcd import EtcdCluster, EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.faults.recording import PREFIX, Recorder, writing
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path) as members:
+        members.start()
+        yield members
+
+
+@pytest.mark.timeout(120)
+async def test_a_rolling_kill_of_every_member_loses_nothing(cluster: EtcdCluster):
+    async with (
+        open_store(cluster.url) as store,
+        open_store(cluster.url) as writer,
+        Mirror(RangeFeed(store, prefix(PREFIX))) as mirror,
+        Session(store) as session,
+    ):
+        recorder = Recorder(mirror)
+        async with writing(writer) as revisions:
+            for member in cluster.members:
+                await more_than(revisions, len(revisions) + 20)
+                member.kill()
+                await asyncio.sleep(0.5)
+                await asyncio.to_thread(member.start)
+            await more_than(revisions, len(revisions) + 20)
+        await recorder.tells_every_revision(writer)
+        assert session.state == "alive"
+
+
+async def more_than(revisions: list[int], count: int) -> None:
+    await eventually(lambda: len(revisions) > count, within=15)
+
+
+@pytest.mark.timeout(120)
+async def test_a_paused_member_is_left_for_another(cluster: EtcdCluster):
+    async with (
+        open_store(cluster.url) as store,
+        open_store(cluster.url) as writer,
+        Mirror(RangeFeed(store, prefix(PREFIX))) as mirror,
+    ):
+        recorder = Recorder(mirror)
+        for member in cluster.members:
+            member.pause()
+            try:
+                async with writing(writer) as revisions:
+                    await more_than(revisions, 0)
+                await reaches(mirror, revisions[-1])
+            finally:
+                member.resume()
+                await asyncio.to_thread(member.wait_until, member.healthy)
+        await recorder.tells_every_revision(writer)
+
+
+async def reaches(mirror: Mirror[bytes, Entry], revision: int) -> None:
+    await eventually(lambda: mirror.mark >= revision, within=10)
+
+
+async def test_without_a_majority_a_mirror_is_stale_and_reads_fail_in_time(cluster: EtcdCluster):
+    async with open_store(cluster.url + "?timeout=2s") as store:
+        await store.commit(Put(PREFIX + b"a", b""))
+        async with Mirror(RangeFeed(store, prefix(PREFIX))) as mirror:
+            for member in cluster.members[:2]:
+                member.pause()
+            await eventually(lambda: mirror.stale, within=15)
+            assert len(mirror.items) == 1
+            started = time.monotonic()
+            with pytest.raises(Exception, match="read of"):
+                await store.read(key(PREFIX + b"a"))
+            assert time.monotonic() - started < 5
+            for member in cluster.members[:2]:
+                member.resume()
+            await eventually(lambda: not mirror.stale, within=10)
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["revision runs back", "overtaken"])
+async def test_a_restored_cluster_is_noticed(tmp_path: Path, overtaken: bool):
+    """The revision runs backwards, or has even passed where the mirror was: it reads again."""
+    server = EtcdServer(tmp_path / "etcd", series="3.4")
+    with server:
+        server.start()
+        async with FaultProxy(server.address) as proxy:
+            behind, direct = f"etcd://{proxy.address}", server.url
+            async with open_store(behind) as store, open_store(direct) as writer:
+                await writer.commit(Put(PREFIX + b"both", b""), Put(PREFIX + b"backup", b""))
+                backup = tmp_path / "backup"
+                server.ctl("snapshot", "save", str(backup))
+                await writer.commit(Delete(key(PREFIX + b"backup")))
+                for n in range(10):
+                    await writer.commit(Put(PREFIX + b"lost%d" % n, b""))
+                async with Mirror(RangeFeed(store, prefix(PREFIX))) as mirror:
+                    recorder = Recorder(mirror)
+                    assert len(mirror.items) == 11
+                    proxy.refuse()
+                    server.kill()
+                    await asyncio.to_thread(restore, server, backup)
+                    server.start()
+                    await writer.commit(Put(PREFIX + b"after", b""))
+                    if overtaken:
+                        for _ in range(20):
+                            done = await writer.commit(Put(PREFIX + b"after", b"again"))
+                        assert done.revision > mirror.mark
+                    proxy.heal()
+                    await recorder.agrees(writer)
+                    names = {name.removeprefix(PREFIX) for name in mirror.items}
+                    assert names == {b"both", b"backup", b"after"}
+                    assert mirror.resyncs == 1
+
+
+def restore(server: EtcdServer, backup: Path) -> None:
+    shutil.rmtree(server.folder / "data")
+    peer = f"http://127.0.0.1:{server.peer_port}"
+    server.ctl(
+        "snapshot",
+        "restore",
+        str(backup),
+        f"--name={server.name}",
+        f"--data-dir={server.folder / 'data'}",
+        f"--initial-cluster={server.name}={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+    )
+
+
+def test_the_binaries_are_not_launchers(tmp_path: Path):
+    """A signal must hit etcd itself."""
+    with EtcdServer(tmp_path, series="3.5") as server:
+        server.start()
+        assert server.process is not None
+        executable = Path(f"/proc/{server.process.pid}/exe").resolve()
+        assert executable == server.program.resolve()
+    assert subprocess.run(["kill", "-0", str(server.process.pid)], check=False).returncode

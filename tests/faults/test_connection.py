@@ -1,0 +1,224 @@
+"""A mirror and a session behind a connection that goes wrong, on a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from mooring.errors import OutcomeUnknown, Unavailable
+from mooring.hub import open_store
+from mooring.mirror import Mirror, RangeFeed
+from mooring.session import Session
+from mooring.store import Delete, Entry, Put, Store, key, prefix
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.faults.recording import PREFIX, Recorder, writing
+from tests.waiting import eventually
+
+STALE_WITHIN = 5.0
+
+
+@dataclass
+class Wire:
+    """A store behind the proxy, and the same one reached directly."""
+
+    proxy: FaultProxy
+    through: Store
+    direct: Store
+
+    def mirror(self) -> Mirror[bytes, Entry]:
+        return Mirror(RangeFeed(self.through, prefix(PREFIX)))
+
+
+@pytest.fixture(params=["etcd-3.5", "etcd-3.4"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def wire(
+    backend: str, store_url: str, store: Store, etcd: Callable[[str], EtcdServer]
+) -> AsyncIterator[Wire]:
+    server = etcd(backend.removeprefix("etcd-"))
+    async with FaultProxy(server.address) as proxy:
+        through = store_url.replace(server.address, proxy.address) + "&timeout=2s"
+        async with open_store(through) as behind:
+            yield Wire(proxy, behind, store)
+
+
+async def test_resets_lose_and_repeat_nothing(wire: Wire):
+    async with wire.mirror() as mirror:
+        recorder = Recorder(mirror)
+        async with writing(wire.direct) as revisions:
+            for _ in range(10):
+                await asyncio.sleep(0.15)
+                wire.proxy.reset()
+        assert len(revisions) > 50
+        await recorder.tells_every_revision(wire.direct)
+        assert mirror.resyncs == 0
+
+
+async def test_a_blackhole_makes_it_stale_in_time_and_it_catches_up(wire: Wire):
+    async with wire.mirror() as mirror:
+        recorder = Recorder(mirror)
+        await wire.direct.commit(Put(PREFIX + b"kept", b""))
+        await eventually(lambda: len(mirror.items) == 1)
+        wire.proxy.blackhole()
+        async with writing(wire.direct):
+            await eventually(lambda: mirror.stale, within=STALE_WITHIN)
+            assert len(mirror.items) == 1, "the last state is kept"
+            await asyncio.sleep(2)
+        wire.proxy.heal()
+        await eventually(lambda: not mirror.stale, within=2.5)
+        await recorder.tells_every_revision(wire.direct)
+
+
+async def test_a_half_open_connection_is_noticed_and_replaced(wire: Wire):
+    """The server is gone without a word: gRPC alone would wait for minutes."""
+    async with wire.mirror() as mirror:
+        recorder = Recorder(mirror)
+        wire.proxy.half_open()
+        cut = time.monotonic()
+        async with writing(wire.direct):
+            await eventually(lambda: bool(mirror.items), within=8)
+        assert time.monotonic() - cut < 8
+        await recorder.tells_every_revision(wire.direct)
+
+
+async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
+    async with wire.mirror() as mirror:
+        recorder = Recorder(mirror)
+        wire.proxy.delay(0.3)
+        async with writing(wire.direct):
+            for _ in range(20):
+                await asyncio.sleep(0.1)
+                assert not mirror.stale
+        await recorder.tells_every_revision(wire.direct)
+
+
+async def test_compaction_while_away_means_reading_again(wire: Wire):
+    await wire.direct.commit(Put(PREFIX + b"old", b""), Put(PREFIX + b"kept", b""))
+    async with wire.mirror() as mirror:
+        recorder = Recorder(mirror)
+        wire.proxy.refuse()
+        await wire.direct.commit(Delete(key(PREFIX + b"old")))
+        last = await wire.direct.commit(Put(PREFIX + b"new", b""))
+        await wire.direct.compact(last.revision)
+        wire.proxy.heal()
+        await recorder.agrees(wire.direct)
+        assert mirror.resyncs == 1
+        (update,) = recorder.updates
+        assert update.resync
+        assert [c.key for c in update.changes] == [PREFIX + b"old", PREFIX + b"new"]
+
+
+async def test_a_deletion_compacted_at_exactly_the_resume_revision(wire: Wire):
+    await wire.direct.commit(Put(PREFIX + b"gone", b""))
+    async with wire.mirror() as mirror:
+        recorder = Recorder(mirror)
+        resume = mirror.mark + 1
+        wire.proxy.refuse()
+        while True:
+            done = await wire.direct.commit(Delete(key(PREFIX + b"gone")))
+            if done.revision >= resume:
+                break
+        assert done.revision == resume
+        await wire.direct.commit(Put(b"/elsewhere", b""))
+        await wire.direct.compact(resume)
+        wire.proxy.heal()
+        await recorder.agrees(wire.direct)
+        assert mirror.items == {}
+
+
+async def test_a_lost_reply_is_an_unknown_outcome(wire: Wire):
+    await wire.through.commit(Put(b"/a", b"1"))
+    wire.proxy.mute()
+    with pytest.raises(OutcomeUnknown, match="/a"):
+        await wire.through.commit(Put(b"/a", b"2"))
+    entry = (await wire.direct.read(key(b"/a"))).first
+    assert entry is not None
+    assert entry.value == b"2", "it happened, though the reply was lost"
+    wire.proxy.heal()
+    wire.proxy.reset()
+    assert (await wire.through.read(key(b"/a"))).entries == (entry,)
+
+
+async def test_a_write_that_was_never_sent_is_unavailable_not_unknown(wire: Wire):
+    wire.proxy.refuse()
+    with pytest.raises((Unavailable, OutcomeUnknown)):
+        await wire.through.commit(Put(b"/a", b"1"))  # the cut itself may hit it
+    with pytest.raises(Unavailable):
+        await wire.through.commit(Put(b"/a", b"2"))
+    assert (await wire.direct.read(key(b"/a"))).first is None
+
+
+async def test_a_read_rides_out_a_short_break(wire: Wire):
+    await wire.through.commit(Put(b"/a", b"1"))
+    wire.proxy.refuse()
+    reading = asyncio.get_running_loop().create_task(wire.through.read(key(b"/a")))
+    await asyncio.sleep(0.5)
+    wire.proxy.heal()
+    assert len((await reading).entries) == 1
+
+
+async def test_nothing_waits_beyond_its_deadline(wire: Wire):
+    await wire.through.commit(Put(b"/a", b"1"))
+    wire.proxy.blackhole()
+    for call in (
+        lambda: wire.through.read(key(b"/a")),
+        lambda: wire.through.commit(Put(b"/a", b"")),
+        lambda: wire.through.grant(5),
+        lambda: wire.through.renew(5),
+        lambda: wire.through.watch(key(b"/a")).__aenter__(),
+    ):
+        started = time.monotonic()
+        with pytest.raises((Unavailable, OutcomeUnknown)):
+            await call()
+        assert time.monotonic() - started < 4, "the deadline is 2 s"
+
+
+async def test_a_session_in_doubt_recovers(wire: Wire):
+    async with Session(wire.through, ttl=6) as session:
+        wire.proxy.blackhole()
+        await eventually(lambda: session.state == "suspended", within=5)
+        assert session.remaining > 0
+        session.check()
+        wire.proxy.heal()
+        await eventually(lambda: session.state == "alive", within=2.5)
+
+
+async def test_a_session_knows_its_end_before_the_store_does(wire: Wire):
+    async with Session(wire.through, ttl=3) as session:
+        await wire.through.commit(Put(b"/mine", b"", session.lease))
+        async with wire.direct.watch(key(b"/mine")) as watch:
+            wire.proxy.blackhole()
+            async with asyncio.timeout(12):
+                await anext(watch)
+        assert session.lost.is_set()
+
+
+async def test_closing_a_session_is_bounded(wire: Wire):
+    session = Session(wire.through, ttl=30)
+    await session.__aenter__()
+    wire.proxy.blackhole()
+    started = time.monotonic()
+    await session.aclose()
+    assert time.monotonic() - started < 4
+
+
+async def test_a_mirror_opened_before_the_store_is_up(wire: Wire):
+    await wire.direct.commit(Put(PREFIX + b"a", b""))
+    wire.proxy.refuse()
+    mirror = Mirror(RangeFeed(wire.through, prefix(PREFIX)), wait=False)
+    async with mirror:
+        assert mirror.stale
+        assert not mirror.loaded
+        await eventually(lambda: mirror.error is not None)
+        wire.proxy.heal()
+        await eventually(lambda: len(mirror.items) == 1, within=3)
+        assert not mirror.stale

@@ -1,0 +1,262 @@
+"""What etcd refuses: users, passwords, permissions, certificates, space. Told in clear words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from mooring.errors import AccessDenied, OutOfSpace, Unavailable
+from mooring.hub import connect, open_store
+from mooring.mirror import Mirror, RangeFeed
+from mooring.session import Session
+from mooring.store import Delete, Put, key, prefix
+from mooring.testing.etcd import EtcdServer
+from tests.waiting import eventually
+
+SECRET = "s3cret-word"
+
+
+@pytest.fixture(scope="module", params=["3.5", "3.4"])
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer]:
+    """An etcd with authentication, short-lived tokens, and the least role that suffices."""
+    folder = tmp_path_factory.mktemp("etcd")
+    with EtcdServer(folder, series=request.param, flags=["--auth-token-ttl=2"]) as server:
+        server.start()
+        server.ctl("user", "add", "root:root")
+        server.ctl("user", "grant-role", "root", "root")
+        server.ctl("role", "add", "mooring")
+        server.ctl("role", "grant-permission", "mooring", "--prefix=true", "readwrite", "/team/")
+        server.ctl("user", "add", f"app:{SECRET}")
+        server.ctl("user", "grant-role", "app", "mooring")
+        server.ctl("auth", "enable")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    other.cert_pem.write_to_path(str(folder / "other-ca.pem"))
+    for name in ("server", "client"):
+        cert = authority.issue_cert("127.0.0.1", "etcd.test", common_name=name)
+        cert.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        with (folder / f"{name}.pem").open("wb") as file:
+            for blob in cert.cert_chain_pems:
+                file.write(blob.bytes())
+    return folder
+
+
+def encrypted_server(folder: Path, files: Path, *flags: str) -> EtcdServer:
+    server = EtcdServer(
+        folder,
+        scheme="https",
+        flags=[f"--cert-file={files}/server.pem", f"--key-file={files}/server.key", *flags],
+    )
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="module")
+def encrypted(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with encrypted_server(tmp_path_factory.mktemp("etcd"), files) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mutual(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    flags = ["--client-cert-auth", f"--trusted-ca-file={files}/ca.pem"]
+    with encrypted_server(tmp_path_factory.mktemp("etcd"), files, *flags) as server:
+        yield server
+
+
+class TestUsers:
+    def url(self, server: EtcdServer, password: str = SECRET) -> str:
+        return f"etcd://app:{password}@{server.address}?timeout=3s"
+
+    async def test_the_least_role_suffices(self, guarded: EtcdServer):
+        async with connect(self.url(guarded) + "&namespace=/team/") as hub:
+            async with hub.session(ttl=5) as session, hub.mirror(prefix(b"a")) as mirror:
+                await hub.store.commit(Put(b"a", b"1", session.lease))
+                await eventually(lambda: len(mirror.items) == 1)
+                await hub.store.renew(session.lease)
+                await hub.store.commit(Delete(key(b"a")))
+                await eventually(lambda: len(mirror.items) == 0)
+            assert (await hub.store.status()).members[0].problem == ""
+
+    async def test_an_expired_token_is_renewed(self, guarded: EtcdServer):
+        async with (
+            open_store(self.url(guarded)) as store,
+            Session(store, ttl=5) as session,
+            Mirror(RangeFeed(store, prefix(b"/team/m/"))) as mirror,
+        ):
+            await store.commit(Put(b"/team/m/1", b""))
+            await asyncio.sleep(5)  # more than the token's life, whatever etcd's own delay
+            await store.commit(Put(b"/team/m/2", b""))
+            await eventually(lambda: len(mirror.items) == 2)
+            assert len((await store.read(prefix(b"/team/m/"))).entries) == 2
+            await asyncio.sleep(4)
+            async with store.watch(prefix(b"/team/")) as watch:
+                await store.commit(Delete(prefix(b"/team/m/")))
+                async with asyncio.timeout(2):
+                    await anext(watch)
+            await eventually(lambda: len(mirror.items) == 0)
+            assert session.state == "alive"
+
+    async def test_a_changed_role_does_not_strand_the_token(self, guarded: EtcdServer):
+        async with open_store(self.url(guarded)) as store:
+            await store.commit(Put(b"/team/a", b""))
+            root = ["--user=root:root"]
+            guarded.ctl("role", "add", f"r{time.monotonic_ns()}", flags=root)
+            await store.commit(Put(b"/team/a", b"2"))
+            assert (await store.read(key(b"/team/a"))).first is not None
+
+    async def test_a_missing_permission_names_the_key(self, guarded: EtcdServer):
+        async with open_store(self.url(guarded)) as store:
+            for call in (
+                store.read(key(b"/secret")),
+                store.commit(Put(b"/secret", b"")),
+                store.watch(key(b"/secret")).__aenter__(),
+            ):
+                with pytest.raises(AccessDenied, match=r"/secret.*permission"):
+                    await call
+
+    async def test_a_wrong_password_is_told_and_never_shown(
+        self, guarded: EtcdServer, caplog: pytest.LogCaptureFixture
+    ):
+        caplog.set_level(logging.DEBUG)
+        store = open_store(self.url(guarded, "wr0ng-word"))
+        async with store:
+            with pytest.raises(AccessDenied, match="password") as caught:
+                await store.read(key(b"/team/a"))
+        chain: BaseException | None = caught.value
+        while chain is not None:
+            assert "wr0ng-word" not in f"{chain!r}{chain}"
+            chain = chain.__cause__ or chain.__context__
+        assert "wr0ng-word" not in f"{store!r}{store.url}{caplog.text}"
+
+    async def test_no_user_at_all_says_what_to_add(self, guarded: EtcdServer):
+        async with open_store(f"etcd://{guarded.address}") as store:
+            with pytest.raises(AccessDenied, match="user="):
+                await store.read(key(b"/team/a"))
+
+    async def test_a_user_where_authentication_is_off_is_let_in(
+        self, etcd: Callable[[str], EtcdServer], caplog: pytest.LogCaptureFixture
+    ):
+        async with open_store(f"etcd://app:x@{etcd('3.5').address}?namespace=/auth-off") as store:
+            await store.commit(Put(b"/a", b""))
+        assert "authentication off" in caplog.text
+
+
+class TestTLS:
+    async def test_a_trusted_server_is_used(self, encrypted: EtcdServer, files: Path):
+        async with open_store(f"{encrypted.url}?ca={files}/ca.pem") as store:
+            await store.commit(Put(b"/a", b""))
+            member = (await store.status()).members[0]
+            assert member.problem == ""
+            assert member.clock_ahead is not None
+
+    async def test_another_name_can_be_expected(self, encrypted: EtcdServer, files: Path):
+        url = f"{encrypted.url}?ca={files}/ca.pem&server_name="
+        async with open_store(url + "etcd.test") as store:
+            await store.commit(Put(b"/a", b""))
+        async with open_store(url + "wrong.test&timeout=2s") as store:
+            with pytest.raises(Unavailable, match="certificate"):
+                await store.read(key(b"/a"))
+
+    async def test_a_client_certificate_lets_in(self, mutual: EtcdServer, files: Path):
+        mine = f"&cert={files}/client.pem&key={files}/client.key"
+        async with open_store(f"{mutual.url}?ca={files}/ca.pem{mine}") as store:
+            await store.commit(Put(b"/a", b""))
+
+    async def test_a_missing_client_certificate_is_told(self, mutual: EtcdServer, files: Path):
+        async with open_store(f"{mutual.url}?ca={files}/ca.pem&timeout=2s") as store:
+            with pytest.raises(Unavailable, match="client certificate"):
+                await store.read(key(b"/a"))
+
+    async def test_plain_against_tls_says_which_to_use(self, encrypted: EtcdServer):
+        async with open_store(f"etcd://{encrypted.address}?timeout=2s") as store:
+            with pytest.raises(Unavailable, match="use etcds://"):
+                await store.read(key(b"/a"))
+
+    async def test_tls_against_plain_says_which_to_use(self, etcd: Callable[[str], EtcdServer]):
+        async with open_store(f"etcds://{etcd('3.5').address}?timeout=2s") as store:
+            with pytest.raises(Unavailable, match="use etcd://"):
+                await store.read(key(b"/a"))
+
+    async def test_an_untrusted_authority_is_told(self, encrypted: EtcdServer, files: Path):
+        async with open_store(f"{encrypted.url}?ca={files}/other-ca.pem&timeout=2s") as store:
+            with pytest.raises(Unavailable, match="not trusted"):
+                await store.read(key(b"/a"))
+
+
+class TestWrongPlace:
+    async def test_nothing_listens(self):
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{held.getsockname()[1]}"
+            async with open_store(f"etcd://{address}?timeout=1s") as store:
+                with pytest.raises(Unavailable, match=f"{address}.*refused"):
+                    await store.read(key(b"/a"))
+                with pytest.raises(Unavailable, match=address):
+                    await store.commit(Put(b"/a", b""))
+
+    async def test_a_host_that_is_not_known(self):
+        async with open_store("etcd://nowhere.invalid:2379?timeout=1s") as store:
+            with pytest.raises(Unavailable, match=r"nowhere\.invalid"):
+                await store.read(key(b"/a"))
+
+    async def test_another_servers_port(self):
+        async def chat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(16)
+            writer.write(b"-ERR unknown command 'PRI'\r\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(chat, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with open_store(f"etcd://127.0.0.1:{port}?timeout=2s") as store:
+                with pytest.raises(Unavailable, match="is not etcd"):
+                    await store.read(key(b"/a"))
+
+    async def test_one_dead_endpoint_among_several_is_passed_over(
+        self, etcd: Callable[[str], EtcdServer]
+    ):
+        live = etcd("3.5").address
+        async with open_store(f"etcd://127.0.0.1:1,{live}?namespace=/passed-over") as store:
+            for n in range(5):
+                await store.commit(Put(b"/%d" % n, b""))
+            problems = {m.address: bool(m.problem) for m in (await store.status()).members}
+            assert problems == {"127.0.0.1:1": True, live: False}
+
+
+class TestSpace:
+    async def test_out_of_space_refuses_writes_reads_go_on_and_recovery_is_noticed(
+        self, fresh_etcd: Callable[..., EtcdServer]
+    ):
+        server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
+        async with open_store(server.url) as store:
+
+            async def fill() -> None:
+                for _ in range(100):
+                    await store.commit(Put(b"/fill", b"x" * 100_000))
+
+            with pytest.raises(OutOfSpace, match="NOSPACE"):
+                await fill()
+            found = await store.read(key(b"/fill"))
+            assert found.first is not None
+            assert "NOSPACE" in (await store.status()).alarms[0]
+            await store.compact(found.revision)
+            server.ctl("defrag")
+            server.ctl("alarm", "disarm")
+            await store.commit(Put(b"/fill", b"small"))
+            assert (await store.status()).alarms == ()

@@ -1,0 +1,114 @@
+"""A live copy of a range, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from mooring.mirror import Change, Mirror, RangeFeed, Update, merge
+from mooring.store import Delete, Entry, Put, Store, key, prefix
+from tests.waiting import eventually
+
+
+def mirror_of(store: Store) -> Mirror[bytes, Entry]:
+    return Mirror(RangeFeed(store, prefix(b"/m/")))
+
+
+def values(mirror: Mirror[bytes, Entry]) -> Mapping[bytes, bytes]:
+    return {name: entry.value for name, entry in mirror.items.items()}
+
+
+async def test_it_starts_with_what_is_there_and_follows(store: Store):
+    await store.commit(Put(b"/m/a", b"1"), Put(b"/other", b""))
+    async with mirror_of(store) as mirror:
+        assert values(mirror) == {b"/m/a": b"1"}
+        await store.commit(Put(b"/m/b", b"2"), Delete(key(b"/m/a")))
+        await eventually(lambda: values(mirror) == {b"/m/b": b"2"})
+        assert not mirror.stale
+        assert mirror.age < 3
+        assert mirror.resyncs == 0
+
+
+async def test_an_update_is_a_whole_revision_with_before_and_after(store: Store):
+    await store.commit(Put(b"/m/a", b"1"))
+    async with mirror_of(store) as mirror, mirror.changes() as changes:
+        done = await store.commit(Put(b"/m/a", b"2"), Put(b"/m/b", b"1"), Delete(key(b"/m/none")))
+        async with asyncio.timeout(5):
+            update = await anext(changes)
+        assert update.mark == mirror.mark == done.revision
+        assert not update.resync
+        told = [
+            (c.key, c.before and c.before.value, c.after and c.after.value) for c in update.changes
+        ]
+        assert told == [(b"/m/a", b"1", b"2"), (b"/m/b", None, b"1")]
+
+
+async def test_a_subscriber_that_fails_does_not_stop_it(store: Store, caplog):
+    seen: list[Update[bytes, Entry]] = []
+
+    def broken(update: Update[bytes, Entry]) -> None:
+        raise ValueError("a subscriber's mistake")
+
+    async with mirror_of(store) as mirror:
+        mirror.subscribe(broken)
+        mirror.subscribe(seen.append)
+        await store.commit(Put(b"/m/a", b"1"))
+        await eventually(lambda: len(seen) == 1)
+        await store.commit(Put(b"/m/a", b"2"))
+        await eventually(lambda: len(seen) == 2)
+    assert "a subscriber's mistake" in caplog.text
+
+
+async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(store: Store):
+    async with mirror_of(store) as mirror, mirror.changes() as changes:
+        await store.commit(Put(b"/m/gone", b""))
+        for n in range(1500):
+            last = await store.commit(Put(b"/m/a", b"%d" % n))
+        last = await store.commit(Delete(key(b"/m/gone")))
+        await eventually(lambda: mirror.mark == last.revision)
+        state: dict[bytes, bytes] = {}
+        count = 0
+        while True:
+            update = await anext(changes)
+            count += 1
+            for change in update.changes:
+                if change.after is None:
+                    state.pop(change.key, None)
+                else:
+                    state[change.key] = change.after.value
+            if update.mark == last.revision:
+                break
+        assert state == {b"/m/a": b"1499"}
+        assert count < 1500
+
+
+async def test_the_items_are_read_only(store: Store):
+    async with mirror_of(store) as mirror:
+        with pytest.raises(TypeError):
+            mirror.items[b"/m/a"] = None  # type: ignore[index]
+
+
+async def test_writers_and_a_mirror_agree_at_the_end(store: Store):
+    updates: list[Update[bytes, Entry]] = []
+    async with mirror_of(store) as mirror:
+        mirror.subscribe(updates.append)
+
+        async def write(writer: int) -> None:
+            for n in range(60):
+                name = b"/m/%d" % ((writer * 7 + n) % 20)
+                await store.commit(Delete(key(name)) if n % 5 == 4 else Put(name, b"%d" % n))
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(write(writer) for writer in range(4)))
+        truth = await store.read(prefix(b"/m/"))
+        await eventually(lambda: dict(mirror.items) == {e.key: e for e in truth.entries})
+    marks = [update.mark for update in updates]
+    assert marks == sorted(set(marks))
+
+
+def test_merging_keeps_first_and_last_and_puts_removals_first():
+    one = Update(1, (Change("a", None, 1), Change("b", 1, 2), Change("c", None, 1)))
+    two = Update(2, (Change("a", 1, None), Change("b", 2, None), Change("c", 1, 3)))
+    assert merge([one, two]) == Update(2, (Change("b", 1, None), Change("c", None, 3)))

@@ -1,0 +1,83 @@
+"""A lease that is kept alive, and that knows when it is not, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from mooring.errors import LeaseNotFound, SessionLost
+from mooring.session import Session
+from mooring.store import Put, Store, key
+from tests.waiting import eventually
+
+
+async def test_keys_of_a_session_outlive_its_ttl(store: Store):
+    async with Session(store, ttl=2) as session:
+        await store.commit(Put(b"/here", b"", session.lease))
+        await asyncio.sleep(session.ttl + 1)  # time itself is the subject
+        assert (await store.read(key(b"/here"))).first is not None
+        assert session.state == "alive"
+        assert 0 < session.remaining <= session.ttl
+
+
+async def test_leaving_it_takes_its_keys_at_once(store: Store):
+    async with Session(store, ttl=30) as session:
+        await store.commit(Put(b"/here", b"", session.lease))
+    assert (await store.read(key(b"/here"))).first is None
+    assert session.state == "closed"
+    with pytest.raises(SessionLost, match="closed"):
+        session.check()
+
+
+async def test_a_revoked_lease_is_a_lost_session(store: Store):
+    async with Session(store, ttl=2) as session:
+        session.check()
+        await store.revoke(session.lease)
+        async with asyncio.timeout(session.ttl):
+            await session.lost.wait()
+        assert session.state == "lost"
+        assert session.remaining == 0
+        with pytest.raises(SessionLost, match=f"{session.lease:x}"):
+            session.check()
+
+
+async def test_a_blocked_event_loop_loses_it_by_its_own_clock(store: Store):
+    """Nobody renews while the loop stands still: it must not trust a lease that may be gone."""
+    async with Session(store, ttl=1) as session:
+        time.sleep(session.ttl + 0.2)  # noqa: ASYNC251 - blocking the loop is the point
+        assert session.state == "lost"
+        with pytest.raises(SessionLost):
+            session.check()
+        async with asyncio.timeout(1):
+            await session.lost.wait()
+
+
+async def test_a_cancelled_body_revokes_the_lease(store: Store):
+    entered = asyncio.Event()
+    leases = []
+
+    async def body() -> None:
+        async with Session(store, ttl=30) as session:
+            leases.append(session.lease)
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.get_running_loop().create_task(body())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(LeaseNotFound):
+        await store.renew(leases[0])
+
+
+async def test_many_sessions_live_side_by_side(store: Store):
+    sessions = [Session(store, ttl=2) for _ in range(30)]
+    for session in sessions:
+        await session.__aenter__()
+    await asyncio.sleep(3)  # time itself is the subject
+    assert {session.state for session in sessions} == {"alive"}
+    await asyncio.gather(*(session.aclose() for session in sessions))
+    await eventually(lambda: all(session.state == "closed" for session in sessions))
