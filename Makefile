@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOAK ?= 10m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check fmt bench soak etcd-3.4 clean
+.PHONY: help setup run test check fmt bench soak tools clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +25,8 @@ $(VENV)/.developing: $(VENV)/.installed
 run: setup  ## start Mooring on the embedded store
 	$(BIN)/mooring serve
 
-test: check etcd-3.4  ## lint, types and tests; brings what they need
-	$(BIN)/pytest
+test: check tools  ## lint, types and tests; brings what they need
+	$(BIN)/pytest -n 3
 
 check: $(VENV)/.developing  ## lint and types
 	$(BIN)/ruff format --check .
@@ -40,11 +40,11 @@ fmt: $(VENV)/.developing  ## format the code
 bench: $(VENV)/.developing  ## compare with the bare driver and the peers (some minutes)
 	$(BIN)/python -m bench $(ARGS)
 
-soak: $(VENV)/.developing etcd-3.4  ## long fault campaigns; SOAK=10m says how long
+soak: tools  ## long fault campaigns; SOAK=10m says how long
 	$(BIN)/pytest -m soak --soak=$(SOAK)
 
-etcd-3.4: $(VENV)/.developing  ## Debian's etcd 3.4, which survives SIGKILL (3.5.0 to 3.5.2 may not)
-	@$(BIN)/python tools/fetch_etcd.py
+tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, older protobufs
+	@$(BIN)/python tools/fetch.py
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .tools .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -22,6 +22,8 @@ def show(seconds: float) -> str:
     """`seconds` for a person: the two largest units that matter."""
     if seconds < 0:
         return "-" + show(-seconds)
+    if seconds < 0.001:
+        return f"{seconds * 1_000_000:.0f}µs"
     if seconds < 1:
         return f"{seconds * 1000:.3g}ms"
     if seconds < 10:

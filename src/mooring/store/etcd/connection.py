@@ -14,7 +14,7 @@ import grpc.aio
 
 from mooring.errors import Closed, StoreError, Unavailable
 from mooring.store.etcd.diagnosis import diagnose
-from mooring.store.etcd.errors import Verdict, judge, translate
+from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.proto import AuthenticateRequest, Methods
 from mooring.store.etcd.settings import Settings
 from mooring.tasks import Backoff, Tasks
@@ -44,7 +44,7 @@ class Endpoint:
 
     def __init__(self, address: str, settings: Settings) -> None:
         self.address = address
-        self.worked = False
+        self.down = False
         self._settings = settings
         self._made = 0.0
         self._connect()
@@ -122,7 +122,7 @@ class Cluster:
             raise Closed(f"{self.name} is closed")
         call = method(endpoint.methods)
         answer = await call(request, timeout=timeout, metadata=self.metadata)
-        endpoint.worked = True
+        endpoint.down = False
         return answer
 
     async def _again(
@@ -138,7 +138,7 @@ class Cluster:
         """What follows a first failure: judge, move on, log in, try again, until the deadline."""
         deadline = time.monotonic() + self.settings.timeout
         backoff = Backoff()
-        logins = 0
+        logins = tries = 0
         while True:
             verdict = judge(error.code(), error.details() or "")
             if verdict is Verdict.FINAL:
@@ -146,7 +146,7 @@ class Cluster:
             if verdict is Verdict.LOGIN:
                 logins += 1
                 if logins > 3 or not self.settings.user:
-                    raise self._failure(error, what(), endpoint, writes) from error
+                    raise await self._failure(error, what(), endpoint, writes) from error
                 self.forget_token(metadata)
                 await self.login()
             else:
@@ -155,8 +155,10 @@ class Cluster:
                 pause = backoff.next()
                 lost = verdict is Verdict.LOST and writes
                 if lost or time.monotonic() + pause >= deadline:
-                    raise self._failure(error, what(), endpoint, writes) from error
-                await self._explain(endpoint, what())
+                    raise await self._failure(error, what(), endpoint, writes) from error
+                tries += 1
+                if tries == 1:
+                    await self._stop_if_hopeless(endpoint, what())
                 await asyncio.sleep(pause)
             endpoint, metadata = self.endpoint, self.metadata
             left = max(deadline - time.monotonic(), 0.05)
@@ -166,21 +168,25 @@ class Cluster:
             except grpc.aio.AioRpcError as again:
                 error = again
 
-    def _failure(
+    async def _failure(
         self, error: grpc.aio.AioRpcError, what: str, endpoint: Endpoint, writes: bool
     ) -> Exception:
-        where = endpoint.address
+        """Our error, with a look at the endpoint where gRPC could not even connect."""
+        text, where = error.details() or "", endpoint.address
         if len(self.endpoints) > 1:
-            where = f"every endpoint tried, last {where}"
-        return translate(error.code(), error.details() or "", where=where, what=what, writes=writes)
+            where = f"every endpoint tried, last {where},"
+        if judge(error.code(), text) is Verdict.RETRY:
+            problem = await diagnose(endpoint.address, self.settings.tls, within=0.5)
+            text = problem.text if problem else text
+            return Unavailable(f"{what}: {where} is not available: {shorten(text)}")
+        return translate(error.code(), text, where=where, what=what, writes=writes)
 
-    async def _explain(self, endpoint: Endpoint, what: str) -> None:
-        """Where an endpoint never worked, find out why; what waiting cannot heal is raised."""
-        if endpoint.worked or len(self.endpoints) > 1:
-            return
-        problem = await diagnose(endpoint.address, self.settings.tls, within=1.0)
-        if problem is not None and problem.final:
-            raise Unavailable(f"{what}: {problem.text}")
+    async def _stop_if_hopeless(self, endpoint: Endpoint, what: str) -> None:
+        """Do not wait for the only endpoint where waiting cannot heal it (TLS, another server)."""
+        if len(self.endpoints) == 1:
+            problem = await diagnose(endpoint.address, self.settings.tls, within=1.0)
+            if problem is not None and problem.final:
+                raise Unavailable(f"{what}: {problem.text}")
 
     def move_on(self, failed: Endpoint, *, reconnect: bool = False) -> None:
         """Use another endpoint from now on, if `failed` is the one in use.
@@ -189,10 +195,12 @@ class Cluster:
         """
         if reconnect and not self.closed and (old := failed.reconnect()) is not None:
             self._tasks.start(old.close(self.settings.timeout), name="close a silent connection")
-        if failed is self.endpoint and len(self.endpoints) > 1:
+        if not failed.down:
+            failed.down = True
+            log.warning("etcd: %s does not serve", failed.address)
+        if failed is self.endpoint:
             position = self.endpoints.index(failed) + 1
             self.endpoint = self.endpoints[position % len(self.endpoints)]
-            log.warning("etcd: %s does not serve, using %s", failed.address, self.endpoint.address)
 
     async def ready(self) -> None:
         """What must be done before a stream is opened."""
@@ -230,11 +238,11 @@ class Cluster:
                     log.warning("etcd: %s has authentication off: no login", endpoint.address)
                     return ()
                 if judge(error.code(), text) is Verdict.FINAL:
-                    raise self._failure(error, what, endpoint, False) from error
+                    raise await self._failure(error, what, endpoint, False) from error
                 self.move_on(endpoint)
-                await self._explain(endpoint, what)
+                await self._stop_if_hopeless(endpoint, what)
                 if time.monotonic() + 0.1 >= deadline:
-                    raise self._failure(error, what, endpoint, False) from error
+                    raise await self._failure(error, what, endpoint, False) from error
                 await asyncio.sleep(0.1)
 
     def broken(self, what: str, reason: str) -> StoreError:

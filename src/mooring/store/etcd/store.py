@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, TooLarge
+from mooring.errors import Closed, Compacted, Conflict, FutureRevision, LeaseNotFound, TooLarge
 from mooring.store.contract import (
     Check,
     Committed,
@@ -193,7 +193,8 @@ class EtcdStore(Store):
             raise self._translated(error, what, writes=True) from error
 
     async def status(self) -> Status:
-        await self._cluster.ready()
+        if self._cluster.closed:
+            raise Closed(f"{self.url} is closed")
         looks = await asyncio.gather(*map(self._look, self._cluster.endpoints))
         answers = [answer for _, answer in looks if answer is not None]
         return Status(

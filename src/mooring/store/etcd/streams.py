@@ -64,7 +64,7 @@ class Stream:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self.heard = time.monotonic()
-                self.endpoint.worked = True
+                self.endpoint.down = False
                 self._received(message)
             self._broken(await call.code(), await call.details() or "", metadata)
         except grpc.aio.AioRpcError as error:

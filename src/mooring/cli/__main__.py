@@ -1,0 +1,5 @@
+"""`python -m mooring.cli`: the command without its script."""
+
+from mooring.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""`mooring doctor`: what is well and what is wrong with a store."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from mooring.cli.running import run
+from mooring.doctor import Finding, examine
+from mooring.hub import open_store
+
+_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
+
+
+def doctor(
+    url: Annotated[
+        str, typer.Argument(metavar="[URL]", envvar="MOORING_STORE", help="the store to look at")
+    ] = "memory://",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Look at a store: reachability, version, latency, clock, permissions, alarms.
+
+    Exits with 1 if something is wrong.
+    """
+    if not run(_examine(url, as_json)):
+        raise typer.Exit(1)
+
+
+async def _examine(url: str, as_json: bool) -> bool:
+    console = Console(soft_wrap=True, highlight=False)
+    well = True
+    async with open_store(url) as store:
+        if not as_json:
+            console.print(Text(store.url, style="bold"))
+        async for finding in examine(store):
+            well = well and finding.level != "error"
+            if as_json:
+                typer.echo(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
+            else:
+                console.print(_line(finding))
+    return well
+
+
+def _line(finding: Finding) -> Text:
+    sign, colour = _SIGNS[finding.level]
+    return Text.assemble((sign, colour), " ", (finding.about, "bold"), f": {finding.text}")

@@ -1,0 +1,79 @@
+"""The command as a user types it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import mooring
+from mooring.testing.etcd import EtcdServer
+
+
+def mooring_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mooring.cli", *arguments],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_version():
+    assert mooring_command("version").stdout.strip() == mooring.__version__
+
+
+def test_doctor_on_a_healthy_etcd(etcd: Callable[[str], EtcdServer]):
+    done = mooring_command("doctor", f"{etcd('3.4').url}?namespace=/doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("version 3.4.23, leader", "clock agrees", "alarms: none", "write: allowed"):
+        assert words in done.stdout
+    left = etcd("3.4").ctl("get", "--prefix", "--keys-only", "/doctor")
+    assert left.strip() == "", "its scratch key is removed"
+
+
+def test_doctor_takes_the_store_from_the_environment_and_speaks_json(
+    etcd: Callable[[str], EtcdServer],
+):
+    done = mooring_command("doctor", "--json", MOORING_STORE=etcd("3.5").url)
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert {finding["about"] for finding in findings} >= {"read", "write", "watch", "lease"}
+
+
+def test_doctor_on_a_dead_store_says_so_and_fails():
+    done = mooring_command("doctor", "etcd://app:hunter2@127.0.0.1:1")
+    assert done.returncode == 1
+    assert "nothing listens at 127.0.0.1:1" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("url", ["foo://x", "etcd://h?tmeout=1s", "nonsense"])
+def test_a_bad_url_is_one_line_and_exit_1(url: str):
+    done = mooring_command("doctor", url)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("mooring: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_says_what_it_opened_and_stops_when_told(number: signal.Signals):
+    with subprocess.Popen(
+        [sys.executable, "-m", "mooring.cli", "serve"],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "memory:// is open" in process.stdout.readline()
+        assert "Ctrl-C" in process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(timeout=5) == 0

@@ -1,0 +1,99 @@
+"""The engine by itself: no I/O, no clock but the one it is given."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+
+from mooring.errors import Compacted, LeaseNotFound
+from mooring.store import Delete, Put, Query, key, prefix
+from mooring.store.embedded.engine import Engine
+
+
+def put(engine: Engine, name: bytes, value: bytes = b"", lease: int = 0, now: float = 0.0) -> int:
+    return engine.commit([Put(name, value, lease)], [], [], now).revision
+
+
+def test_the_history_is_bounded_by_count():
+    engine = Engine(history=100)
+    for n in range(1000):
+        put(engine, b"/a", b"%d" % n)
+        engine.advance(0.0)
+    assert 100 <= engine.revision - engine.compacted <= 120
+    with pytest.raises(Compacted):
+        engine.read(Query(key(b"/a")), at=engine.compacted - 1)
+    assert engine.read(Query(key(b"/a")), at=engine.compacted).first is not None
+
+
+def test_the_history_is_bounded_by_age():
+    engine = Engine(history_age=60.0)
+    for second in range(200):
+        put(engine, b"/a", now=float(second))
+        engine.advance(float(second))
+    assert 60 <= engine.revision - engine.compacted <= 64
+
+
+def test_deleted_keys_leave_nothing_behind_once_compacted():
+    engine = Engine()
+    for n in range(100):
+        put(engine, b"/%d" % n)
+    engine.commit([Delete(prefix(b"/"))], [], [], 0.0)
+    engine.compact(engine.revision)
+    assert engine._keys._versions == {}
+    assert len(engine._keys._order) == 0
+
+
+def test_a_busy_key_does_not_grow_memory_without_bound():
+    engine = Engine(history=1000)
+    for n in range(3000):
+        put(engine, b"/busy", b"%d" % n)
+        engine.advance(0.0)
+    gc.collect()
+    tracemalloc.start()
+    for n in range(20_000):
+        put(engine, b"/busy", b"%d" % n)
+        engine.advance(0.0)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 2_000_000
+
+
+def test_a_lagging_watcher_is_told_when_its_past_is_gone():
+    engine = Engine(history=100)
+    start = engine.revision
+    watcher = engine.watch(prefix(b"/"), start, lambda: None)
+    for _ in range(5000):
+        put(engine, b"/a")
+        engine.advance(0.0)
+    with pytest.raises(Compacted):
+        engine.take(watcher)
+
+
+def test_leases_run_out_in_their_order_each_in_a_revision_of_its_own():
+    engine = Engine()
+    long, short = engine.grant(20, 0.0), engine.grant(10, 0.0)
+    put(engine, b"/long", lease=long)
+    put(engine, b"/short", lease=short)
+    assert engine.next_deadline() == 10.0
+    engine.renew(short, 5.0)
+    engine.advance(14.9)
+    assert engine.read(Query(key(b"/short"))).first is not None
+    engine.advance(15.0)
+    assert engine.read(Query(key(b"/short"))).first is None
+    assert engine.next_deadline() == 20.0
+    engine.advance(30.0)
+    assert engine.next_deadline() is None
+    with pytest.raises(LeaseNotFound):
+        engine.renew(long, 31.0)
+
+
+def test_a_watcher_is_woken_only_by_its_range():
+    engine, woken = Engine(), []
+    engine.watch(prefix(b"/a/"), None, lambda: woken.append(1))
+    put(engine, b"/b")
+    put(engine, b"/ab")
+    assert woken == []
+    put(engine, b"/a/x")
+    assert woken == [1]

@@ -1,0 +1,50 @@
+"""Every kind of failure is judged, and its words name the key and the way out."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, TooLarge, Unavailable
+from mooring.store.etcd.errors import Verdict, judge, translate
+
+Code = grpc.StatusCode
+
+CASES = [
+    (Code.UNAVAILABLE, "failed to connect to all addresses; last error: x", Verdict.RETRY),
+    (Code.UNAVAILABLE, "etcdserver: no leader", Verdict.RETRY),
+    (Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Verdict.RETRY),
+    (Code.UNAVAILABLE, "etcdserver: request timed out", Verdict.LOST),
+    (Code.UNAVAILABLE, "etcdserver: leader changed", Verdict.LOST),
+    (Code.UNAVAILABLE, "Socket closed", Verdict.LOST),
+    (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", Verdict.LOST),
+    (Code.CANCELLED, "CANCELLED", Verdict.LOST),
+    (Code.UNAUTHENTICATED, "etcdserver: invalid auth token", Verdict.LOGIN),
+    (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Verdict.LOGIN),
+    (Code.PERMISSION_DENIED, "etcdserver: permission denied", Verdict.FINAL),
+    (Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Verdict.FINAL),
+    (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Verdict.FINAL),
+]
+
+
+@pytest.mark.parametrize(("code", "text", "verdict"), CASES)
+def test_what_may_be_done(code: grpc.StatusCode, text: str, verdict: Verdict):
+    assert judge(code, text) is verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "writes", "error"),
+    [
+        (Code.UNAVAILABLE, "Socket closed", True, OutcomeUnknown),
+        (Code.UNAVAILABLE, "Socket closed", False, Unavailable),
+        (Code.UNAVAILABLE, "failed to connect to all addresses", True, Unavailable),
+        (Code.PERMISSION_DENIED, "etcdserver: permission denied", True, AccessDenied),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", True, OutOfSpace),
+        (Code.INVALID_ARGUMENT, "etcdserver: request is too large", True, TooLarge),
+    ],
+)
+def test_what_it_becomes(code, text, writes, error):
+    made = translate(code, text, where="h:2379", what="commit of b'/a'", writes=writes)
+    assert type(made) is error
+    assert "/a" in str(made)
+    assert "h:2379" in str(made)

@@ -1,0 +1,65 @@
+"""What is public is listed, and the etcd extra is asked for by name where it is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import mooring
+import mooring.store
+
+
+@pytest.mark.parametrize("module", [mooring, mooring.store])
+def test_every_public_name_exists(module):
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+def test_every_name_of_the_contract_is_exported():
+    from mooring.store import contract
+
+    public = {
+        name
+        for name, value in vars(contract).items()
+        if getattr(value, "__module__", "") == contract.__name__ and not name.startswith("_")
+    }
+    internal = {"check_commit", "check_query", "check_ttl", "after_prefix"}
+    assert public - internal <= set(mooring.store.__all__)
+
+
+def test_without_grpc_the_memory_store_works_and_etcd_names_the_extra():
+    script = """
+import asyncio, sys
+sys.modules["grpc"] = None
+import mooring
+from mooring.errors import MissingExtra
+from mooring.store import Put
+
+async def main():
+    async with mooring.connect("memory://") as hub:
+        await hub.store.commit(Put(b"/a", b""))
+    try:
+        async with mooring.connect("etcd://127.0.0.1:1"):
+            pass
+    except MissingExtra as error:
+        print(error)
+
+asyncio.run(main())
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "mooring[etcd]" in run.stdout
+
+
+def test_other_peoples_descriptors_do_not_clash_with_ours():
+    """Two etcd clients in one process: only ours has private names in a private pool."""
+    script = """
+from google.protobuf import descriptor_pb2, descriptor_pool
+file = descriptor_pb2.FileDescriptorProto(name="rpc.proto", package="etcdserverpb")
+file.message_type.add(name="RangeRequest")
+descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+from mooring.store.etcd import proto
+assert proto.RangeRequest.DESCRIPTOR.full_name == "mooring.etcd.RangeRequest"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

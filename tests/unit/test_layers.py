@@ -1,0 +1,90 @@
+"""The arrows between the parts point one way, and drivers stay in their places."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import mooring
+
+ROOT = Path(mooring.__file__).parent
+
+LAYERS = [
+    {"errors"},
+    {"durations", "tasks"},
+    {"store"},
+    {"session", "mirror"},
+    {"hub"},
+    {"doctor", "testing"},
+    {"cli"},
+]
+"""Lowest first. A module imports from its own top-level part and from lower layers only."""
+
+DRIVERS = {"grpc": "store/etcd", "google": "store/etcd"}
+"""Where a driver may be imported."""
+
+
+def imports(file: Path) -> Iterator[str]:
+    """What a module imports when it runs; imports for type checking alone do not count."""
+    tree = ast.parse(file.read_text())
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import"
+            module = node.module or ""
+            yield module
+            if module == "mooring":
+                yield from (f"mooring.{name.name}" for name in node.names)
+
+
+def part(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def level(name: str) -> int:
+    (found,) = [n for n, layer in enumerate(LAYERS) if name in layer] or [-1]
+    assert found >= 0, f"{name} has no layer: add it to LAYERS"
+    return found
+
+
+def test_arrows_point_down():
+    wrong = []
+    for file in ROOT.rglob("*.py"):
+        if (here := part(file)) == "__init__":
+            continue
+        for target in imports(file):
+            if not target.startswith("mooring."):
+                continue
+            there = target.split(".")[1]
+            if there == "__version__" or there == here:
+                continue
+            if level(there) >= level(here):
+                wrong.append(f"{file.relative_to(ROOT)} imports {target}")
+    assert wrong == []
+
+
+def test_drivers_stay_in_their_places():
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {target}"
+        for file in ROOT.rglob("*.py")
+        for target in imports(file)
+        if (home := DRIVERS.get(target.split(".")[0])) is not None
+        and not str(file.relative_to(ROOT)).startswith(home)
+    ]
+    assert wrong == []
+
+
+def test_backends_do_not_know_each_other():
+    for one, other in (("embedded", "etcd"), ("etcd", "embedded")):
+        for file in (ROOT / "store" / one).rglob("*.py"):
+            assert not any(f"mooring.store.{other}" in target for target in imports(file)), file

@@ -1,0 +1,60 @@
+"""Memory stores of one name, in one process, across threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+
+from mooring.hub import connect
+from mooring.store import Put, key, prefix
+
+
+async def test_stores_without_a_name_are_apart():
+    async with connect("memory://") as one, connect("memory://") as two:
+        await one.store.commit(Put(b"/a", b""))
+        assert (await two.store.read(key(b"/a"))).first is None
+
+
+async def test_a_name_is_forgotten_with_the_last_hub():
+    url = f"memory://{uuid.uuid4().hex}"
+    async with connect(url) as one:
+        await one.store.commit(Put(b"/a", b""))
+        async with connect(url) as two:
+            assert (await two.store.read(key(b"/a"))).first is not None
+    async with connect(url) as three:
+        assert (await three.store.read(key(b"/a"))).first is None
+
+
+async def test_event_loops_in_other_threads_share_it():
+    """A watch in one loop hears what another writes, and no write of many threads is lost."""
+    url = f"memory://{uuid.uuid4().hex}"
+    threads, each = 4, 200
+
+    async def write(writer: int) -> None:
+        async with connect(url) as hub:
+            for n in range(each):
+                await hub.store.commit(Put(b"/%d/%d" % (writer, n), b""))
+
+    async with connect(url) as hub, hub.store.watch(prefix(b"/")) as watch:
+        running = [
+            threading.Thread(target=asyncio.run, args=(write(writer),)) for writer in range(threads)
+        ]
+        for thread in running:
+            thread.start()
+        async with asyncio.timeout(20):
+            revisions = [(await anext(watch)).revision for _ in range(threads * each)]
+        for thread in running:
+            await asyncio.to_thread(thread.join)
+        assert revisions == list(range(revisions[0], revisions[0] + threads * each))
+        assert len((await hub.store.read(prefix(b"/"))).entries) == threads * each
+
+
+async def test_a_lease_expires_though_nobody_calls():
+    async with connect("memory://") as hub:
+        lease = await hub.store.grant(1)
+        await hub.store.commit(Put(b"/a", b"", lease.id))
+        async with hub.store.watch(key(b"/a")) as watch:
+            async with asyncio.timeout(2.5):
+                batch = await anext(watch)
+        assert batch.events[0].entry is None

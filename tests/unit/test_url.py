@@ -1,0 +1,83 @@
+"""Store URLs: every part checked, no password ever shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import InvalidURL
+from mooring.hub import connect, open_store
+from mooring.store.url import parse
+
+
+def test_the_parts_of_an_etcd_url():
+    url = parse("etcds://app:p%40ss@h1,h2:1234,[::1]?ca=/ca.pem&timeout=2s&namespace=/x")
+    assert url.hosts(2379) == ("h1:2379", "h2:1234", "[::1]:2379")
+    assert (url.user, url.password) == ("app", "p@ss")
+    assert url.path("ca") == Path("/ca.pem")
+    assert url.path("cert") is None
+
+
+def test_user_and_password_may_be_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert parse("etcd://h?user=a&password=b").password == "b"
+    (tmp_path / "secret").write_text("from file\n")
+    assert parse(f"etcd://h?user=a&password_file={tmp_path}/secret").password == "from file"
+    monkeypatch.setenv("MOORING_ETCD_PASSWORD", "from environment")
+    assert parse("etcd://a@h").password == "from environment"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "etcd://app:hunter2@h:2379",
+        "etcd://h:2379?user=app&password=hunter2",
+        "etcd://h:2379?password=hunter2",
+    ],
+)
+def test_a_password_is_masked_wherever_a_url_shows(text: str):
+    url = parse(text)
+    assert "hunter2" not in f"{url}{url!r}"
+    assert url.password == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("127.0.0.1:2379", "no store URL"),
+        ("foo://h", "foo://"),
+        ("ectd://h", "did you mean 'etcd'"),
+        ("etcd://", "names no host"),
+        ("etcd://h?tmeout=1s", "did you mean 'timeout'"),
+        ("etcd://h?ca=x", "no option 'ca'"),
+        ("etcd://h?timeout=5", "not a duration"),
+        ("etcd://h:port", "is no host"),
+        ("etcd://h:99999", "is no host"),
+        ("etcd://h/path", "is no host"),
+        ("etcd://h1,,h2", "is no host"),
+        ("etcd://h?timeout", "not name=value"),
+        ("etcd://h#x", "%23"),
+        ("etcd://h?namespace=", "namespace"),
+        ("memory://x?history=many", "history=many"),
+        ("etcds://h?ca=/does/not/exist.pem", "cannot be read"),
+        ("etcd://h?password_file=/does/not/exist", "cannot be read"),
+    ],
+)
+async def test_what_cannot_be_used_is_named(text: str, says: str):
+    with pytest.raises(InvalidURL, match=says):
+        open_store(text)
+
+
+@pytest.mark.parametrize("tail", ["?tmeout=1s", "/path", ":port", "?x", "#y", "?timeout=5"])
+async def test_no_error_shows_a_password(tail: str):
+    with pytest.raises(InvalidURL) as caught:
+        open_store(f"etcd://app:hunter2@host{tail}")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InvalidURL) as caught:
+        open_store("etcd://host?user=app&password=hunter2&tmeout=1s")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_connect_refuses_a_bad_url_at_once():
+    with pytest.raises(InvalidURL):
+        connect("nonsense")

@@ -1,0 +1,70 @@
+"""The index from keys to watchers finds exactly those that a scan of all would find."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.store import Batch, Event, Range
+from mooring.store.embedded.watchers import PENDING, Watcher, Watchers
+
+keys = st.text(alphabet="abc\xff", min_size=1, max_size=4).map(lambda text: text.encode("latin-1"))
+ranges = st.one_of(
+    keys.map(lambda k: Range(k, k + b"\0")),
+    keys.map(lambda k: Range(k, b"")),
+    st.tuples(keys, keys).filter(lambda p: p[0] < p[1]).map(lambda p: Range(*p)),
+)
+
+
+def live(range: Range) -> Watcher:
+    watcher = Watcher(range, 1, lambda: None)
+    watcher.lagging = False
+    return watcher
+
+
+@given(
+    st.lists(st.tuples(ranges, st.booleans()), max_size=20),
+    st.lists(st.lists(keys, min_size=1, max_size=3, unique=True), max_size=10),
+)
+def test_it_finds_whom_a_scan_would_find(watched, batches):
+    index, present = Watchers(), []
+    for range, leave in watched:
+        watcher = live(range)
+        index.add(watcher)
+        if leave:
+            index.remove(watcher)
+        else:
+            present.append(watcher)
+    assert len(index) == len(present)
+    for revision, names in enumerate(batches, 2):
+        index.hand(Batch(revision, tuple(Event(name, None) for name in names)))
+    for watcher in present:
+        told = [(b.revision, [e.key for e in b.events]) for b in watcher.pending]
+        expected = [
+            (revision, inside)
+            for revision, names in enumerate(batches, 2)
+            if (inside := [name for name in names if name in watcher.range])
+        ]
+        assert told == expected
+
+
+@given(st.lists(ranges, max_size=20))
+def test_nothing_is_left_when_all_have_gone(watched):
+    index = Watchers()
+    watchers = [live(range) for range in watched]
+    for watcher in watchers:
+        index.add(watcher)
+    for watcher in watchers:
+        index.remove(watcher)
+        index.remove(watcher)
+    assert len(index) == 0
+    assert list(index._cuts) == [b""]
+
+
+def test_a_watcher_who_does_not_keep_up_is_sent_to_the_history():
+    watcher = live(Range(b"a", b""))
+    for revision in range(2, PENDING + 3):
+        watcher.hand(Batch(revision, ()))
+    assert watcher.lagging
+    assert len(watcher.pending) == 0
+    assert watcher.position == 1
