@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mooring import durations
 from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
@@ -26,6 +27,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(chosen) != len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+@pytest.fixture
+def soak_seconds(request: pytest.FixtureRequest) -> float:
+    """This campaign's share of the time that was given to all."""
+    chosen = len(request.session.items)
+    return durations.parse(request.config.getoption("--soak")) / chosen
 
 
 @pytest.fixture(scope="session")

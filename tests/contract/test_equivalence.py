@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -320,14 +321,27 @@ def machine(
         yield Machine
 
 
-@pytest.mark.timeout(180)
-def test_memory_and_etcd_answer_alike(machine: type[Machine]):
+def compare(machine: type[Machine], examples: int) -> None:
+    checks = list(HealthCheck)
     run(
         machine,
         settings=settings(
-            max_examples=30,
+            max_examples=examples,
             stateful_step_count=30,
             deadline=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=checks,
         ),
     )
+
+
+@pytest.mark.timeout(180)
+def test_memory_and_etcd_answer_alike(machine: type[Machine]):
+    compare(machine, 30)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_memory_and_etcd_answer_alike_for_long(machine: type[Machine], soak_seconds: float):
+    until = time.monotonic() + soak_seconds
+    while time.monotonic() < until:
+        compare(machine, 100)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mooring.errors import OutcomeUnknown, Unavailable
+from mooring.errors import Closed, OutcomeUnknown, Unavailable
 from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
@@ -190,6 +190,34 @@ async def test_a_session_in_doubt_recovers(wire: Wire):
         session.check()
         wire.proxy.heal()
         await eventually(lambda: session.state == "alive", within=2.5)
+
+
+async def test_a_session_outlives_a_half_open_connection(wire: Wire):
+    """Its patience is shorter than the store's deadline, and nobody else watches the wire."""
+    async with Session(wire.through, ttl=5) as session:
+        await wire.through.commit(Put(b"/mine", b"", session.lease))
+        wire.proxy.half_open()
+        await asyncio.sleep(8)  # more than the lease would live
+        assert session.state == "alive"
+        assert (await wire.direct.read(key(b"/mine"))).first is not None
+
+
+async def test_closing_a_store_ends_calls_under_way_with_closed(wire: Wire):
+    await wire.through.commit(Put(b"/a", b""))
+    wire.proxy.blackhole()
+    calls = [
+        asyncio.get_running_loop().create_task(call)
+        for call in (
+            wire.through.read(key(b"/a")),
+            wire.through.commit(Put(b"/a", b"")),
+            wire.through.renew(5),
+        )
+    ]
+    await asyncio.sleep(0.2)
+    await wire.through.aclose()
+    for call in calls:
+        with pytest.raises(Closed):
+            await call
 
 
 async def test_a_session_knows_its_end_before_the_store_does(wire: Wire):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from math import inf
 
 from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, TooLarge
 from mooring.store.contract import (
@@ -48,27 +49,31 @@ class Engine:
         self._log: list[Batch] = []  # every batch after `compacted`, one a revision, no gaps
         self._history, self._history_age = history, history_age
         self._times: deque[tuple[float, int]] = deque()  # (now, revision), at most one a second
+        self._quiet_until = 0.0  # before this time `advance` has nothing to do
 
     # Reading
 
     def read(self, query: Query, at: int | None = None) -> Snapshot:
         if at is None:
             found = self._keys.present(query.range)
+            revision = self.revision
         else:
             self._check_readable(at)
             found = self._keys.past(query.range, at)
+            revision = at
         if (before := query.created_before) is not None:
             found = (entry for entry in found if entry.created < before)
-        most = query.limit + 1 if query.limit else None
         if query.order == "created":
-            entries = sorted(found, key=_by_creation)[:most]
+            found = sorted(found, key=_by_creation)
+        if limit := query.limit:
+            entries = tuple(islice(found, limit + 1))
+            more = len(entries) > limit
+            entries = entries[:limit]
         else:
-            entries = list(islice(found, most))
-        if more := most is not None and len(entries) == most:
-            entries.pop()
+            entries, more = tuple(found), False
         if query.keys_only:
-            entries = [_without_value(entry) for entry in entries]
-        return Snapshot(tuple(entries), self.revision if at is None else at, more)
+            entries = tuple(map(_without_value, entries))
+        return Snapshot(entries, revision, more)
 
     def _check_readable(self, revision: int) -> None:
         if revision > self.revision:
@@ -133,10 +138,14 @@ class Engine:
         if not self._times or now - self._times[-1][0] >= 1.0:
             self._times.append((now, self.revision))
         self._watchers.hand(batch)
+        # Some over the bound before it is cut: cheap for each revision, and never a long pause.
+        if len(self._log) > self._history + self._history // 100 + 16:
+            self.compact(self.revision - self._history)
 
     # Leases
 
     def grant(self, ttl: int, now: float) -> int:
+        self._quiet_until = min(self._quiet_until, now + ttl)
         return self.leases.grant(ttl, now)
 
     def renew(self, lease: int, now: float) -> int:
@@ -185,18 +194,17 @@ class Engine:
         return self.leases.next_deadline()
 
     def advance(self, now: float) -> None:
-        """Expire what is due and compact what is over the bounds."""
+        """Expire the leases that are due, and forget the history that is too old."""
+        if now < self._quiet_until:
+            return
         while (lease := self.leases.due(now)) is not None:
             self.revoke(lease, now)
-        # Some over the bound before it is cut: cheap for each revision, and never a long pause.
-        if len(self._log) > self._history + self._history // 100 + 16:
-            self.compact(self.revision - self._history)
-        if self._times and now - self._times[0][0] > self._history_age + 1.0:
-            old = self.compacted
-            while self._times and now - self._times[0][0] > self._history_age:
-                old = self._times.popleft()[1]
-            if old > self.compacted:
-                self.compact(old)
+        old = self.compacted
+        while self._times and now - self._times[0][0] > self._history_age:
+            old = self._times.popleft()[1]
+        if old > self.compacted:
+            self.compact(old)
+        self._quiet_until = min(self.leases.next_deadline() or inf, now + 1.0)
 
     def compact(self, revision: int) -> None:
         if revision > self.revision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from sortedcontainers import SortedList
@@ -27,13 +27,13 @@ class Keyspace:
             return None
         return versions[-1]
 
-    def present(self, range: Range) -> Iterator[Entry]:
+    def present(self, range: Range) -> Iterable[Entry]:
         """The entries of a range, by key."""
-        versions = self._versions
-        for name in self._names(range):
-            newest = versions[name][-1]
-            if newest.version:
-                yield newest
+        if range.end == range.start + b"\0":
+            entry = self.get(range.start)
+            return () if entry is None else (entry,)
+        newest = (self._versions[name][-1] for name in self._names(range))
+        return (entry for entry in newest if entry.version)
 
     def past(self, range: Range, revision: int) -> Iterator[Entry]:
         """The entries of a range as they were at a revision that is not compacted, by key."""
@@ -75,8 +75,6 @@ class Keyspace:
                 self._order.remove(name)
 
     def _names(self, range: Range) -> Iterator[bytes]:
-        if range.end == range.start + b"\0":
-            return iter((range.start,) if range.start in self._versions else ())
         if not range.end:
             return iter(self._order.irange(range.start))
         return iter(self._order.irange(range.start, range.end, (True, False)))

@@ -84,13 +84,14 @@ class Cluster:
         self.endpoints = [Endpoint(address, settings) for address in settings.endpoints]
         self.endpoint = random.choice(self.endpoints)  # clients spread over the members
         self._tasks = tasks
+        self._silent: set[grpc.aio.Channel] = set()
         self.closed = False
         self.metadata: tuple[tuple[str, str], ...] = (("hasleader", "true"),)
         self._login = asyncio.Lock()
         self._logged_in = not settings.user
-        # Where another endpoint could answer, a silent one is not waited for to the very end.
-        several = len(self.endpoints) > 1
-        self._attempt = max(1.0, settings.timeout / 3) if several else settings.timeout
+        # What may be repeated does not wait for a silent connection to the very end: another
+        # endpoint, or a new connection to the same one, may answer.
+        self.attempt = min(max(1.0, settings.timeout / 3), settings.timeout)
 
     async def call(
         self,
@@ -106,7 +107,7 @@ class Cluster:
             await self.login()
         endpoint, metadata = self.endpoint, self.metadata
         try:
-            timeout = self.settings.timeout if writes else self._attempt
+            timeout = self.settings.timeout if writes else self.attempt
             return await self._once(endpoint, method, request, timeout)
         except grpc.aio.AioRpcError as error:
             return await self._again(method, request, what, writes, endpoint, metadata, error)
@@ -121,7 +122,13 @@ class Cluster:
         if self.closed:
             raise Closed(f"{self.name} is closed")
         call = method(endpoint.methods)
-        answer = await call(request, timeout=timeout, metadata=self.metadata)
+        try:
+            answer = await call(request, timeout=timeout, metadata=self.metadata)
+        except asyncio.CancelledError:
+            # Closing a channel cancels those who wait on it: that is no cancellation of theirs.
+            if self.closed and not _cancelled():
+                raise Closed(f"{self.name} was closed meanwhile") from None
+            raise
         endpoint.down = False
         return answer
 
@@ -163,7 +170,7 @@ class Cluster:
             endpoint, metadata = self.endpoint, self.metadata
             left = max(deadline - time.monotonic(), 0.05)
             try:
-                timeout = left if writes else min(left, self._attempt)
+                timeout = left if writes else min(left, self.attempt)
                 return await self._once(endpoint, method, request, timeout)
             except grpc.aio.AioRpcError as again:
                 error = again
@@ -194,13 +201,19 @@ class Cluster:
         With `reconnect`, its connection is given up too, since it is silent rather than broken.
         """
         if reconnect and not self.closed and (old := failed.reconnect()) is not None:
-            self._tasks.start(old.close(self.settings.timeout), name="close a silent connection")
+            self._tasks.start(self._give_up(old), name="close a silent connection")
         if not failed.down:
             failed.down = True
             log.warning("etcd: %s does not serve", failed.address)
         if failed is self.endpoint:
             position = self.endpoints.index(failed) + 1
             self.endpoint = self.endpoints[position % len(self.endpoints)]
+
+    async def _give_up(self, channel: grpc.aio.Channel) -> None:
+        """Close a connection once the calls on it have reached their deadlines."""
+        self._silent.add(channel)
+        await channel.close(self.settings.timeout)
+        self._silent.discard(channel)
 
     async def ready(self) -> None:
         """What must be done before a stream is opened."""
@@ -230,7 +243,7 @@ class Cluster:
         while True:
             endpoint = self.endpoint
             try:
-                answer = await endpoint.methods.authenticate(request, timeout=self._attempt)
+                answer = await endpoint.methods.authenticate(request, timeout=self.attempt)
                 return (("token", answer.token),)
             except grpc.aio.AioRpcError as error:
                 text = error.details() or ""
@@ -258,5 +271,11 @@ class Cluster:
         return f"{scheme}://{','.join(self.settings.endpoints)}"
 
     async def aclose(self) -> None:
-        self.closed = True
-        await asyncio.gather(*(endpoint.channel.close() for endpoint in self.endpoints))
+        channels = [*self._silent, *(endpoint.channel for endpoint in self.endpoints)]
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+def _cancelled() -> bool:
+    """Whether somebody cancelled the present task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from mooring.errors import LeaseNotFound, Unavailable
@@ -10,6 +11,8 @@ from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.streams import Stream
 from mooring.tasks import Tasks
+
+_SILENT = 0.5  # seconds without an answer after which a stream that fails a renewal is given up
 
 
 class KeepAlives:
@@ -20,7 +23,7 @@ class KeepAlives:
 
     async def renew(self, lease: int) -> int:
         """The lease's time-to-live, whole again. Tried on two streams at the most."""
-        timeout = self._cluster.settings.timeout / 2
+        timeout = self._cluster.attempt
         try:
             return await self._renew(lease, timeout)
         except Unavailable:
@@ -31,18 +34,21 @@ class KeepAlives:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(lease, []).append(answer)
         stream = self._open()
+        sent = time.monotonic()
         stream.send(LeaseKeepAliveRequest(ID=lease))
         try:
             async with asyncio.timeout(timeout):
                 ttl = await answer
         except TimeoutError:
-            stream.abandon()
             raise Unavailable(
                 f"renewal of lease {lease:x}: no answer of {stream.endpoint.address} "
                 f"within {timeout:g} s"
             ) from None
         finally:
-            answer.cancel()
+            # Also where the caller lost patience before us: others must not wait on it too.
+            silent = stream.heard < sent and time.monotonic() - sent > _SILENT
+            if silent and (answer.cancel() or answer.cancelled()):
+                stream.abandon()
         if ttl <= 0:
             raise LeaseNotFound(lease)
         return ttl

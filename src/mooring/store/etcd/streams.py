@@ -39,11 +39,11 @@ class Stream:
         self._received = received
         self._ended = ended
         self._reason = "the store was closed"
-        self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
+        self._outgoing = _Outgoing()
         self._task = tasks.start(self._run(), name=f"etcd stream to {self.endpoint.address}")
 
     def send(self, message: Any) -> None:
-        self._outgoing.put_nowait(message)
+        self._outgoing.messages.put_nowait(message)
 
     def abandon(self) -> None:
         """Give it up, since it is silent: its users are told, and the connection is not reused."""
@@ -60,7 +60,7 @@ class Stream:
 
     async def _run(self) -> None:
         metadata = self._cluster.metadata
-        call = self._method(self.endpoint.methods)(self._messages(), metadata=metadata)
+        call = self._method(self.endpoint.methods)(self._outgoing, metadata=metadata)
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self.heard = time.monotonic()
@@ -83,6 +83,12 @@ class Stream:
         elif verdict is not Verdict.FINAL:
             self._cluster.move_on(self.endpoint)
 
-    async def _messages(self) -> AsyncIterator[Any]:
-        while True:
-            yield await self._outgoing.get()
+
+class _Outgoing(AsyncIterator[Any]):
+    """What waits to be sent. No generator: gRPC drops it while it waits, which those resent."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def __anext__(self) -> Any:
+        return await self.messages.get()

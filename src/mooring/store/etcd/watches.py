@@ -162,7 +162,7 @@ class EtcdWatch(Watch):
             fragment=True,
         )
         self._id = shared.create(self, request)
-        timeout = self._watches.cluster.settings.timeout
+        timeout = self._watches.cluster.attempt
         try:
             async with asyncio.timeout(timeout):
                 while not self._created and self._error is None:
