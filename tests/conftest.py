@@ -29,6 +29,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_running(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A task that nobody waits for, or an exception that nobody sees, fails the test it shows in."""
+    yield
+    left = [
+        r.getMessage() for r in caplog.records if r.name == "asyncio" and r.levelname == "ERROR"
+    ]
+    assert left == []
+
+
 @pytest.fixture
 def soak_seconds(request: pytest.FixtureRequest) -> float:
     """This campaign's share of the time that was given to all."""

@@ -72,6 +72,7 @@ class Stream:
         finally:
             self.alive = False
             call.cancel()
+            self._outgoing.messages.put_nowait(None)
             self._ended(self._reason)
 
     def _broken(self, code: grpc.StatusCode, text: str, metadata: object) -> None:
@@ -85,10 +86,13 @@ class Stream:
 
 
 class _Outgoing(AsyncIterator[Any]):
-    """What waits to be sent. No generator: gRPC drops it while it waits, which those resent."""
+    """What waits to be sent; None ends it, for gRPC leaves its own reader of it waiting else."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
 
     async def __anext__(self) -> Any:
-        return await self.messages.get()
+        message = await self.messages.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
