@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A task that nobody waits for, or an exception that nobody sees, fails the test it shows in."""
+    """A task that nobody waits for, an exception that nobody sees: it fails the test."""
     yield
     left = [
         r.getMessage() for r in caplog.records if r.name == "asyncio" and r.levelname == "ERROR"
