@@ -145,10 +145,11 @@ class Methods:
 
     def __init__(self, channel: Any) -> None:
         def unary(name: str) -> Any:
-            return channel.unary_unary(*_wiring(name))
+            # Registered methods are what generated stubs use: their path is looked up once.
+            return channel.unary_unary(*_wiring(name), _registered_method=True)
 
         def stream(name: str) -> Any:
-            return channel.stream_stream(*_wiring(name))
+            return channel.stream_stream(*_wiring(name), _registered_method=True)
 
         self.range = unary("range")
         self.put = unary("put")

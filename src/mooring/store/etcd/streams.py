@@ -66,6 +66,7 @@ class Stream:
                 self.heard = time.monotonic()
                 self.endpoint.down = False
                 self._received(message)
+                await asyncio.sleep(0)  # whoever was woken goes first: the next read takes time
             self._broken(await call.code(), await call.details() or "", metadata)
         except grpc.aio.AioRpcError as error:
             self._broken(error.code(), error.details() or "", metadata)

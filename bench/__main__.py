@@ -1,0 +1,76 @@
+"""`python -m bench`: measure, show, and with `--write` keep it in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from bench import etcd_client, etcd_peers, etcd_reads, machine, memory_store, report, watch_delivery
+from bench.measure import Plan, Section
+
+_MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
+    "etcd-client": etcd_client.run,
+    "etcd-peers": etcd_peers.run,
+    "watch-delivery": watch_delivery.run,
+    "etcd-reads": etcd_reads.run,
+    "memory-store": memory_store.run,
+}
+_ROOT = Path(__file__).parents[1]
+_PAGE = _ROOT / "docs" / "benchmarks.md"
+
+
+def main() -> int:
+    options = _options()
+    console = Console()
+    plan = Plan(
+        options.rounds,
+        options.seconds,
+        lambda text: console.print(text, highlight=False, soft_wrap=True),
+    )
+    try:
+        sections = uvloop.run(_measure(plan, options.only or list(_MEASUREMENTS)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped; nothing is written")
+        return 1
+    report.show(console, machine.description(), sections)
+    if options.write:
+        page = report.page(machine.description(), sections, plan.rounds, plan.seconds)
+        _PAGE.write_text(page, encoding="utf-8")
+        console.print(f"written to {_PAGE.relative_to(_ROOT)}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(_MEASUREMENTS))
+    parser.add_argument("--rounds", type=int, default=5, help="of each comparison (5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (1)")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    options = parser.parse_args()
+    if options.rounds < 1 or options.seconds <= 0:
+        parser.error("nothing is measured in less than one round, or in no time")
+    if options.write and options.only:
+        parser.error("--write is for the whole: it cannot be had with --only")
+    return options
+
+
+async def _measure(plan: Plan, names: list[str]) -> list[Section]:
+    task = asyncio.current_task()
+    assert task is not None
+    # So that the servers stop too where this process is told to.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    sections: list[Section] = []
+    for name in names:
+        sections += await _MEASUREMENTS[name](plan)
+    return sections
+
+
+if __name__ == "__main__":
+    sys.exit(main())

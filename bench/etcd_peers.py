@@ -1,0 +1,167 @@
+"""The etcd clients of PyPI, each in a virtual environment of its own, under the load of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.bare_etcd import bare, fresh_etcd
+from bench.etcd_client import IN_FLIGHT, compared, fill, show
+from bench.load import Load
+from bench.measure import Line, Plan, Section, Target, interleaved
+
+_ROOT = Path(__file__).parents[1]
+_VENVS = Path(".bench", "venvs")
+_INSTALL_WITHIN = 300.0
+_START_WITHIN = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A client of PyPI. Its script is `bench/peers/NAME.py`, with `_` for `-`."""
+
+    name: str
+    requirements: tuple[str, ...]
+    """What pip installs, the client first: versions that are known to work together."""
+    reason: str = ""
+    """Why it may be ahead."""
+
+    @property
+    def title(self) -> str:
+        return self.requirements[0].replace("==", " ")
+
+
+PEERS = (
+    Peer(
+        "etcetra",
+        ("etcetra==0.1.19", "grpcio==1.62.2", "protobuf==4.25.9", "uvloop==0.23.0"),
+        "It sends neither a deadline nor `hasleader`: see the barest driver for what those cost.",
+    ),
+    Peer(
+        "aetcd",
+        ("aetcd==1.0.0", "grpcio==1.85.1", "protobuf==7.36.2", "uvloop==0.23.0"),
+        "It does not send `hasleader`: see the barest driver for what deadline and metadata cost.",
+    ),
+    Peer("etcd3gw", ("etcd3gw==2.7.0", "requests==2.34.2", "urllib3==2.8.0")),
+    Peer("etcd-client-py", ("etcd-client-py==0.5.1", "uvloop==0.23.0")),
+)
+
+# Two that are level differ by a few percent from run to run.
+_TARGET = Target("≥", 0.95)
+
+
+class PeerFailed(Exception):
+    """A peer could not be installed or did not work; the message says why."""
+
+
+async def run(plan: Plan) -> list[Section]:
+    plan = plan.finer(2)
+    failed: dict[str, str] = {}
+    pythons = {"mooring": Path(sys.executable)}
+    for peer in PEERS:
+        try:
+            pythons[peer.name] = await _installed(peer, plan)
+        except PeerFailed as problem:
+            failed[peer.name] = str(problem)
+    lines: list[Line] = []
+    with fresh_etcd() as server:
+        async with bare(server) as methods:
+            await fill(methods)
+        for operation in ("put", "get"):
+            lines += await _compare(plan, operation, server.address, pythons, failed)
+    text = (
+        f"{IN_FLIGHT} calls in flight from one process each, ours as well: coroutines on uvloop, "
+        "threads where a client blocks. Each call has a deadline of 5 s, as ours have, where the "
+        "client offers one (etcetra does not). Reads are linearizable, save etcetra's, which can "
+        "only be serializable. The ratio is ours to theirs; level is 0.95 and above."
+    )
+    return [Section("etcd client and its peers", text, lines)]
+
+
+async def _compare(
+    plan: Plan,
+    operation: str,
+    address: str,
+    pythons: dict[str, Path],
+    failed: dict[str, str],
+) -> list[Line]:
+    async def measured(name: str) -> Load | None:
+        if name in failed:
+            return None
+        try:
+            return await _run(name, pythons[name], address, operation, plan.seconds)
+        except PeerFailed as problem:
+            failed[name] = str(problem)
+            return None
+
+    sides = {name: partial(measured, name) for name in pythons}
+    taken = await interleaved(plan, f"peers {operation}", sides, _shown)
+    ours = [load for load in taken["mooring"] if load is not None]
+    if len(ours) < plan.rounds:
+        raise PeerFailed(f"ours, {operation}: {failed['mooring']}")
+    lines: list[Line] = []
+    for peer in PEERS:
+        theirs = [load for load in taken.get(peer.name, ()) if load is not None]
+        what = f"{operation}, {peer.title}"
+        if peer.name in failed:
+            lines.append(Line(what, "", reason=f"it could not be measured: {failed[peer.name]}"))
+        else:
+            lines.append(compared(what, ours, theirs, _TARGET, peer.reason))
+    return lines
+
+
+def _shown(load: Load | None) -> str:
+    return "failed" if load is None else show(load)
+
+
+async def _installed(peer: Peer, plan: Plan) -> Path:
+    """The interpreter that has the peer, in an environment made where there is none yet."""
+    folder = _ROOT / _VENVS / peer.name
+    python = folder / "bin" / "python"
+    done, wanted = folder / "installed", "\n".join(peer.requirements)
+    if done.is_file() and done.read_text() == wanted:
+        return python
+    plan.say(f"peers: installing {peer.title}")
+    await _output(sys.executable, "-m", "venv", "--clear", str(folder), within=_INSTALL_WITHIN)
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    await _output(str(python), *pip, *peer.requirements, within=_INSTALL_WITHIN)
+    done.write_text(wanted)
+    return python
+
+
+async def _run(name: str, python: Path, address: str, operation: str, seconds: float) -> Load:
+    script = f"bench.peers.{name.replace('-', '_')}"
+    arguments = (address, operation, str(IN_FLIGHT), str(seconds))
+    command = (str(python), "-m", script, *arguments)
+    return Load(**json.loads(await _output(*command, within=seconds + _START_WITHIN)))
+
+
+async def _output(*command: str, within: float) -> str:
+    """What a command prints, or `PeerFailed` with the last line of its complaint."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=_ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(within):
+            output, complaint = await process.communicate()
+    except TimeoutError:
+        raise PeerFailed(f"no end within {within:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise PeerFailed(_last_line(complaint.decode(errors="replace").splitlines()))
+    return output.decode()
+
+
+def _last_line(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")

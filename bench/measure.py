@@ -1,0 +1,143 @@
+"""How things are compared: in interleaved rounds, by the median of each round's own ratio.
+
+The machine is noisy, and its noise lasts longer than a round: what is measured one right after the
+other suffers the same, and the order changes with every round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+_STRETCH = 50  # calls between two looks at the clock, which would cost more than some calls
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured, and who is told about it."""
+
+    rounds: int
+    seconds: float
+    say: Callable[[str], None]
+
+    def finer(self, times: int) -> Plan:
+        """The same time in more rounds, for what starts and stops at little cost."""
+        return replace(self, rounds=self.rounds * times, seconds=self.seconds / times)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound for a ratio, or for a rate."""
+
+    sign: Literal["≥", "≤"]
+    bound: float
+    rate: bool = False
+
+    def met(self, value: float) -> bool:
+        return value >= self.bound if self.sign == "≥" else value <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.sign} {per_second(self.bound) if self.rate else f'{self.bound:g} ×'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was measured. `judged` is what the target bounds: the ratio, or a rate."""
+
+    what: str
+    measured: str
+    against: str = ""
+    ratio: float | None = None
+    target: Target | None = None
+    judged: float | None = None
+    reason: str = ""
+    """Why the target is missed, where it is; or why there is nothing to see."""
+
+    @property
+    def missed(self) -> bool:
+        value = self.ratio if self.judged is None else self.judged
+        return self.target is not None and (value is None or not self.target.met(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    text: str
+    lines: Sequence[Line]
+
+
+async def interleaved(
+    plan: Plan,
+    what: str,
+    sides: Mapping[str, Callable[[], Awaitable[T]]],
+    show: Callable[[T], str],
+) -> dict[str, list[T]]:
+    """Measure every side once a round, by turns from the first and from the last."""
+    order = list(sides)
+
+    async def one_after_another() -> Mapping[str, T]:
+        measured = {name: await sides[name]() for name in order}
+        order.reverse()
+        return measured
+
+    return await in_rounds(plan, what, one_after_another, show)
+
+
+async def in_rounds(
+    plan: Plan,
+    what: str,
+    measure: Callable[[], Awaitable[Mapping[str, T]]],
+    show: Callable[[T], str],
+) -> dict[str, list[T]]:
+    """Measure all sides in one go, round by round."""
+    taken: dict[str, list[T]] = {}
+    for number in range(plan.rounds):
+        measured = await measure()
+        for name, value in measured.items():
+            taken.setdefault(name, []).append(value)
+        shown = ", ".join(f"{name} {show(measured[name])}" for name in taken)
+        plan.say(f"{what}, round {number + 1} of {plan.rounds}: {shown}")
+    return taken
+
+
+async def rate(call: Callable[[int], Awaitable[object]], seconds: float) -> float:
+    """Calls a second of one caller who awaits each. `call` is told the call's number."""
+    clock, done = time.perf_counter, 0
+    start = clock()
+    while (elapsed := clock() - start) < seconds:
+        for number in range(done, done + _STRETCH):
+            await call(number)
+        done += _STRETCH
+    return done / elapsed
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' ratios, not the ratio of the medians."""
+    return median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def times(value: float) -> str:
+    """A ratio, with as many digits as tell a near miss from a hit."""
+    return f"{value:.3f} ×" if value < 10 else f"{value:.1f} ×"
+
+
+def per_second(value: float, unit: str = "") -> str:
+    unit = f"{unit}/s" if unit else "/s"
+    if value >= 1e6:
+        return f"{value / 1e6:.2f} M{unit}"
+    if value >= 1e5:
+        return f"{value / 1e3:.0f} k{unit}"
+    return f"{value / 1e3:.1f} k{unit}" if value >= 1e3 else f"{value:.0f} {unit}"
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def microseconds_each(per_second: float) -> str:
+    return f"{1e6 / per_second:.1f} µs"

@@ -1,0 +1,75 @@
+"""What was measured, as tables for a terminal and as a page of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.measure import Line, Section, times
+
+_COLUMNS = ("what", "ours", "against", "ratio", "target", "met")
+
+
+def show(console: Console, machine: Sequence[str], sections: Sequence[Section]) -> None:
+    console.print()
+    for line in machine:
+        console.print(line, highlight=False, style="dim")
+    for section in sections:
+        table = Table(*_COLUMNS, title=section.title, title_justify="left", box=box.SIMPLE)
+        for row in section.lines:
+            table.add_row(*_cells(row), style="bold red" if row.missed else "")
+        console.print(table)
+        for sentence in _sentences(section):
+            console.print(f"  {sentence}", highlight=False)
+
+
+def page(machine: Sequence[str], sections: Sequence[Section], rounds: int, seconds: float) -> str:
+    return "\n".join(_page(machine, sections, rounds, seconds)) + "\n"
+
+
+def _page(
+    machine: Sequence[str], sections: Sequence[Section], rounds: int, seconds: float
+) -> Iterator[str]:
+    yield "# Benchmarks"
+    yield ""
+    yield (
+        f"Written by `make bench ARGS=--write`. Each number is the median of {rounds} interleaved "
+        f"rounds of {seconds:g} s a side, or of more and shorter ones that add up to as much. A "
+        "ratio is the median of the rounds' own ratios, since the machine's noise lasts longer "
+        "than a round: compare ratios, not numbers."
+    )
+    yield ""
+    yield from (f"- {line}" for line in machine)
+    for section in sections:
+        yield from ("", f"## {section.title}", "", section.text, "")
+        yield f"| {' | '.join(_COLUMNS)} |"
+        yield "|---|---:|---|---:|---:|---|"
+        yield from (f"| {' | '.join(_cells(line))} |" for line in section.lines)
+        if sentences := list(_sentences(section)):
+            yield ""
+            yield from (f"- {sentence}" for sentence in sentences)
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (
+        line.what,
+        line.measured or "not measured",
+        line.against or "–",
+        "–" if line.ratio is None else times(line.ratio),
+        "–" if line.target is None else str(line.target),
+        "–" if line.target is None else "no" if line.missed else "yes",
+    )
+
+
+def _sentences(section: Section) -> Iterator[str]:
+    """One for each line that misses its target or could not be measured."""
+    for line in section.lines:
+        if line.missed:
+            value = line.measured if line.ratio is None else times(line.ratio)
+            why = f" {line.reason}" if line.reason else ""
+            yield f"{line.what} misses its target: {value}, should be {line.target}.{why}"
+        elif not line.measured:
+            yield f"{line.what}: {line.reason}."
