@@ -21,6 +21,7 @@ PROTOBUFS = ("5.29.6", "6.33.6")
 
 
 def main() -> int:
+    TOOLS.mkdir(exist_ok=True)
     return fetch_etcd() or fetch_protobufs()
 
 
