@@ -36,7 +36,7 @@ async def run(plan: Plan) -> list[Section]:
                 lines += await _compare(plan, operation, sides)
     text = (
         f"{IN_FLIGHT} calls in flight on one uvloop. The bare driver is gRPC's stub in a loop, "
-        "with the same messages, channel options, deadline (5 s) and metadata (`hasleader`, which "
+        "with the same messages, channel options, deadline and metadata (`hasleader`, which "
         "makes a member that has lost its leader say so at once). The barest has neither of the "
         "last two: no deadline, no metadata. The ratio is ours to its."
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from mooring.errors import InvalidURL
 
@@ -68,30 +68,26 @@ class StoreURL:
 
 def parse(text: str) -> StoreURL:
     """The parts of a store's URL, or `InvalidURL`, which names the part and never a password."""
-    scheme, separator, _ = text.partition("://")
+    scheme, separator, rest = text.partition("://")
     if not separator:
         raise InvalidURL(f"{_masked(text)!r} is no store URL: write it like etcd://HOST:2379")
     if scheme not in OPTIONS:
         raise InvalidURL(f"no store speaks {scheme}://{_nearest(scheme, OPTIONS)}")
+    where, _, query = rest.partition("?")
+    if "#" in rest:
+        raise InvalidURL(f"{_masked(text)} has a '#': write it as %23")
     try:
-        parts = urlsplit(text)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True))
-    except ValueError as error:
-        if "://" in text and "?" not in text:
-            raise InvalidURL(f"{_masked(text)} cannot be read: {error}") from None
-        options, parts = {}, urlsplit(text.split("?")[0])
-        if text.split("?", 1)[1]:
-            raise InvalidURL(f"the options of {_masked(text)} are not name=value") from None
+        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise InvalidURL(f"the options of {_masked(text)} are not name=value") from None
     for name in options:
         if name not in OPTIONS[scheme]:
             raise InvalidURL(f"{scheme}:// has no option {name!r}{_nearest(name, OPTIONS[scheme])}")
-    if parts.fragment:
-        raise InvalidURL(f"{_masked(text)} has a '#': write it as %23")
-    userinfo, _, location = parts.netloc.rpartition("@")
+    userinfo, _, location = where.rstrip("/").rpartition("@")
     user, _, password = userinfo.partition(":")
     url = StoreURL(
         scheme,
-        location + parts.path.rstrip("/"),
+        location,
         options.pop("user", "") or unquote(user),
         _password(options.pop("password", "") or unquote(password), options),
         options,
