@@ -26,7 +26,7 @@ run: setup  ## start Mooring on the embedded store
 	$(BIN)/mooring serve
 
 test: check tools  ## lint, types and tests; brings what they need
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 6 --dist worksteal
 
 check: $(VENV)/.developing  ## lint and types
 	$(BIN)/ruff format --check .
