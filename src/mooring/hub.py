@@ -26,12 +26,13 @@ def open_store(url: str | StoreURL) -> Store:
 def _open_memory(url: StoreURL) -> Store:
     from mooring import durations
     from mooring.store.embedded.engine import Engine
-    from mooring.store.embedded.memory import MemoryStore, shared_engine
+    from mooring.store.embedded.host import memory_host
+    from mooring.store.embedded.store import EmbeddedStore
 
     history = url.option("history", int, 100_000)
     age = url.option("history_age", durations.parse, 3600.0)
-    shared = shared_engine(url.location, lambda: Engine(history=history, history_age=age))
-    return MemoryStore(shared, url=str(url))
+    host = memory_host(url.location, lambda: Engine(history=history, history_age=age))
+    return EmbeddedStore(host, url=str(url))
 
 
 def _open_etcd(url: StoreURL) -> Store:

@@ -36,7 +36,8 @@ from mooring.store import (
     prefix,
 )
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.memory import MemoryStore, SharedEngine
+from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.namespace import Namespaced
 from mooring.testing.etcd import EtcdServer
 from tests.waiting import eventually
@@ -79,9 +80,8 @@ class Machine(RuleBasedStateMachine):
         etcd = open_store(self.server.url)
         self.etcd: Store = Namespaced(etcd, b"/%d/" % next(Machine.examples))
         self.start = (await self.etcd.read(key(b"none"))).revision
-        shared = SharedEngine(Engine(revision=self.start))
-        memory = MemoryStore(shared, clock=lambda: self.now)
-        self.memory: Store = Namespaced(memory, b"/n/")
+        host = MemoryHost(Engine(revision=self.start), clock=lambda: self.now)
+        self.memory: Store = Namespaced(EmbeddedStore(host, url="memory://"), b"/n/")
 
     def teardown(self) -> None:
         if hasattr(self, "memory"):

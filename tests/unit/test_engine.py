@@ -13,7 +13,10 @@ from mooring.store.embedded.engine import Engine
 
 
 def put(engine: Engine, name: bytes, value: bytes = b"", lease: int = 0, now: float = 0.0) -> int:
-    return engine.commit([Put(name, value, lease)], [], [], now).revision
+    revision = engine.commit([Put(name, value, lease)], [], [], now).revision
+    engine.confirm()
+    engine.forgotten.clear()
+    return revision
 
 
 def test_the_history_is_bounded_by_count():
@@ -40,6 +43,7 @@ def test_deleted_keys_leave_nothing_behind_once_compacted():
     for n in range(100):
         put(engine, b"/%d" % n)
     engine.commit([Delete(prefix(b"/"))], [], [], 0.0)
+    engine.confirm()
     engine.compact(engine.revision)
     assert engine._keys._versions == {}
     assert len(engine._keys._order) == 0
@@ -81,6 +85,7 @@ def test_leases_run_out_in_their_order_each_in_a_revision_of_its_own():
     engine.advance(14.9)
     assert engine.read(Query(key(b"/short"))).first is not None
     engine.advance(15.0)
+    engine.confirm()
     assert engine.read(Query(key(b"/short"))).first is None
     assert engine.next_deadline() == 20.0
     engine.advance(30.0)
@@ -97,3 +102,43 @@ def test_a_watcher_is_woken_only_by_its_range():
     assert woken == []
     put(engine, b"/a/x")
     assert woken == [1]
+
+
+def test_what_is_not_confirmed_is_not_seen():
+    engine, woken = Engine(), []
+    put(engine, b"/a", b"old")
+    watcher = engine.watch(prefix(b"/"), None, lambda: woken.append(1))
+    engine.commit([Put(b"/a", b"new"), Put(b"/b", b"")], [], [], 0.0)
+    assert [e.value for e in engine.read(Query(prefix(b"/"))).entries] == [b"old"]
+    assert [e.value for e in engine.newest(prefix(b"/"))] == [b"new", b""]
+    assert engine.take(watcher) == []
+    assert woken == []
+    engine.confirm()
+    assert len(engine.read(Query(prefix(b"/"))).entries) == 2
+    assert len(engine.take(watcher)) == 1
+
+
+def test_what_was_not_confirmed_can_be_taken_back_without_a_trace():
+    engine = Engine()
+    kept, doomed = engine.grant(60, 0.0), engine.grant(50, 0.0)
+    put(engine, b"/a", b"old", kept)
+    put(engine, b"/b", b"old", doomed)
+    before = state(engine)
+    engine.commit([Put(b"/a", b"new", doomed), Delete(key(b"/b")), Put(b"/c", b"")], [], [], 0.0)
+    engine.commit([Put(b"/b", b"again", kept)], [], [], 0.0)
+    engine.renew(kept, 9.0)
+    engine.grant(5, 0.0)
+    engine.revoke(doomed, 1.0)
+    engine.revoke(kept, 1.0)
+    engine.undo()
+    assert state(engine) == before
+    assert engine.next_deadline() == 50.0
+    assert put(engine, b"/d") == before[0] + 1
+
+
+def state(engine: Engine) -> tuple[int, object, object]:
+    leases = {
+        lease: (engine.leases[lease].deadline, set(engine.leases[lease].keys))
+        for lease in engine.leases
+    }
+    return engine.revision, list(engine.newest(prefix(b"/"))), leases

@@ -1,4 +1,5 @@
 """The embedded store: an MVCC engine that answers like etcd, inside this process.
 
-`engine` puts `keyspace`, `leases` and `watchers` together, without I/O; `memory` is the store.
+`engine` puts `keyspace`, `leases` and `watchers` together, without I/O; `host` drives it, `store` is
+the contract on a host.
 """

@@ -1,13 +1,18 @@
 """The MVCC engine: revisions, transactions, history, leases and watchers, as one state machine.
 
-It does no I/O, starts no task and asks no clock: whoever drives it passes `now` (monotonic
-seconds) and calls `advance` when `next_deadline` comes. It is not thread-safe by itself.
+It does no I/O, starts no task and asks no clock: whoever drives it (`host`) passes `now`, seconds
+on a clock that only goes forward, and calls `advance` when `next_deadline` comes. It is not
+thread-safe by itself.
+
+What is written is *unconfirmed* at first: transactions see it, but reads and watches do not, until
+`confirm` is called. A host that keeps a journal confirms once the journal is on disk, or takes
+everything back with `undo` where that failed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
 
@@ -27,7 +32,7 @@ from mooring.store.contract import (
     Write,
 )
 from mooring.store.embedded.keyspace import Keyspace
-from mooring.store.embedded.leases import Leases
+from mooring.store.embedded.leases import Leases, Undo
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 
 _CATCH_UP = 100  # batches that a lagging watcher takes out of the history at a time
@@ -41,45 +46,62 @@ class Engine:
         self, *, revision: int = 1, history: int = 100_000, history_age: float = 3600.0
     ) -> None:
         self.revision = revision
+        """The newest revision, confirmed or not."""
+        self.confirmed = revision
+        """The newest revision that reads and watches see."""
         self.compacted = revision
         """The lowest revision that can be read: below it the history is gone."""
+        self.forgotten: list[Entry] = []
+        """Versions that compaction dropped since somebody cleared this."""
         self.leases = Leases()
         self._keys = Keyspace()
         self._watchers = Watchers()
         self._log: list[Batch] = []  # every batch after `compacted`, one a revision, no gaps
+        self._undo: list[Undo] = []
         self._history, self._history_age = history, history_age
         self._times: deque[tuple[float, int]] = deque()  # (now, revision), at most one a second
         self._quiet_until = 0.0  # before this time `advance` has nothing to do
 
+    def load(self, entries: Iterable[Entry], *, revision: int, compacted: int) -> None:
+        """Take up a state that was kept: every version there is, in the order of revisions."""
+        self.revision = self.confirmed = revision
+        self.compacted = compacted
+        events: dict[int, list[Event]] = {}
+        settled: list[bytes] = []
+        for entry in entries:
+            self._keys.load(entry)
+            if entry.lease:
+                self.leases.attach(entry.key, entry.lease)
+            if entry.modified > compacted:
+                event = Event(entry.key, entry if entry.version else None)
+                events.setdefault(entry.modified, []).append(event)
+            else:
+                settled.append(entry.key)
+        self._log = [Batch(number, tuple(events[number])) for number in sorted(events)]
+        for name in settled:
+            self.forgotten += self._keys.forget(name, compacted)
+
     # Reading
 
     def read(self, query: Query, at: int | None = None) -> Snapshot:
-        if at is None:
-            found = self._keys.present(query.range)
-            revision = self.revision
-        else:
-            self._check_readable(at)
-            found = self._keys.past(query.range, at)
-            revision = at
-        if (before := query.created_before) is not None:
-            found = (entry for entry in found if entry.created < before)
-        if query.order == "created":
-            found = sorted(found, key=_by_creation)
-        if limit := query.limit:
-            entries = tuple(islice(found, limit + 1))
-            more = len(entries) > limit
-            entries = entries[:limit]
-        else:
-            entries, more = tuple(found), False
-        if query.keys_only:
-            entries = tuple(map(_without_value, entries))
-        return Snapshot(entries, revision, more)
+        """What can be seen: the newest confirmed revision, or an older one."""
+        if at is not None:
+            return _look(query, self.past(query.range, at), at)
+        if self.confirmed < self.revision:
+            return _look(query, self._keys.past(query.range, self.confirmed), self.confirmed)
+        return _look(query, self._keys.present(query.range), self.confirmed)
 
-    def _check_readable(self, revision: int) -> None:
-        if revision > self.revision:
-            raise FutureRevision(revision)
-        if revision < self.compacted:
-            raise Compacted(revision, revision=self.compacted)
+    def past(self, range: Range, at: int) -> Iterable[Entry]:
+        """The entries of a range at a revision, by key."""
+        if at > self.confirmed:
+            raise FutureRevision(at)
+        if at < self.compacted:
+            raise Compacted(at, revision=self.compacted)
+        return self._keys.past(range, at)
+
+    def newest(self, range: Range) -> Iterable[Entry]:
+        """The entries of a range as a transaction sees them: with what is not confirmed yet."""
+        return self._keys.present(range)
 
     # Writing
 
@@ -89,81 +111,86 @@ class Engine:
         """The contract's commit, on arguments that `check_commit` has passed."""
         _check_size(writes, require, reads)
         for check in require:
-            if not self.holds(check):
-                answers = tuple(map(self.read, reads))
-                raise Conflict(_conflict(check), revision=self.revision, reads=answers)
+            if not self._holds(check):
+                raise Conflict(_conflict(check), revision=self.revision, reads=self._reads(reads))
         for write in writes:
             if isinstance(write, Put) and write.lease and write.lease not in self.leases:
                 raise LeaseNotFound(write.lease)
-        revision = self.revision + 1
-        events: list[Event] = []
+        transaction = Transaction(self, now)
         for write in writes:
             if isinstance(write, Put):
-                events.append(self._put(write, revision))
+                transaction.put(write.key, write.value, write.lease)
             else:
-                doomed = [entry.key for entry in self._keys.present(write.range)]
-                events.extend(self._delete(name, revision) for name in doomed)
-        self._publish(events, now)
-        return Committed(self.revision, tuple(map(self.read, reads)))
+                transaction.delete(write.range)
+        transaction.close()
+        return Committed(self.revision, self._reads(reads))
 
-    def holds(self, check: Check) -> bool:
+    def _reads(self, queries: Sequence[Query]) -> tuple[Snapshot, ...]:
+        return tuple(_look(query, self.newest(query.range), self.revision) for query in queries)
+
+    def _holds(self, check: Check) -> bool:
         entry = self._keys.get(check.key)
         if entry is None and check.field == "value":
             return False
         actual = getattr(entry, check.field) if entry is not None else 0
         return bool(actual == check.expected) is check.equal
 
-    def _put(self, put: Put, revision: int) -> Event:
-        before = self._keys.get(put.key)
-        if before is not None and before.lease and before.lease != put.lease:
-            self.leases.detach(put.key, before.lease)
-        if put.lease:
-            self.leases.attach(put.key, put.lease)
-        return Event(put.key, self._keys.put(put.key, put.value, put.lease, revision))
+    def grant(self, ttl: int, now: float, lease: int = 0) -> int:
+        lease = lease or self.leases.new_id()
+        self._quiet_until = min(self._quiet_until, now + ttl)
+        self._undo.append(self.leases.grant(lease, ttl, now + ttl))
+        return lease
 
-    def _delete(self, name: bytes, revision: int) -> Event:
-        before = self._keys.get(name)
-        if before is not None and before.lease:
-            self.leases.detach(name, before.lease)
-        self._keys.delete(name, revision)
-        return Event(name, None)
+    def renew(self, lease: int, now: float) -> int:
+        self._undo.append(self.leases.renew(lease, now))
+        return self.leases[lease].ttl
 
-    def _publish(self, events: Sequence[Event], now: float) -> None:
-        """Close a revision: into the history, and to the watchers."""
-        if not events:
+    def revoke(self, lease: int, now: float) -> None:
+        transaction = Transaction(self, now)
+        for name in sorted(self.leases[lease].keys):
+            transaction.delete_key(name)
+        self._undo.append(self.leases.end(lease))
+        transaction.close()
+
+    # Confirming
+
+    def unconfirmed(self) -> list[Batch]:
+        """The revisions that wait to be confirmed."""
+        return (
+            self._log[self.confirmed - self.compacted :] if self.confirmed < self.revision else []
+        )
+
+    def confirm(self) -> None:
+        """Let everybody see what was written."""
+        self._undo.clear()
+        self.leases.changed.clear()
+        if self.confirmed == self.revision:
             return
-        self.revision += 1
-        batch = Batch(self.revision, tuple(events))
-        self._log.append(batch)
-        if not self._times or now - self._times[-1][0] >= 1.0:
-            self._times.append((now, self.revision))
-        self._watchers.hand(batch)
+        batches = self.unconfirmed()
+        self.confirmed = self.revision
+        for batch in batches:
+            self._watchers.hand(batch)
         # Some over the bound before it is cut: cheap for each revision, and never a long pause.
         if len(self._log) > self._history + self._history // 100 + 16:
             self.compact(self.revision - self._history)
 
-    # Leases
-
-    def grant(self, ttl: int, now: float) -> int:
-        self._quiet_until = min(self._quiet_until, now + ttl)
-        return self.leases.grant(ttl, now)
-
-    def renew(self, lease: int, now: float) -> int:
-        return self.leases.renew(lease, now)
-
-    def revoke(self, lease: int, now: float) -> None:
-        revision = self.revision + 1
-        self._publish([self._delete(name, revision) for name in self.leases.end(lease)], now)
+    def undo(self) -> None:
+        """Take back everything since the last confirmation."""
+        while self._undo:
+            self._undo.pop()()
+        self.leases.changed.clear()
+        del self._log[self.confirmed - self.compacted :]
+        self.revision = self.confirmed
 
     # Watching
 
     def watch(self, range: Range, after: int | None, wake: Callable[[], None]) -> Watcher:
         """A watcher of all that comes after a revision. `wake` is called when `take` has more."""
-        position = self.revision if after is None else max(after, 1)
+        position = self.confirmed if after is None else max(after, 1)
         if position < self.compacted:
             raise Compacted(position, revision=self.compacted)
         watcher = Watcher(range, position, wake)
-        watcher.lagging = position < self.revision
+        watcher.lagging = position < self.confirmed
         self._watchers.add(watcher)
         return watcher
 
@@ -173,11 +200,12 @@ class Engine:
             if watcher.position < self.compacted:
                 raise Compacted(watcher.position, revision=self.compacted)
             start = watcher.position - self.compacted
-            stretch = self._log[start : start + _SCAN]
+            end = min(start + _SCAN, self.confirmed - self.compacted)
+            stretch = self._log[start:end]
             batches = part_of(stretch, watcher.range, _CATCH_UP)
             full = len(batches) == _CATCH_UP
             watcher.position = batches[-1].revision if full else stretch[-1].revision
-            watcher.lagging = watcher.position < self.revision
+            watcher.lagging = watcher.position < self.confirmed
             if batches:
                 return batches
         batches = [batch for batch in watcher.pending if batch.revision > watcher.position]
@@ -202,28 +230,103 @@ class Engine:
         old = self.compacted
         while self._times and now - self._times[0][0] > self._history_age:
             old = self._times.popleft()[1]
-        if old > self.compacted:
+        if self.confirmed >= old > self.compacted:
             self.compact(old)
         self._quiet_until = min(self.leases.next_deadline() or inf, now + 1.0)
 
     def compact(self, revision: int) -> None:
-        if revision > self.revision:
+        if revision > self.confirmed:
             raise FutureRevision(revision)
         if revision <= self.compacted:
             raise Compacted(revision, revision=self.compacted)
         gone = revision - self.compacted
         for batch in self._log[:gone]:
             for event in batch.events:
-                self._keys.forget(event.key, revision)
+                self.forgotten += self._keys.forget(event.key, revision)
         del self._log[:gone]
         self.compacted = revision
+
+
+class Transaction:
+    """The changes of one revision, made one by one; `close` makes them the newest revision."""
+
+    def __init__(self, engine: Engine, now: float) -> None:
+        self._engine, self._now = engine, now
+        self._revision = engine.revision + 1
+        self._events: list[Event] = []
+
+    def put(self, name: bytes, value: bytes, lease: int = 0) -> Entry | None:
+        """Write a key; what it was before."""
+        keys, leases = self._engine._keys, self._engine.leases
+        before = keys.get(name)
+        old = before.lease if before is not None else 0
+        if old != lease:
+            leases.detach(name, old)
+            leases.attach(name, lease)
+        entry = keys.put(name, value, lease, self._revision)
+
+        def undo() -> None:
+            keys.undo(name)
+            leases.detach(name, lease)
+            leases.attach(name, old)
+
+        self._engine._undo.append(undo)
+        self._events.append(Event(name, entry))
+        return before
+
+    def delete(self, range: Range) -> list[Entry]:
+        """Delete a range; what it held."""
+        doomed = list(self._engine.newest(range))
+        for entry in doomed:
+            self.delete_key(entry.key)
+        return doomed
+
+    def delete_key(self, name: bytes) -> None:
+        """Delete a key that exists."""
+        keys, leases = self._engine._keys, self._engine.leases
+        before = keys.get(name)
+        lease = before.lease if before is not None else 0
+        leases.detach(name, lease)
+        keys.delete(name, self._revision)
+
+        def undo() -> None:
+            keys.undo(name)
+            leases.attach(name, lease)
+
+        self._engine._undo.append(undo)
+        self._events.append(Event(name, None))
+
+    def close(self) -> None:
+        engine = self._engine
+        if self._events:
+            engine.revision = self._revision
+            engine._log.append(Batch(self._revision, tuple(self._events)))
+            if not engine._times or self._now - engine._times[-1][0] >= 1.0:
+                engine._times.append((self._now, self._revision))
+
+
+def _look(query: Query, found: Iterable[Entry], revision: int) -> Snapshot:
+    """The answer to a query out of the entries of its range."""
+    if (before := query.created_before) is not None:
+        found = (entry for entry in found if entry.created < before)
+    if query.order == "created":
+        found = sorted(found, key=_by_creation)
+    if limit := query.limit:
+        entries = tuple(islice(found, limit + 1))
+        more = len(entries) > limit
+        entries = entries[:limit]
+    else:
+        entries, more = tuple(found), False
+    if query.keys_only:
+        entries = tuple(map(without_value, entries))
+    return Snapshot(entries, revision, more)
 
 
 def _by_creation(entry: Entry) -> tuple[int, bytes]:
     return entry.created, entry.key
 
 
-def _without_value(entry: Entry) -> Entry:
+def without_value(entry: Entry) -> Entry:
     return Entry(entry.key, b"", entry.created, entry.modified, entry.version, entry.lease)
 
 

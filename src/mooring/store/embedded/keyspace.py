@@ -58,23 +58,45 @@ class Keyspace:
 
     def delete(self, name: bytes, revision: int) -> None:
         """Delete a key that exists at present."""
-        self._versions[name].append(Entry(name, b"", 0, revision, 0))
+        self._versions[name].append(tombstone(name, revision))
 
-    def forget(self, name: bytes, revision: int) -> None:
-        """Drop the versions of a key that cannot be seen at `revision` or later."""
+    def undo(self, name: bytes) -> None:
+        """Take back the newest version of a key."""
+        versions = self._versions[name]
+        versions.pop()
+        if not versions:
+            self._drop(name)
+
+    def forget(self, name: bytes, revision: int) -> list[Entry]:
+        """Drop the versions of a key that cannot be seen at `revision` or later; which they are."""
         versions = self._versions.get(name)
         if versions is None:
-            return
-        position = bisect_right(versions, revision, key=_modified)
-        if position > 1:
-            del versions[: position - 1]
-        if position and not versions[0].version:
-            del versions[0]
-            if not versions:
-                del self._versions[name]
-                self._order.remove(name)
+            return []
+        count = bisect_right(versions, revision, key=_modified)
+        if count and versions[count - 1].version:
+            count -= 1  # what it was at that revision can still be seen
+        gone = versions[:count]
+        del versions[:count]
+        if not versions:
+            self._drop(name)
+        return gone
+
+    def load(self, entry: Entry) -> None:
+        """Put back a version as it was, newer than those before."""
+        versions = self._versions.setdefault(entry.key, [])
+        if not versions:
+            self._order.add(entry.key)
+        versions.append(entry)
+
+    def _drop(self, name: bytes) -> None:
+        del self._versions[name]
+        self._order.remove(name)
 
     def _names(self, range: Range) -> Iterator[bytes]:
         if not range.end:
             return iter(self._order.irange(range.start))
         return iter(self._order.irange(range.start, range.end, (True, False)))
+
+
+def tombstone(name: bytes, revision: int) -> Entry:
+    return Entry(name, b"", 0, revision, 0)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections.abc import Callable, Iterator
 
 from mooring.errors import LeaseNotFound
+
+Undo = Callable[[], None]
 
 
 class HeldLease:
@@ -21,7 +24,11 @@ class HeldLease:
 
 
 class Leases:
+    """Every change returns how to take it back."""
+
     def __init__(self) -> None:
+        self.changed: set[int] = set()
+        """The leases that were granted, renewed or ended since somebody cleared this."""
         self._held: dict[int, HeldLease] = {}
         # A renewal leaves its old deadline here; it is put right when it comes up.
         self._due: list[tuple[float, int]] = []
@@ -30,31 +37,46 @@ class Leases:
     def __contains__(self, lease: int) -> bool:
         return lease in self._held
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
     def __getitem__(self, lease: int) -> HeldLease:
         try:
             return self._held[lease]
         except KeyError:
             raise LeaseNotFound(lease) from None
 
-    def grant(self, ttl: int, now: float) -> int:
-        lease = next(self._ids)
-        self._held[lease] = HeldLease(ttl, now + ttl)
-        heapq.heappush(self._due, (now + ttl, lease))
-        return lease
+    def get(self, lease: int) -> HeldLease | None:
+        return self._held.get(lease)
 
-    def renew(self, lease: int, now: float) -> int:
+    def new_id(self) -> int:
+        return next(lease for lease in self._ids if lease not in self._held)
+
+    def grant(self, lease: int, ttl: int, deadline: float) -> Undo:
+        self._hold(lease, HeldLease(ttl, deadline))
+        return lambda: self._release(lease)
+
+    def renew(self, lease: int, now: float) -> Undo:
         held = self[lease]
+        before = held.deadline
         held.deadline = now + held.ttl
-        return held.ttl
+        self.changed.add(lease)
 
-    def end(self, lease: int) -> list[bytes]:
-        """Forget a lease; its keys, in order, are the caller's to delete."""
-        keys = self[lease].keys
-        del self._held[lease]
-        return sorted(keys)
+        def undo() -> None:
+            held.deadline = before
+            heapq.heappush(self._due, (before, lease))
+
+        return undo
+
+    def end(self, lease: int) -> Undo:
+        """Forget a lease; its keys are the caller's to delete, before."""
+        held = self[lease]
+        self._release(lease)
+        return lambda: self._hold(lease, held)
 
     def attach(self, name: bytes, lease: int) -> None:
-        self[lease].keys.add(name)
+        if held := self._held.get(lease):
+            held.keys.add(name)
 
     def detach(self, name: bytes, lease: int) -> None:
         if held := self._held.get(lease):
@@ -67,7 +89,7 @@ class Leases:
             held = self._held.get(lease)
             if held is None:
                 heapq.heappop(self._due)
-            elif held.deadline != deadline:
+            elif held.deadline > deadline:
                 heapq.heapreplace(self._due, (held.deadline, lease))
             else:
                 return deadline
@@ -77,3 +99,12 @@ class Leases:
         """A lease that has run out, if there is one."""
         deadline = self.next_deadline()
         return self._due[0][1] if deadline is not None and deadline <= now else None
+
+    def _hold(self, lease: int, held: HeldLease) -> None:
+        self._held[lease] = held
+        self.changed.add(lease)
+        heapq.heappush(self._due, (held.deadline, lease))
+
+    def _release(self, lease: int) -> None:
+        del self._held[lease]
+        self.changed.add(lease)

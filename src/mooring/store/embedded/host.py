@@ -1,0 +1,128 @@
+"""Who drives an engine: its clock, its lock, and when what was written may be seen.
+
+`MemoryHost` confirms at once; `durable.DurableHost` once it is on disk. Stores and servers of one
+process that name the same engine share its host, also from event loops in different threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+from mooring.store.contract import Batch, Guarantees, Range
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.watchers import Watcher
+
+T = TypeVar("T")
+
+
+class Host(ABC):
+    guarantees: Guarantees
+    kind: str
+    """For people: what kind of store this is."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.lock = threading.Lock()
+        self._engine = engine
+
+    @abstractmethod
+    def read(self, operation: Callable[[Engine], T]) -> T:
+        """Look at the engine."""
+
+    @abstractmethod
+    async def write(self, operation: Callable[[Engine, float], T]) -> T:
+        """Change the engine; the answer comes when the change may be seen by everybody.
+
+        An operation that raises must have changed nothing.
+        """
+
+    @abstractmethod
+    def tick(self) -> float:
+        """Let time pass; seconds until it must be called again. For stores, about once a second."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """One user less. The last one ends it."""
+
+    def watch(self, range: Range, after: int | None, wake: Callable[[], None]) -> Watcher:
+        return self.read(lambda engine: engine.watch(range, after, wake))
+
+    def take(self, watcher: Watcher) -> list[Batch]:
+        return self.read(lambda engine: engine.take(watcher))
+
+    def unwatch(self, watcher: Watcher) -> None:
+        with self.lock:
+            self._engine.unwatch(watcher)
+
+
+class MemoryHost(Host):
+    """Everything is seen as soon as it is written, and gone with the process."""
+
+    guarantees = Guarantees(durable=False, replicated=False, shared=False)
+    kind = "embedded, in memory"
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(engine)
+        self._clock = clock
+
+    def read(self, operation: Callable[[Engine], T]) -> T:
+        with self.lock:
+            self._advance()
+            return operation(self._engine)
+
+    async def write(self, operation: Callable[[Engine, float], T]) -> T:
+        with self.lock:
+            now = self._advance()
+            answer = operation(self._engine, now)
+            self._engine.confirm()
+            return answer
+
+    def tick(self) -> float:
+        with self.lock:
+            now = self._advance()
+            deadline = self._engine.next_deadline()
+        # A lease granted meanwhile lives for a second at least, so a second is soon enough.
+        return 1.0 if deadline is None else min(deadline - now, 1.0)
+
+    def release(self) -> None:
+        pass
+
+    def _advance(self) -> float:
+        """What every call does first: nothing that is over is ever seen."""
+        now = self._clock()
+        self._engine.advance(now)
+        self._engine.confirm()
+        self._engine.forgotten.clear()
+        return now
+
+
+_named: weakref.WeakValueDictionary[str, MemoryHost] = weakref.WeakValueDictionary()
+_naming = threading.Lock()
+
+
+def memory_host(name: str, make: Callable[[], Engine]) -> MemoryHost:
+    """The host of that name, made where there is none; without a name always a new one."""
+    with _naming:
+        host = _named.get(name) if name else None
+        if host is None:
+            host = MemoryHost(make())
+            if name:
+                _named[name] = host
+        return host
+
+
+def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
+    """Sets an event of a loop, from whichever thread."""
+
+    def wake() -> None:
+        if asyncio._get_running_loop() is loop:
+            event.set()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(event.set)
+
+    return wake

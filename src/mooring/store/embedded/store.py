@@ -1,0 +1,146 @@
+"""The store contract on an engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from mooring.errors import Closed
+from mooring.store.contract import (
+    Batch,
+    Check,
+    Committed,
+    Lease,
+    Member,
+    Order,
+    Query,
+    Range,
+    Snapshot,
+    Status,
+    Store,
+    Watch,
+    Write,
+    check_commit,
+    check_query,
+    check_ttl,
+)
+from mooring.store.embedded.host import Host, waker
+from mooring.store.embedded.watchers import Watcher
+from mooring.tasks import Tasks
+
+
+class EmbeddedStore(Store):
+    def __init__(self, host: Host, *, url: str) -> None:
+        self.url, self.guarantees = url, host.guarantees
+        self._host = host
+        self._closed = False
+        self._watches: set[_EmbeddedWatch] = set()
+        self._tasks = Tasks()
+        self._ticking: asyncio.Task[object] | None = None
+
+    async def read(
+        self,
+        range: Range,
+        *,
+        keys_only: bool = False,
+        limit: int = 0,
+        order: Order = "key",
+        created_before: int | None = None,
+        at: int | None = None,
+    ) -> Snapshot:
+        query = Query(range, keys_only, limit, order, created_before)
+        check_query(query, at)
+        return self._open().read(lambda engine: engine.read(query, at))
+
+    async def commit(
+        self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
+    ) -> Committed:
+        check_commit(writes, require, read)
+        return await self._open().write(
+            lambda engine, now: engine.commit(writes, require, read, now)
+        )
+
+    def watch(self, range: Range, *, after: int | None = None) -> Watch:
+        return _EmbeddedWatch(self, range, after)
+
+    async def grant(self, ttl: float) -> Lease:
+        seconds = check_ttl(ttl)
+        lease = await self._open().write(lambda engine, now: engine.grant(seconds, now))
+        if self._ticking is None:
+            self._ticking = self._tasks.start(self._tick(), name=f"{self.url} lets time pass")
+        return Lease(lease, float(seconds))
+
+    async def renew(self, lease: int) -> float:
+        return float(await self._open().write(lambda engine, now: engine.renew(lease, now)))
+
+    async def revoke(self, lease: int) -> None:
+        await self._open().write(lambda engine, now: engine.revoke(lease, now))
+
+    async def compact(self, revision: int) -> None:
+        await self._open().write(lambda engine, _: engine.compact(revision))
+
+    async def status(self) -> Status:
+        revision = self._open().read(lambda engine: engine.confirmed)
+        here = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
+        return Status(self._host.kind, revision, (here,))
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for watch in list(self._watches):
+            watch.end()
+        await self._tasks.aclose()
+        self._host.release()
+
+    def _open(self) -> Host:
+        if self._closed:
+            raise Closed(f"{self.url} is closed")
+        return self._host
+
+    async def _tick(self) -> None:
+        """Let leases run out, and their watchers know, though nobody calls."""
+        while True:
+            pause = self._open().tick()
+            await asyncio.sleep(pause)
+
+
+class _EmbeddedWatch(Watch):
+    def __init__(self, store: EmbeddedStore, range: Range, after: int | None) -> None:
+        self._store = store
+        self._range, self._after = range, after
+        self._watcher: Watcher | None = None
+        self._ready: deque[Batch] = deque()
+        self._woken = asyncio.Event()
+
+    @property
+    def heard(self) -> float:
+        return time.monotonic()  # it is in this process: it cannot be silent
+
+    async def __aenter__(self) -> _EmbeddedWatch:
+        wake = waker(asyncio.get_running_loop(), self._woken)
+        self._watcher = self._store._open().watch(self._range, self._after, wake)
+        self._store._watches.add(self)
+        return self
+
+    async def __anext__(self) -> Batch:
+        watcher = self._watcher
+        if watcher is None:
+            raise RuntimeError("enter a watch before iterating it: `async with store.watch(…)`")
+        while not self._ready:
+            self._woken.clear()
+            self._ready.extend(self._store._open().take(watcher))
+            if not self._ready:
+                await self._woken.wait()
+        return self._ready.popleft()
+
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._store._host.unwatch(self._watcher)
+            self._store._watches.discard(self)
+            self._watcher.wake()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
