@@ -60,7 +60,8 @@ class Engine:
         self._undo: list[Undo] = []
         self._history, self._history_age = history, history_age
         self._times: deque[tuple[float, int]] = deque()  # (now, revision), at most one a second
-        self._quiet_until = 0.0  # before this time `advance` has nothing to do
+        self.quiet_until = 0.0
+        """Before this time `advance` has nothing to do."""
 
     def load(self, entries: Iterable[Entry], *, revision: int, compacted: int) -> None:
         """Take up a state that was kept: every version there is, in the order of revisions."""
@@ -137,7 +138,7 @@ class Engine:
 
     def grant(self, ttl: int, now: float, lease: int = 0) -> int:
         lease = lease or self.leases.new_id()
-        self._quiet_until = min(self._quiet_until, now + ttl)
+        self.quiet_until = min(self.quiet_until, now + ttl)
         self._undo.append(self.leases.grant(lease, ttl, now + ttl))
         return lease
 
@@ -223,8 +224,6 @@ class Engine:
 
     def advance(self, now: float) -> None:
         """Expire the leases that are due, and forget the history that is too old."""
-        if now < self._quiet_until:
-            return
         while (lease := self.leases.due(now)) is not None:
             self.revoke(lease, now)
         old = self.compacted
@@ -232,7 +231,7 @@ class Engine:
             old = self._times.popleft()[1]
         if self.confirmed >= old > self.compacted:
             self.compact(old)
-        self._quiet_until = min(self.leases.next_deadline() or inf, now + 1.0)
+        self.quiet_until = min(self.leases.next_deadline() or inf, now + 1.0)
 
     def compact(self, revision: int) -> None:
         if revision > self.confirmed:

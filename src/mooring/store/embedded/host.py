@@ -80,6 +80,7 @@ class MemoryHost(Host):
             now = self._advance()
             answer = operation(self._engine, now)
             self._engine.confirm()
+            self._engine.forgotten.clear()
             return answer
 
     def tick(self) -> float:
@@ -95,9 +96,10 @@ class MemoryHost(Host):
     def _advance(self) -> float:
         """What every call does first: nothing that is over is ever seen."""
         now = self._clock()
-        self._engine.advance(now)
-        self._engine.confirm()
-        self._engine.forgotten.clear()
+        if now >= self._engine.quiet_until:
+            self._engine.advance(now)
+            self._engine.confirm()
+            self._engine.forgotten.clear()
         return now
 
 
