@@ -13,7 +13,7 @@ from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 
-BACKENDS = ("memory", "etcd-3.5", "etcd-3.4")
+BACKENDS = ("memory", "sqlite", "etcd-3.5", "etcd-3.4")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,9 +65,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], E
 
 
 @pytest.fixture
-def store_url(backend: str, etcd: Callable[[str], EtcdServer]) -> str:
+def store_url(backend: str, etcd: Callable[[str], EtcdServer], tmp_path: Path) -> str:
     """A URL of the backend with a fresh namespace; opened twice, it is the same store."""
     fresh = uuid.uuid4().hex
+    if backend == "sqlite":
+        return f"sqlite://{tmp_path}/store"
     if backend == "memory":
         return f"memory://{fresh}"
     return f"{etcd(backend.removeprefix('etcd-')).url}?namespace=/{fresh}"

@@ -14,6 +14,7 @@
         ├── TooLarge                    a request or a transaction over the store's limit
         ├── OutOfSpace                  the store refuses writes until it has room
         ├── AccessDenied                wrong credentials, or a role that does not suffice
+        ├── InUse                       another process owns the store's file
         ├── Closed                      the store was closed by this process
         ├── Unavailable                 not reached in time; it is certain that nothing was written
         └── OutcomeUnknown              the reply was lost; the write may have happened
@@ -117,11 +118,16 @@ class TooLarge(StoreError):
 
 
 class OutOfSpace(StoreError):
-    """The store has no room and refuses writes. Reads go on; writes work again once there is."""
+    """The store cannot write: its disk or quota is full, or its file read-only. Nothing was
+    written; reads go on, and writes work again by themselves once they can."""
 
 
 class AccessDenied(StoreError):
     """The credentials are wrong or missing, or the role does not suffice."""
+
+
+class InUse(StoreError):
+    """Another process owns the store's file. The message names it."""
 
 
 class Closed(StoreError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Self
 
+from mooring import durations
 from mooring.errors import Closed, MissingExtra
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
@@ -18,26 +21,39 @@ def open_store(url: str | StoreURL) -> Store:
     Must be called in a running event loop.
     """
     where = parse(url) if isinstance(url, str) else url
-    store = _open_memory(where) if where.scheme == "memory" else _open_etcd(where)
+    store = _OPENERS[where.scheme](where)
     prefix = where.options.get("namespace")
     return store if prefix is None else Namespaced(store, prefix.encode())
 
 
 def _open_memory(url: StoreURL) -> Store:
-    from mooring import durations
     from mooring.store.embedded.engine import Engine
     from mooring.store.embedded.host import memory_host
     from mooring.store.embedded.store import EmbeddedStore
 
-    history = url.option("history", int, 100_000)
-    age = url.option("history_age", durations.parse, 3600.0)
+    history, age = _history(url)
     host = memory_host(url.location, lambda: Engine(history=history, history_age=age))
     return EmbeddedStore(host, url=str(url))
 
 
-def _open_etcd(url: StoreURL) -> Store:
-    from mooring import durations
+def _open_sqlite(url: StoreURL) -> Store:
+    from mooring.store.embedded.durable import durable_host
+    from mooring.store.embedded.store import EmbeddedStore
 
+    history, age = _history(url)
+    path = Path(url.location).expanduser()
+    return EmbeddedStore(durable_host(path, history=history, history_age=age), url=str(url))
+
+
+def _history(url: StoreURL) -> tuple[int, float]:
+    """How much of the past an embedded store keeps."""
+    return (
+        url.option("history", int, 100_000),
+        url.option("history_age", durations.parse, 3600.0),
+    )
+
+
+def _open_etcd(url: StoreURL) -> Store:
     try:
         from mooring.store.etcd.settings import TLS, Settings
         from mooring.store.etcd.store import EtcdStore
@@ -52,6 +68,14 @@ def _open_etcd(url: StoreURL) -> Store:
         timeout=url.option("timeout", durations.parse, 5.0),
     )
     return EtcdStore(settings, url=str(url))
+
+
+_OPENERS: Mapping[str, Callable[[StoreURL], Store]] = {
+    "memory": _open_memory,
+    "sqlite": _open_sqlite,
+    "etcd": _open_etcd,
+    "etcds": _open_etcd,
+}
 
 
 class Hub:

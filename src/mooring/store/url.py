@@ -1,6 +1,7 @@
 """A store's URL: parsed once, checked whole, its password never shown.
 
     memory://[name][?history=100000&history_age=1h]
+    sqlite:///path/to/file[?history=…&history_age=…]
     etcd://[user:password@]host[:2379][,host…][?user=&password=&password_file=&timeout=5s]
     etcds://…                                  [&ca=FILE&cert=FILE&key=FILE&server_name=NAME]
 
@@ -24,9 +25,11 @@ T = TypeVar("T")
 MASK = "***"
 
 _COMMON = ("namespace",)
+_EMBEDDED = (*_COMMON, "history", "history_age")
 _ETCD = (*_COMMON, "user", "password", "password_file", "timeout")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "memory": (*_COMMON, "history", "history_age"),
+    "memory": _EMBEDDED,
+    "sqlite": _EMBEDDED,
     "etcd": _ETCD,
     "etcds": (*_ETCD, "ca", "cert", "key", "server_name"),
 }
@@ -92,7 +95,9 @@ def parse(text: str) -> StoreURL:
         _password(options.pop("password", "") or unquote(password), options),
         options,
     )
-    if scheme != "memory" and not location:
+    if scheme == "sqlite" and not location:
+        raise InvalidURL("sqlite:// names no file: write it like sqlite:///path/to/file")
+    if scheme.startswith("etcd") and not location:
         raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:2379")
     return url
 

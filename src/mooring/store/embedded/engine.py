@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
 
-from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, TooLarge
+from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, StoreError, TooLarge
 from mooring.store.contract import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
@@ -30,6 +30,7 @@ from mooring.store.contract import (
     Range,
     Snapshot,
     Write,
+    everything,
 )
 from mooring.store.embedded.keyspace import Keyspace
 from mooring.store.embedded.leases import Leases, Undo
@@ -63,24 +64,31 @@ class Engine:
         self.quiet_until = 0.0
         """Before this time `advance` has nothing to do."""
 
-    def load(self, entries: Iterable[Entry], *, revision: int, compacted: int) -> None:
-        """Take up a state that was kept: every version there is, in the order of revisions."""
+    def load(self, entries: Iterable[Entry], *, revision: int, compacted: int, now: float) -> None:
+        """Take up a state that was kept: every version there is, in the order of revisions.
+
+        Leases are granted before.
+        """
         self.revision = self.confirmed = revision
         self.compacted = compacted
+        self._times.append((now, revision))
         events: dict[int, list[Event]] = {}
         settled: list[bytes] = []
         for entry in entries:
             self._keys.load(entry)
-            if entry.lease:
-                self.leases.attach(entry.key, entry.lease)
             if entry.modified > compacted:
                 event = Event(entry.key, entry if entry.version else None)
                 events.setdefault(entry.modified, []).append(event)
             else:
                 settled.append(entry.key)
         self._log = [Batch(number, tuple(events[number])) for number in sorted(events)]
+        if len(self._log) != revision - compacted:
+            raise StoreError("revisions are missing from the history")
         for name in settled:
             self.forgotten += self._keys.forget(name, compacted)
+        for entry in self._keys.present(everything()):
+            if entry.lease:
+                self.leases.attach(entry.key, entry.lease)
 
     # Reading
 

@@ -1,0 +1,232 @@
+"""The SQLite file under a durable engine: what is in it, who owns it, and how it is upgraded.
+
+One process owns a file at a time. A write is one SQLite transaction in WAL mode with full
+synchronisation: when it returns, it is on disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from mooring.errors import InUse, StoreError
+from mooring.store.contract import Batch, Entry
+from mooring.store.embedded.keyspace import tombstone
+
+SCHEMA = 1
+"""The version that this code reads and writes. Older ones are upgraded step by step."""
+
+_SQL = resources.files("mooring.store.embedded") / "sql"
+
+
+def _statements() -> dict[str, str]:
+    parts = re.split(r"^-- name: (\w+).*$", (_SQL / "journal.sql").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+SQL = _statements()
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a file holds."""
+
+    revision: int = 1
+    compacted: int = 1
+    uptime: float = 0.0
+    leases: list[tuple[int, int, float]] = field(default_factory=list)
+    """(id, ttl, deadline)"""
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one write makes of it."""
+
+    revision: int
+    compacted: int
+    uptime: float
+    batches: Iterable[Batch] = ()
+    leases: Iterable[tuple[int, int, float]] = ()
+    ended: Iterable[int] = ()
+    forgotten: Iterable[Entry] = ()
+
+
+class Journal:
+    """Opening takes the file for this process, makes it where there is none, and upgrades it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._owner = _own(path)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            path.touch(mode=0o600)
+            self._database = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=5
+            )
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            _upgrade(self._database, path)
+        except (sqlite3.Error, OSError) as error:
+            os.close(self._owner)
+            raise StoreError(f"{path} cannot be opened as a store: {error}") from error
+        except StoreError:
+            os.close(self._owner)
+            raise
+
+    def load(self) -> Kept:
+        return _load(self._database)
+
+    def write(self, changes: Changes) -> None:
+        """All of it, on disk when this returns; raises `sqlite3.Error` and leaves nothing."""
+        with _transaction(self._database) as database:
+            database.executemany(SQL["put_entry"], _rows(changes.batches))
+            database.executemany(
+                SQL["drop_entry"], ((e.modified, e.key) for e in changes.forgotten)
+            )
+            database.executemany(SQL["put_lease"], changes.leases)
+            database.executemany(SQL["drop_lease"], ((lease,) for lease in changes.ended))
+            meta = ("revision", "compacted", "uptime")
+            database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
+
+    def close(self) -> None:
+        self._database.close()
+        os.close(self._owner)
+
+
+def _rows(batches: Iterable[Batch]) -> Iterator[tuple[int, bytes, int, bytes, int, int, int]]:
+    for batch in batches:
+        for number, event in enumerate(batch.events):
+            e = event.entry or tombstone(event.key, batch.revision)
+            yield batch.revision, e.key, number, e.value, e.created, e.version, e.lease
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def _load(database: sqlite3.Connection) -> Kept:
+    meta = dict(database.execute(SQL["get_meta"]))
+    return Kept(
+        revision=meta["revision"],
+        compacted=meta["compacted"],
+        uptime=meta["uptime"],
+        leases=database.execute(SQL["get_leases"]).fetchall(),
+        entries=[Entry(*row) for row in database.execute(SQL["get_entries"])],
+    )
+
+
+def _upgrade(database: sqlite3.Connection, path: Path) -> None:
+    """Bring a file to the present schema, one step after another, each whole or not at all."""
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    if tables and "meta" not in tables:
+        raise StoreError(f"{path} is a SQLite file, but not one of Mooring's: choose another path")
+    version = int(dict(database.execute(SQL["get_meta"]))["schema"]) if tables else 0
+    if version > SCHEMA:
+        raise StoreError(
+            f"{path} was written by a newer Mooring (schema {version}, this one knows {SCHEMA}): "
+            "upgrade Mooring"
+        )
+    for step in range(version + 1, SCHEMA + 1):
+        with _transaction(database):
+            for statement in _split((_SQL / f"schema_{step}.sql").read_text()):
+                database.execute(statement)
+            fresh = [("revision", 1), ("compacted", 1), ("uptime", 0.0)] if step == 1 else []
+            database.executemany(SQL["put_meta"], [*fresh, ("schema", step)])
+
+
+def _split(script: str) -> Iterator[str]:
+    """The statements of a script; `executescript` would end our transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _own(path: Path) -> int:
+    """Take the file for this process, until it ends; a descriptor that holds it."""
+    lock = path.with_name(path.name + ".owner")
+    owner = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(owner, 1000).decode(errors="replace") or "another process"
+        os.close(owner)
+        raise InUse(
+            f"{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
+            "through it (mooring serve)"
+        ) from None
+    os.ftruncate(owner, 0)
+    program = Path(sys.argv[0]).name or "python"
+    os.write(owner, f"process {os.getpid()} ({program}) on {socket.gethostname()}".encode())
+    return owner
+
+
+def check(path: Path) -> list[str]:
+    """What is wrong with a file, in words; empty where it is well. It may be in use meanwhile."""
+    with _reading(path) as database:
+        problems = [text for (text,) in database.execute("PRAGMA integrity_check") if text != "ok"]
+        if problems:
+            return problems
+        kept = _load(database)
+    history = {entry.modified for entry in kept.entries if entry.modified > kept.compacted}
+    expected = set(range(kept.compacted + 1, kept.revision + 1))
+    if missing := sorted(expected - history):
+        problems.append(f"revisions are missing from the history, the first is {missing[0]}")
+    if surplus := sorted(history - expected):
+        problems.append(f"revisions beyond the newest ({kept.revision}), the first is {surplus[0]}")
+    newest = {entry.key: entry for entry in kept.entries}
+    leases = {lease for lease, _, _ in kept.leases}
+    problems.extend(
+        f"{entry.key!r} hangs on lease {entry.lease:x}, which does not exist"
+        for entry in newest.values()
+        if entry.version and entry.lease and entry.lease not in leases
+    )
+    return problems
+
+
+def backup(path: Path, target: Path) -> None:
+    """Copy a file while it may be in use, as of one instant; whole or not there."""
+    unfinished = target.with_name(target.name + ".unfinished")
+    unfinished.touch(mode=0o600)
+    with _reading(path) as database:
+        copy = sqlite3.connect(unfinished)
+        database.backup(copy)
+        copy.close()
+    unfinished.replace(target)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    if not path.is_file():
+        raise StoreError(f"{path} is not there: name the file of a store")
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+    try:
+        database.execute("BEGIN")
+        yield database
+    except (sqlite3.Error, KeyError) as error:
+        raise StoreError(f"{path} cannot be read as a store: {error}") from error
+    finally:
+        database.close()

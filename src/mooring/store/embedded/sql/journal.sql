@@ -1,0 +1,26 @@
+-- name: get_meta
+SELECT name, value FROM meta;
+
+-- name: put_meta (name, value)
+INSERT INTO meta (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: get_entries
+SELECT key, value, created, revision, version, lease FROM entries ORDER BY revision, number;
+
+-- name: put_entry (revision, key, number, value, created, version, lease)
+INSERT INTO entries (revision, key, number, value, created, version, lease)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: drop_entry (revision, key)
+DELETE FROM entries WHERE revision = ? AND key = ?;
+
+-- name: get_leases
+SELECT id, ttl, deadline FROM leases;
+
+-- name: put_lease (id, ttl, deadline)
+INSERT INTO leases (id, ttl, deadline) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET deadline = excluded.deadline;
+
+-- name: drop_lease (id)
+DELETE FROM leases WHERE id = ?;

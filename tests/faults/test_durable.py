@@ -1,0 +1,310 @@
+"""The store in a file: killed, filled up, restarted, owned by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import InUse, OutOfSpace, StoreError
+from mooring.hub import open_store
+from mooring.mirror import Mirror, RangeFeed
+from mooring.store import Delete, Put, Store, key, prefix
+from mooring.store.embedded import journal
+
+WRITER = """
+import asyncio, itertools, sys
+from mooring.hub import open_store
+from mooring.store import Delete, Put, key
+
+async def main(path, start):
+    async with open_store(f"sqlite://{path}") as store:
+        lease = await store.grant(1000)
+        print("lease", lease.id, flush=True)
+        numbers = itertools.count(start)
+        async def write():
+            for number in numbers:
+                value = b"%d" % number
+                done = await store.commit(
+                    Put(b"/a/%d" % number, value), Put(b"/b/%d" % number, value, lease.id),
+                    Put(b"/last", value), Delete(key(b"/a/%d" % (number - 50))))
+                print("ack", number, done.revision, flush=True)
+        await asyncio.gather(*(write() for _ in range(8)))
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def run_and_kill(path: Path, start: int, seconds: float) -> tuple[list[tuple[int, int]], list[int]]:
+    """Let a writer work for a while, kill it: what it was told was written, and its leases."""
+    command = [sys.executable, "-c", WRITER, str(path), str(start)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        lines = [first, *process.stdout]
+    words = [line.split() for line in lines if line.endswith("\n")]
+    acknowledged = [(int(w[1]), int(w[2])) for w in words if w[0] == "ack"]
+    return acknowledged, [int(w[1]) for w in words if w[0] == "lease"]
+
+
+async def kill_and_look(path: Path, rounds: int) -> None:
+    chance = random.Random()
+    written: dict[int, int] = {}
+    leases: list[int] = []
+    newest = 0
+    for _ in range(rounds):
+        start = max(written, default=0) + 1000
+        acknowledged, granted = run_and_kill(path, start, chance.uniform(0.05, 0.4))
+        written.update(acknowledged)
+        leases += granted
+        assert journal.check(path) == []
+        async with open_store(f"sqlite://{path}?history=1000000") as store:
+            found = {entry.key: entry for entry in (await store.read(prefix(b"/"))).entries}
+            revision = (await store.read(key(b"/none"))).revision
+            assert revision >= max([newest, *(r for _, r in acknowledged)])
+            newest = revision
+            for number, at in acknowledged:
+                entry = found[b"/b/%d" % number]
+                assert (entry.value, entry.modified) == (b"%d" % number, at)
+            for entry in found.values():
+                if entry.key.startswith(b"/b/"):
+                    number = int(entry.value)
+                    whole = await store.read(key(b"/a/%d" % number), at=entry.modified)
+                    assert whole.first is not None, "half a transaction"
+                    assert whole.first.modified == entry.modified
+            for lease in leases:
+                assert await store.renew(lease) == 1000
+
+
+@pytest.mark.timeout(120)
+async def test_ten_kills_lose_nothing_that_was_acknowledged(tmp_path: Path):
+    await kill_and_look(tmp_path / "store", 10)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_hundreds_of_kills(tmp_path: Path, soak_seconds: float):
+    until = time.monotonic() + soak_seconds
+    rounds = 0
+    while time.monotonic() < until and rounds < 500:
+        await kill_and_look(tmp_path / f"store{rounds}", 10)
+        rounds += 10
+
+
+async def test_leases_live_on_with_their_remaining_time(tmp_path: Path):
+    url = f"sqlite://{tmp_path}/store"
+    async with open_store(url) as store:
+        lease = await store.grant(3)
+        await store.commit(Put(b"/a", b"", lease.id), Put(b"/b", b""))
+        await asyncio.sleep(1.5)
+    await asyncio.sleep(2)  # down for longer than it had left
+    async with open_store(url) as store:
+        assert (await store.read(key(b"/a"))).first is not None, "downtime does not count"
+        started = time.monotonic()
+        async with store.watch(prefix(b"/")) as watch:
+            async with asyncio.timeout(5):
+                batch = await anext(watch)
+        assert [event.key for event in batch.events] == [b"/a"]
+        assert time.monotonic() - started < 2.5, "it did not start anew"
+
+
+async def test_everything_is_as_it_was_after_a_restart(tmp_path: Path):
+    url = f"sqlite://{tmp_path}/store"
+    async with open_store(url) as store:
+        start = await store.commit(Put(b"/a", b"1"), Put(b"/b", b"1"))
+        await store.commit(Put(b"/a", b"2"))
+        last = await store.commit(Delete(key(b"/b")))
+        before = await store.read(prefix(b"/"))
+    async with open_store(url) as store:
+        assert await store.read(prefix(b"/")) == before
+        assert len((await store.read(prefix(b"/"), at=start.revision)).entries) == 2
+        async with store.watch(prefix(b"/"), after=start.revision) as watch:
+            batches = [await anext(watch), await anext(watch)]
+        assert [batch.revision for batch in batches] == [start.revision + 1, last.revision]
+        assert (await store.commit(Put(b"/c", b""))).revision == last.revision + 1
+
+
+async def test_a_mirror_resumes_over_a_restart(tmp_path: Path):
+    url = f"sqlite://{tmp_path}/store"
+    async with open_store(url) as store:
+        await store.commit(Put(b"/a", b"1"))
+        async with Mirror(RangeFeed(store, prefix(b"/"))) as mirror:
+            mark = mirror.mark
+    async with open_store(url) as store, store.watch(prefix(b"/"), after=mark) as watch:
+        await store.commit(Put(b"/a", b"2"))
+        assert (await anext(watch)).revision == mark + 1
+
+
+async def test_compaction_reaches_the_disk(tmp_path: Path):
+    path = tmp_path / "store"
+    async with open_store(f"sqlite://{path}?history=100") as store:
+        for n in range(1000):
+            await store.commit(Put(b"/busy", b"%d" % n), Put(b"/%d" % n, b""))
+            await store.commit(Delete(key(b"/%d" % n)))
+        await asyncio.sleep(0.1)
+    with sqlite3.connect(path) as database:
+        (rows,) = database.execute("SELECT count(*) FROM entries").fetchone()
+    assert rows < 600
+    async with open_store(f"sqlite://{path}?history=100") as store:
+        found = await store.read(prefix(b"/"))
+        assert [(e.key, e.value) for e in found.entries] == [(b"/busy", b"999")]
+
+
+async def test_concurrent_writes_share_a_commit(tmp_path: Path):
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        done = await asyncio.gather(*(store.commit(Put(b"/%d" % n, b"")) for n in range(500)))
+        assert sorted(d.revision for d in done) == list(range(2, 502))
+
+
+async def test_two_hubs_of_one_process_share_the_file(tmp_path: Path):
+    url = f"sqlite://{tmp_path}/store"
+    async with open_store(url) as one, open_store(url) as two:
+        await one.commit(Put(b"/a", b""))
+        assert (await two.read(key(b"/a"))).first is not None
+        await one.aclose()
+        await two.commit(Put(b"/b", b""))
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+async def test_a_second_process_is_told_who_owns_it(tmp_path: Path):
+    path = tmp_path / "store"
+    script = f"""
+import asyncio
+from mooring.hub import open_store
+async def main():
+    open_store("sqlite://{path}")
+asyncio.run(main())
+"""
+    async with open_store(f"sqlite://{path}"):
+        run = await asyncio.to_thread(python, script)
+    assert f"in use by process {os.getpid()}" in run.stderr
+    assert InUse.__name__ in run.stderr
+
+
+FULL = """
+import asyncio, resource, sys
+from mooring.errors import OutOfSpace
+from mooring.hub import open_store
+from mooring.store import Put, key, prefix
+
+async def main(path):
+    async with open_store(f"sqlite://{path}") as store:
+        lease = await store.grant(1)
+        await store.commit(Put(b"/kept", b"1"), Put(b"/leased", b"", lease.id))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+        refused = 0
+        for n in range(100):
+            try:
+                await store.commit(Put(b"/big/%d" % n, b"x" * 10_000), Put(b"/pair/%d" % n, b""))
+            except OutOfSpace as error:
+                refused += 1
+                assert path in str(error), error
+        assert refused > 10
+        for half in (b"/big/", b"/pair/"):
+            assert len((await store.read(prefix(half))).entries) == 100 - refused
+        assert (await store.read(key(b"/kept"))).first.value == b"1"
+        await asyncio.sleep(1.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        done = await store.commit(Put(b"/after", b""))
+        await asyncio.sleep(1)
+        assert (await store.read(key(b"/leased"))).first is None
+        print("refused", refused, "revision", done.revision)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_full_disk_refuses_writes_and_heals(tmp_path: Path):
+    path = tmp_path / "store"
+    run = await asyncio.to_thread(python, FULL, str(path))
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("writes are refused") <= 1
+    assert journal.check(path) == []
+    async with open_store(f"sqlite://{path}") as store:
+        assert (await store.read(key(b"/after"))).first is not None
+
+
+async def test_a_store_that_fails_to_write_takes_everything_back(tmp_path: Path, monkeypatch):
+    """The round fails as a whole, its writers are told, and the next one works."""
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        await store.commit(Put(b"/a", b"old"))
+        async with store.watch(prefix(b"/")) as watch:
+            with monkeypatch.context() as broken:
+                broken.setattr(journal.Journal, "write", fail)
+                results = await asyncio.gather(
+                    *(store.commit(Put(b"/%d" % n, b"")) for n in range(5)), return_exceptions=True
+                )
+            assert all(isinstance(result, OutOfSpace) for result in results)
+            assert await all_keys(store) == [b"/a"]
+            done = await store.commit(Put(b"/b", b""))
+            async with asyncio.timeout(5):
+                batch = await anext(watch)
+        assert batch.revision == done.revision
+        assert [event.key for event in batch.events] == [b"/b"]
+
+
+def fail(*_: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+async def all_keys(store: Store) -> list[bytes]:
+    return [entry.key for entry in (await store.read(prefix(b"/"))).entries]
+
+
+async def test_a_file_of_something_else_is_refused(tmp_path: Path):
+    (tmp_path / "text").write_text("this is no database, and long enough to be looked at\n" * 20)
+    with pytest.raises(StoreError, match="text cannot be opened"):
+        open_store(f"sqlite://{tmp_path}/text")
+    with sqlite3.connect(tmp_path / "other") as database:
+        database.execute("CREATE TABLE customers (name TEXT)")
+    with pytest.raises(StoreError, match="not one of Mooring's"):
+        open_store(f"sqlite://{tmp_path}/other")
+
+
+async def test_a_file_of_a_newer_mooring_is_left_alone(tmp_path: Path):
+    url = f"sqlite://{tmp_path}/store"
+    async with open_store(url) as store:
+        await store.commit(Put(b"/a", b""))
+    with sqlite3.connect(tmp_path / "store") as database:
+        database.execute("UPDATE meta SET value = 99 WHERE name = 'schema'")
+    with pytest.raises(StoreError, match="newer Mooring"):
+        open_store(url)
+
+
+async def test_a_backup_is_taken_while_it_is_in_use(tmp_path: Path):
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    async with open_store(f"sqlite://{path}") as store:
+        await store.commit(Put(b"/a", b"1"))
+        journal.backup(path, copy)
+        await store.commit(Put(b"/a", b"2"))
+    assert journal.check(copy) == []
+    async with open_store(f"sqlite://{copy}") as store:
+        entry = (await store.read(key(b"/a"))).first
+        assert entry is not None
+        assert entry.value == b"1"
+
+
+async def test_a_damaged_file_is_told(tmp_path: Path):
+    path = tmp_path / "store"
+    async with open_store(f"sqlite://{path}") as store:
+        for n in range(5):
+            await store.commit(Put(b"/%d" % n, b""))
+    with sqlite3.connect(path) as database:
+        database.execute("DELETE FROM entries WHERE revision = 4")
+    assert "the first is 4" in journal.check(path)[0]
+    with pytest.raises(StoreError, match="mooring store check"):
+        open_store(f"sqlite://{path}")
