@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import grpc.aio
+
 from mooring.store.etcd.connection import Endpoint
 from mooring.store.etcd.proto import Methods
-from mooring.store.etcd.settings import Settings
 from mooring.testing.etcd import EtcdServer
 
 TIMEOUT = 5.0
-METADATA = (("hasleader", "true"),)
+# In the form that gRPC works with, as ours: it takes time to make it of tuples for every call.
+METADATA = grpc.aio.Metadata(("hasleader", "true"))
 
 
 @contextmanager
@@ -30,7 +32,7 @@ def fresh_etcd() -> Iterator[EtcdServer]:
 @asynccontextmanager
 async def bare(server: EtcdServer) -> AsyncIterator[Methods]:
     """The stubs, on a channel of their own with the options that ours has."""
-    endpoint = Endpoint(server.address, Settings(endpoints=(server.address,)))
+    endpoint = Endpoint(server.address, None, "")
     try:
         yield endpoint.methods
     finally:

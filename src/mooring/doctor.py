@@ -101,9 +101,12 @@ async def try_out(store: Store) -> AsyncIterator[Finding]:
     """What this user may do, by doing it, and how long it takes."""
     scratch = f"/mooring/doctor/{uuid.uuid4().hex}".encode()
     yield await _attempt("read", _timed(lambda: store.read(key(scratch))))
-    yield await _attempt("write", _timed(lambda: store.commit(Put(scratch, b"")), 3))
+    writing = await _attempt("write", _timed(lambda: store.commit(Put(scratch, b"")), 3))
+    yield writing
     yield await _attempt("watch", _watch(store, scratch))
     yield await _attempt("lease", _lease(store))
+    if writing.level != "ok":
+        return
     try:
         await store.commit(Delete(key(scratch)))
     except StoreError as error:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Generic, Protocol, Self, TypeVar
 
 from mooring.errors import CannotResume, Closed, FutureRevision, StoreError
-from mooring.store.contract import Batch, Entry, Range, Store, Watch, key
+from mooring.store.contract import Entry, Range, Store, Watch
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,11 @@ class Feed(Protocol[K, V]):
     async def snapshot(self) -> tuple[dict[K, V], int]:
         """Everything, and the mark to follow from."""
 
-    def follow(self, mark: int, *, resumed: bool) -> AbstractAsyncContextManager[Steps[K, V]]:
-        """What comes after a mark. Raises `CannotResume` where that cannot be told."""
+    def follow(self, mark: int, held: Mapping[K, V]) -> AbstractAsyncContextManager[Steps[K, V]]:
+        """What comes after a mark, at which there was what is `held`.
+
+        Raises `CannotResume` where that cannot be told.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class Mirror(Generic[K, V]):
         self._loaded = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: list[Callable[[Update[K, V]], None]] = []
+        self._closed = False
         self._tasks = Tasks()
 
     @property
@@ -134,9 +138,12 @@ class Mirror(Generic[K, V]):
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[Update[K, V]]]:
-        """Updates from now on. A reader that does not keep up gets several merged into one."""
+        """Updates from now on, until the mirror or its store is closed. A reader that does not
+        keep up gets several merged into one."""
         reader = _Reader[K, V]()
         self._readers.add(reader)
+        if self._closed:
+            reader.end()
         try:
             yield reader
         finally:
@@ -152,17 +159,22 @@ class Mirror(Generic[K, V]):
         await self.aclose()
 
     async def aclose(self) -> None:
+        """Stop following. Those who read its changes come to an end."""
         await self._tasks.aclose()
+        self._end_readers()
+
+    def _end_readers(self) -> None:
+        self._closed = True
+        for reader in self._readers:
+            reader.end()
 
     async def _run(self) -> None:
         backoff = Backoff()
-        resumed = False
         while True:
             try:
                 if not self.mark:
                     await self._load()
-                    resumed = False
-                async with self._feed.follow(self.mark, resumed=resumed) as steps:
+                async with self._feed.follow(self.mark, self._items) as steps:
                     self._steps = steps
                     self._follows()
                     async for step in steps:
@@ -172,14 +184,13 @@ class Mirror(Generic[K, V]):
                 log.info("%s: reads again: %s", self._feed.name, error)
                 self.mark = 0
             except Closed:
-                return
+                return self._end_readers()
             except StoreError as error:
                 self._breaks(error)
             finally:
                 if self._steps is not None:
                     self._heard = max(self._heard, self._steps.heard)
                     self._steps = None
-            resumed = True
             await asyncio.sleep(backoff.next())
 
     def _follows(self) -> None:
@@ -204,7 +215,8 @@ class Mirror(Generic[K, V]):
             Change(k, before, v) for k, v in items.items() if (before := self._items.get(k)) != v
         ]
         first = not self.loaded
-        self._items = items
+        self._items.clear()  # in place: somebody may hold the view of it
+        self._items.update(items)
         self.mark, self._heard = mark, asked
         self._loaded.set()
         if not first:
@@ -242,6 +254,11 @@ class _Reader(AsyncIterator[Update[K, V]]):
     def __init__(self) -> None:
         self._updates: deque[Update[K, V]] = deque()
         self._more = asyncio.Event()
+        self._ended = False
+
+    def end(self) -> None:
+        self._ended = True
+        self._more.set()
 
     def put(self, update: Update[K, V]) -> None:
         self._updates.append(update)
@@ -251,6 +268,8 @@ class _Reader(AsyncIterator[Update[K, V]]):
 
     async def __anext__(self) -> Update[K, V]:
         while not self._updates:
+            if self._ended:
+                raise StopAsyncIteration
             self._more.clear()
             await self._more.wait()
         return self._updates.popleft()
@@ -268,48 +287,56 @@ def merge(updates: Sequence[Update[K, V]]) -> Update[K, V]:
     return Update(updates[-1].mark, tuple(changes), any(update.resync for update in updates))
 
 
+_RESTORED = 0.1  # seconds: nobody stops, restores and starts a store in less
+
+
 class RangeFeed:
     """A range of a store, by key. The mark is the store's revision.
 
-    Before it resumes after a break it looks at the newest entry that it has seen, as of that
-    revision. A store restored from a backup has not got there yet, or has another entry there:
-    without that look, a watch would wait in silence for a revision that means something else.
+    Once it watches again after a break, it compares what is held with what the store has at that
+    revision, keys and revisions alone. A store restored from a backup has not got there yet, or
+    got there by another way: without that look, a watch would wait in silence for revisions that
+    mean something else, or miss those that were made anew.
     """
 
     def __init__(self, store: Store, range: Range) -> None:
         self.name = f"{store.url} {range.start.decode(errors='replace')}"
         self._store, self._range = store, range
-        self._witness: tuple[bytes, Entry | None] = range.start, None
+        self._read_at = 0.0
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
+        self._read_at = time.monotonic()
         found = await self._store.read(self._range)
-        newest = max(found.entries, key=lambda entry: entry.modified, default=None)
-        self._witness = (newest.key, newest) if newest else (self._range.start, None)
         return {entry.key: entry for entry in found.entries}, found.revision
 
     @asynccontextmanager
-    async def follow(self, mark: int, *, resumed: bool) -> AsyncIterator[Steps[bytes, Entry]]:
-        if resumed:
-            name, expected = self._witness
-            seen = await self._store.read(key(name), at=mark)
-            if seen.first != expected:
-                raise FutureRevision(mark)
+    async def follow(
+        self, mark: int, held: Mapping[bytes, Entry]
+    ) -> AsyncIterator[Steps[bytes, Entry]]:
         async with self._store.watch(self._range, after=mark) as watch:
-            yield _RangeSteps(watch, self._saw)
+            if time.monotonic() - self._read_at > _RESTORED:
+                there = await self._store.read(self._range, at=mark, keys_only=True)
+                if not _same(there.entries, held):
+                    raise FutureRevision(mark)
+            yield _RangeSteps(watch)
 
-    def _saw(self, batch: Batch) -> Step[bytes, Entry]:
-        last = batch.events[-1]
-        self._witness = last.key, last.entry
-        return Step(batch.revision, [(event.key, event.entry) for event in batch.events])
+
+def _same(entries: Sequence[Entry], held: Mapping[bytes, Entry]) -> bool:
+    """Whether they are the same versions of the same keys."""
+    return len(entries) == len(held) and all(
+        (mine := held.get(entry.key)) is not None and mine.modified == entry.modified
+        for entry in entries
+    )
 
 
 class _RangeSteps(AsyncIterator[Step[bytes, Entry]]):
-    def __init__(self, watch: Watch, saw: Callable[[Batch], Step[bytes, Entry]]) -> None:
-        self._watch, self._saw = watch, saw
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     @property
     def heard(self) -> float:
         return self._watch.heard
 
     async def __anext__(self) -> Step[bytes, Entry]:
-        return self._saw(await anext(self._watch))
+        batch = await anext(self._watch)
+        return Step(batch.revision, [(event.key, event.entry) for event in batch.events])

@@ -129,10 +129,13 @@ class Session:
             return
         was = self.state
         self._closed = True
+        await cleanup(self._end(revoke=was != "lost"), within=_REVOKE_WITHIN)
+
+    async def _end(self, *, revoke: bool) -> None:
         await self._tasks.aclose()
-        if was != "lost":
+        if revoke:
             try:
-                await cleanup(self._store.revoke(self.lease), within=_REVOKE_WITHIN)
+                await self._store.revoke(self.lease)
             except StoreError as error:
                 log.info("lease %x is left to expire: %s", self.lease, error)
 

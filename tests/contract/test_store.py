@@ -323,6 +323,22 @@ class TestBadInput:
         with pytest.raises(InvalidRequest, match="revision 0"):
             await store.read(prefix(b"/"), at=0)
 
+    async def test_what_is_no_range_or_number_is_refused(self, store: Store):
+        for call in (
+            lambda: store.read(b"/x"),  # type: ignore[arg-type]
+            lambda: store.commit(Delete(b"/x")),  # type: ignore[arg-type]
+            lambda: store.commit(Put(b"/x", b"", 2**64)),
+            lambda: store.commit(require=[unchanged(b"/x", -1)]),
+            lambda: store.read(key(b"/x"), at=2**64),
+            lambda: store.read(key(b"/x"), limit=2**64),
+        ):
+            with pytest.raises(InvalidRequest):
+                await call()
+        with pytest.raises(InvalidRequest):
+            store.watch(b"/x")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await store.grant("5")  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 10_000_000_000])
     async def test_a_ttl_that_cannot_be_is_refused(self, store: Store, ttl: float):
         with pytest.raises(InvalidRequest, match="TTL"):
@@ -536,6 +552,42 @@ class TestWatching:
             batches = await take(watch, 2500, within=20)
         values = [batch.events[0].entry and batch.events[0].entry.value for batch in batches]
         assert values == [b"%d" % n for n in range(2500)]
+
+    async def test_a_watch_tells_what_to_resume_after(self, store: Store):
+        before = await store.commit(Put(b"/a", b""))
+        async with store.watch(prefix(b"/")) as watch:
+            assert watch.seen == before.revision
+            done = await store.commit(Put(b"/a", b""))
+            await take(watch, 1)
+            assert watch.seen == done.revision
+
+    async def test_a_watch_that_was_left_or_never_entered_says_so(self, store: Store):
+        watch = store.watch(prefix(b"/"))
+        with pytest.raises(RuntimeError, match="async with"):
+            await anext(watch)
+        async with watch:
+            pass
+        with pytest.raises(Closed):
+            await take(watch, 1)
+
+    async def test_two_readers_of_one_watch_are_both_woken(self, store: Store):
+        async with store.watch(prefix(b"/")) as watch:
+            readers = [asyncio.get_running_loop().create_task(watch.__anext__()) for _ in range(2)]
+            await asyncio.sleep(0)
+            await store.commit(Put(b"/a", b""))
+            await store.commit(Put(b"/a", b""))
+            async with asyncio.timeout(5):
+                revisions = {(await reader).revision for reader in readers}
+            assert len(revisions) == 2
+
+    async def test_a_burst_of_watches_does_not_harm_one_that_stands(self, store: Store):
+        async with store.watch(key(b"/standing")) as standing:
+            burst = [store.watch(key(b"/%d" % n)) for n in range(1000)]
+            await asyncio.gather(*(watch.__aenter__() for watch in burst))
+            await store.commit(Put(b"/standing", b""))
+            await take(standing, 1)
+            for watch in burst:
+                await watch.__aexit__(None, None, None)
 
     async def test_a_live_watch_is_heard_without_changes(self, store: Store):
         async with store.watch(prefix(b"/")) as watch:

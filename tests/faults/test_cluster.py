@@ -127,6 +127,34 @@ async def test_a_restored_cluster_is_noticed(tmp_path: Path, overtaken: bool):
                     assert mirror.resyncs == 1
 
 
+async def test_a_restored_cluster_is_noticed_by_a_mirror_of_a_quiet_range(tmp_path: Path):
+    """Nothing in the range changed between the backup and the break, in the lost history."""
+    server = EtcdServer(tmp_path / "etcd", series="3.4")
+    with server:
+        server.start()
+        async with FaultProxy(server.address) as proxy:
+            behind, direct = f"etcd://{proxy.address}", server.url
+            async with open_store(behind) as store, open_store(direct) as writer:
+                await writer.commit(Put(PREFIX + b"old", b""))
+                backup = tmp_path / "backup"
+                server.ctl("snapshot", "save", str(backup))
+                for n in range(5):
+                    await writer.commit(Put(b"/elsewhere/%d" % n, b""))
+                async with Mirror(RangeFeed(store, prefix(PREFIX))) as mirror:
+                    recorder = Recorder(mirror)
+                    proxy.refuse()
+                    server.kill()
+                    await asyncio.to_thread(restore, server, backup)
+                    server.start()
+                    await writer.commit(Put(PREFIX + b"new", b""))
+                    for n in range(20):
+                        done = await writer.commit(Put(b"/elsewhere/%d" % n, b""))
+                    assert done.revision > mirror.mark
+                    proxy.heal()
+                    await recorder.agrees(writer)
+                    assert set(mirror.items) == {PREFIX + b"old", PREFIX + b"new"}
+
+
 def restore(server: EtcdServer, backup: Path) -> None:
     shutil.rmtree(server.folder / "data")
     peer = f"http://127.0.0.1:{server.peer_port}"

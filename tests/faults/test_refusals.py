@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from mooring.errors import AccessDenied, OutOfSpace, Unavailable
+from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, Unavailable
 from mooring.hub import connect, open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
-from mooring.store import Delete, Put, key, prefix
+from mooring.store import Delete, Put, Query, key, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.waiting import eventually
 
@@ -136,6 +136,8 @@ class TestUsers:
         caplog.set_level(logging.DEBUG)
         store = open_store(self.url(guarded, "wr0ng-word"))
         async with store:
+            with pytest.raises(AccessDenied, match="password"):
+                await store.watch(key(b"/team/a")).__aenter__()
             with pytest.raises(AccessDenied, match="password") as caught:
                 await store.read(key(b"/team/a"))
         chain: BaseException | None = caught.value
@@ -155,6 +157,19 @@ class TestUsers:
         async with open_store(f"etcd://app:x@{etcd('3.5').address}?namespace=/auth-off") as store:
             await store.commit(Put(b"/a", b""))
         assert "authentication off" in caplog.text
+
+    async def test_authentication_enabled_later_is_followed(
+        self, fresh_etcd: Callable[..., EtcdServer]
+    ):
+        server = fresh_etcd()
+        async with open_store(f"etcd://root:r00t@{server.address}") as store:
+            await store.commit(Put(b"/a", b""))
+            server.ctl("user", "add", "root:r00t")
+            server.ctl("user", "grant-role", "root", "root")
+            server.ctl("auth", "enable")
+            await store.commit(Put(b"/a", b""))
+            async with store.watch(key(b"/a")):
+                pass
 
 
 class TestTLS:
@@ -235,8 +250,37 @@ class TestWrongPlace:
         async with open_store(f"etcd://127.0.0.1:1,{live}?namespace=/passed-over") as store:
             for n in range(5):
                 await store.commit(Put(b"/%d" % n, b""))
+            async with store.watch(prefix(b"/")), Session(store, ttl=10) as session:
+                assert await store.renew(session.lease) == 10
             problems = {m.address: bool(m.problem) for m in (await store.status()).members}
             assert problems == {"127.0.0.1:1": True, live: False}
+
+    async def test_watches_and_renewals_say_what_is_wrong_too(
+        self, etcd: Callable[[str], EtcdServer]
+    ):
+        async with open_store(f"etcds://{etcd('3.5').address}?timeout=1s") as store:
+            with pytest.raises(Unavailable, match="use etcd://"):
+                await store.watch(key(b"/a")).__aenter__()
+            with pytest.raises(Unavailable, match="use etcd://"):
+                await store.renew(1)
+
+
+class TestAnswersOverTheLimit:
+    async def test_a_commit_whose_reads_are_too_large_may_have_happened(
+        self, fresh_etcd: Callable[..., EtcdServer]
+    ):
+        server = fresh_etcd(flags=["--unsafe-no-fsync"])
+        async with open_store(server.url + "?timeout=15s") as store:
+            for n in range(70):
+                await store.commit(Put(b"/big/%02d" % n, b"x" * 1_000_000))
+            with pytest.raises(OutcomeUnknown, match="larger"):
+                await store.commit(Put(b"/small", b""), read=[Query(prefix(b"/big/"))])
+            assert (await store.read(key(b"/small"))).first is not None
+            found = await store.read(prefix(b"/big/"))
+            assert len(found.entries) == 70
+            oldest = await store.read(prefix(b"/big/"), order="created", limit=69)
+            assert len(oldest.entries) == 69
+            assert oldest.more
 
 
 class TestSpace:

@@ -108,6 +108,16 @@ async def test_writers_and_a_mirror_agree_at_the_end(store: Store):
     assert marks == sorted(set(marks))
 
 
+async def test_its_readers_end_with_it(store: Store):
+    async with mirror_of(store) as mirror, mirror.changes() as changes:
+        await mirror.aclose()
+        assert [update async for update in changes] == []
+    async with mirror_of(store) as mirror, mirror.changes() as changes:
+        await store.aclose()
+        async with asyncio.timeout(5):
+            assert [update async for update in changes] == []
+
+
 def test_merging_keeps_first_and_last_and_puts_removals_first():
     one = Update(1, (Change("a", None, 1), Change("b", 1, 2), Change("c", None, 1)))
     two = Update(2, (Change("a", 1, None), Change("b", 2, None), Change("c", 1, 3)))

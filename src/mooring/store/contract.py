@@ -294,6 +294,12 @@ class Watch(AbstractAsyncContextManager["Watch"], AsyncIterator[Batch], ABC):
         """When the store was last heard, on the monotonic clock. It moves without changes too:
         a live watch is never silent for more than about two seconds."""
 
+    @property
+    @abstractmethod
+    def seen(self) -> int:
+        """The revision up to which everything was received: what to watch after, should it break.
+        Once entered it is known also where nothing came yet."""
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -388,13 +394,14 @@ class Store(ABC):
 
 def check_query(query: Query, at: int | None = None) -> None:
     """Raise `InvalidRequest` where a query makes no sense on any store."""
-    if at is not None and at < 1:
+    check_range(query.range)
+    if at is not None and not 1 <= at < 2**63:
         raise InvalidRequest(f"revision {at} cannot be read: revisions start at 1")
-    if query.limit < 0:
-        raise InvalidRequest(f"limit {query.limit} is negative: use 0 for no limit")
+    if not 0 <= query.limit < 2**63:
+        raise InvalidRequest(f"limit {query.limit} is no limit: use 0 for all")
     if query.order not in ("key", "created"):
         raise InvalidRequest(f"order {query.order!r} is not known: use 'key' or 'created'")
-    if query.created_before is not None and query.created_before < 2:
+    if query.created_before is not None and not 2 <= query.created_before < 2**63:
         raise InvalidRequest("created_before must be 2 or more: no key is created before that")
 
 
@@ -411,8 +418,10 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
                 )
             if write.key in put:
                 raise InvalidRequest(f"{write.key!r} is written twice in one commit")
+            _check_number("lease", write.lease)
             put.add(write.key)
         elif isinstance(write, Delete):
+            check_range(write.range)
             deleted.append(write.range)
         else:
             raise InvalidRequest(f"{write!r} is no write: use Put or Delete")
@@ -422,15 +431,32 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
                 raise InvalidRequest(f"{name!r} is both written and deleted in one commit")
     for check in checks:
         _check_key(check.key)
+        if check.field != "value":
+            _check_number(check.field, check.expected)
     for query in reads:
         check_query(query)
 
 
 def check_ttl(ttl: float) -> int:
     """The whole seconds to ask of a store for `ttl`, or `InvalidRequest`."""
-    if not 0 < ttl <= MAX_TTL:  # not a number fails here too
+    try:
+        possible = 0 < ttl <= MAX_TTL  # not a number fails here too
+    except TypeError:
+        possible = False
+    if not possible:
         raise InvalidRequest(f"a TTL of {ttl} s is not possible: it must be above 0, up to 9e9 s")
     return math.ceil(ttl)
+
+
+def check_range(range: Range) -> None:
+    """Raise `InvalidRequest` where something is no range."""
+    if not isinstance(range, Range):
+        raise InvalidRequest(f"{range!r} is no range: make one with key(), prefix() or between()")
+
+
+def _check_number(what: str, number: int | bytes) -> None:
+    if not isinstance(number, int) or not 0 <= number < 2**63:
+        raise InvalidRequest(f"{what} {number!r} is not possible: it is a number from 0 up")
 
 
 def _check_key(name: bytes, what: str = "key") -> None:

@@ -24,6 +24,7 @@ from mooring.store.contract import (
     Write,
     after_prefix,
     check_commit,
+    check_range,
 )
 
 
@@ -99,6 +100,7 @@ class Namespaced(Store):
         await self._store.aclose()
 
     def _in(self, range: Range) -> Range:
+        check_range(range)
         end = self._prefix + range.end if range.end else after_prefix(self._prefix)
         return Range(self._prefix + range.start, end)
 
@@ -119,6 +121,10 @@ class _NamespacedWatch(Watch):
     @property
     def heard(self) -> float:
         return self._watch.heard
+
+    @property
+    def seen(self) -> int:
+        return self._watch.seen
 
     async def __aenter__(self) -> _NamespacedWatch:
         await self._watch.__aenter__()

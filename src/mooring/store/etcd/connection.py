@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.errors import Closed, StoreError, Unavailable
+from mooring.errors import Closed, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.proto import AuthenticateRequest, Methods
@@ -42,23 +42,31 @@ _OPTIONS = [
 class Endpoint:
     """One server of the cluster and the channel to it."""
 
-    def __init__(self, address: str, settings: Settings) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None, server_name: str
+    ) -> None:
         self.address = address
         self.down = False
-        self._settings = settings
+        self.heard = 0.0
+        """When it last said anything, on the monotonic clock."""
+        self._credentials = credentials
+        self._options: list[tuple[str, int | str]] = [*_OPTIONS]
+        if server_name:
+            self._options.append(("grpc.ssl_target_name_override", server_name))
         self._made = 0.0
         self._connect()
 
     def _connect(self) -> None:
-        tls = self._settings.tls
-        if tls is None:
-            self.channel = grpc.aio.insecure_channel(self.address, _OPTIONS)
+        if self._credentials is None:
+            self.channel = grpc.aio.insecure_channel(self.address, self._options)
         else:
-            name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
-            options = [*_OPTIONS, *name]
-            self.channel = grpc.aio.secure_channel(self.address, tls.credentials(), options)
+            self.channel = grpc.aio.secure_channel(self.address, self._credentials, self._options)
         self.methods = Methods(self.channel)
         self._made = time.monotonic()
+
+    def answered(self) -> None:
+        self.down = False
+        self.heard = time.monotonic()
 
     def reconnect(self) -> grpc.aio.Channel | None:
         """Use a new connection from now on; the old channel, for the caller to close.
@@ -81,7 +89,10 @@ class Cluster:
 
     def __init__(self, settings: Settings, tasks: Tasks) -> None:
         self.settings = settings
-        self.endpoints = [Endpoint(address, settings) for address in settings.endpoints]
+        tls = settings.tls
+        credentials = tls.credentials() if tls else None
+        name = (tls.server_name or "") if tls else ""
+        self.endpoints = [Endpoint(each, credentials, name) for each in settings.endpoints]
         self.endpoint = random.choice(self.endpoints)  # clients spread over the members
         self._tasks = tasks
         self._silent: set[grpc.aio.Channel] = set()
@@ -103,14 +114,45 @@ class Cluster:
     ) -> Any:
         """One unary call. Raises `grpc.aio.AioRpcError` for what etcd answered to the request
         itself (`Verdict.FINAL`), our own errors for everything else."""
+        sent = time.monotonic()
+        deadline = sent + self.settings.timeout
         if not self._logged_in:
             await self.login()
         endpoint, metadata = self.endpoint, self.metadata
         timeout = self.settings.timeout if writes else self.attempt
         try:
-            return await self._once(endpoint, method, request, timeout)
-        except grpc.aio.AioRpcError as error:
-            return await self._again(method, request, what, writes, endpoint, metadata, error)
+            return await self._once(endpoint, method, request, timeout, writes)
+        except grpc.aio.AioRpcError as failed:
+            error = failed
+        backoff = Backoff()
+        tries = 0
+        while True:  # what follows a first failure: judge, move on, log in, try again
+            tries += 1
+            verdict = judge(error.code(), error.details() or "")
+            if verdict is Verdict.FINAL:
+                raise error
+            left = deadline - time.monotonic()
+            if verdict is Verdict.LOGIN:
+                if tries > 3 or not self.settings.user:
+                    raise await self._failure(error, what(), endpoint, writes) from error
+                self.forget_token(metadata)
+                await self.login()
+            else:
+                self.move_on(endpoint, silent_since=sent if _timed_out(error) else None)
+                pause = backoff.next()
+                if (verdict is Verdict.LOST and writes) or pause >= left:
+                    raise await self._failure(error, what(), endpoint, writes) from error
+                if tries == 1:
+                    await self._stop_if_hopeless(endpoint, what(), min(left, 1.0))
+                await asyncio.sleep(pause)
+            endpoint, metadata = self.endpoint, self.metadata
+            sent = time.monotonic()
+            left = max(deadline - sent, 0.05)
+            try:
+                timeout = left if writes else min(left, self.attempt)
+                return await self._once(endpoint, method, request, timeout, writes)
+            except grpc.aio.AioRpcError as again:
+                error = again
 
     async def _once(
         self,
@@ -118,6 +160,7 @@ class Cluster:
         method: Callable[[Methods], Any],
         request: object,
         timeout: float,
+        writes: bool,
     ) -> Any:
         if self.closed:
             raise Closed(f"{self.name} is closed")
@@ -126,54 +169,15 @@ class Cluster:
             answer = await call(request, timeout=timeout, metadata=self.metadata)
         except asyncio.CancelledError:
             # Closing a channel cancels those who wait on it: that is no cancellation of theirs.
-            if self.closed and not _cancelled():
-                raise Closed(f"{self.name} was closed meanwhile") from None
-            raise
-        endpoint.down = False
+            if not self.closed or _cancelled():
+                raise
+            if writes:
+                raise OutcomeUnknown(
+                    f"{self.name} was closed before the reply came: the write may have happened"
+                ) from None
+            raise Closed(f"{self.name} was closed meanwhile") from None
+        endpoint.answered()
         return answer
-
-    async def _again(
-        self,
-        method: Callable[[Methods], Any],
-        request: object,
-        what: Callable[[], str],
-        writes: bool,
-        endpoint: Endpoint,
-        metadata: object,
-        error: grpc.aio.AioRpcError,
-    ) -> Any:
-        """What follows a first failure: judge, move on, log in, try again, until the deadline."""
-        deadline = time.monotonic() + self.settings.timeout
-        backoff = Backoff()
-        logins = tries = 0
-        while True:
-            verdict = judge(error.code(), error.details() or "")
-            if verdict is Verdict.FINAL:
-                raise error
-            if verdict is Verdict.LOGIN:
-                logins += 1
-                if logins > 3 or not self.settings.user:
-                    raise await self._failure(error, what(), endpoint, writes) from error
-                self.forget_token(metadata)
-                await self.login()
-            else:
-                silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                self.move_on(endpoint, reconnect=silent)
-                pause = backoff.next()
-                lost = verdict is Verdict.LOST and writes
-                if lost or time.monotonic() + pause >= deadline:
-                    raise await self._failure(error, what(), endpoint, writes) from error
-                tries += 1
-                if tries == 1:
-                    await self._stop_if_hopeless(endpoint, what())
-                await asyncio.sleep(pause)
-            endpoint, metadata = self.endpoint, self.metadata
-            left = max(deadline - time.monotonic(), 0.05)
-            try:
-                timeout = left if writes else min(left, self.attempt)
-                return await self._once(endpoint, method, request, timeout)
-            except grpc.aio.AioRpcError as again:
-                error = again
 
     async def _failure(
         self, error: grpc.aio.AioRpcError, what: str, endpoint: Endpoint, writes: bool
@@ -188,19 +192,27 @@ class Cluster:
             return Unavailable(f"{what}: {where} is not available: {shorten(text)}")
         return translate(error.code(), text, where=where, what=what, writes=writes)
 
-    async def _stop_if_hopeless(self, endpoint: Endpoint, what: str) -> None:
+    async def explained(self, error: Unavailable) -> Unavailable:
+        """The error of a stream, with a look at the endpoint where nothing was heard of it."""
+        problem = await diagnose(self.endpoint.address, self.settings.tls, within=0.5)
+        return Unavailable(f"{error}: {problem.text}") if problem is not None else error
+
+    async def _stop_if_hopeless(self, endpoint: Endpoint, what: str, within: float) -> None:
         """Do not wait for the only endpoint where waiting cannot heal it (TLS, another server)."""
         if len(self.endpoints) == 1:
-            problem = await diagnose(endpoint.address, self.settings.tls, within=1.0)
+            problem = await diagnose(endpoint.address, self.settings.tls, within=within)
             if problem is not None and problem.final:
                 raise Unavailable(f"{what}: {problem.text}")
 
-    def move_on(self, failed: Endpoint, *, reconnect: bool = False) -> None:
+    def move_on(self, failed: Endpoint, *, silent_since: float | None = None) -> None:
         """Use another endpoint from now on, if `failed` is the one in use.
 
-        With `reconnect`, its connection is given up too, since it is silent rather than broken.
+        With `silent_since`, its connection is given up too, if nothing came over it since: it is
+        silent rather than broken. One that is heard is only slow, and others may need it.
         """
-        if reconnect and not self.closed and (old := failed.reconnect()) is not None:
+        if silent_since is not None and failed.heard > silent_since:
+            return
+        if silent_since is not None and not self.closed and (old := failed.reconnect()):
             self._tasks.start(self._give_up(old), name="close a silent connection")
         if not failed.down:
             failed.down = True
@@ -252,7 +264,7 @@ class Cluster:
                 if judge(error.code(), text) is Verdict.FINAL:
                     raise await self._failure(error, what, endpoint, False) from error
                 self.move_on(endpoint)
-                await self._stop_if_hopeless(endpoint, what)
+                await self._stop_if_hopeless(endpoint, what, 1.0)
                 if time.monotonic() + 0.1 >= deadline:
                     raise await self._failure(error, what, endpoint, False) from error
                 await asyncio.sleep(0.1)
@@ -280,6 +292,10 @@ def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:
     With `hasleader` a member that has lost its leader refuses at once, instead of going silent.
     """
     return grpc.aio.Metadata(("hasleader", "true"), *more)
+
+
+def _timed_out(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _cancelled() -> bool:

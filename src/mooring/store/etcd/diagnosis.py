@@ -61,6 +61,8 @@ async def _look(address: str, tls: TLS | None) -> Problem | None:
             "the port right?",
             final=False,
         )
+    except UnicodeError:
+        return Problem(f"{address} is no host name: look at the URL", final=True)
     except OSError as error:
         if isinstance(error, ConnectionError):  # it hung up on us
             return await _mismatch(address, tls)
@@ -152,8 +154,6 @@ async def _open(
 
 
 def _context(tls: TLS, alpn: str = "h2") -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
-    if tls.cert:
-        context.load_cert_chain(tls.cert, tls.key)
+    context = tls.context()
     context.set_alpn_protocols([alpn])
     return context

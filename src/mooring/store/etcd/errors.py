@@ -36,7 +36,11 @@ _NOT_TAKEN = (
     "etcdserver: too many requests",
     "etcdserver: rpc not supported for learner",
 )
-_BAD_TOKEN = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
+_BAD_TOKEN = (
+    "etcdserver: invalid auth token",
+    "etcdserver: revision of auth store is old",
+    "etcdserver: user name is empty",  # authentication was enabled after we connected
+)
 _TRANSPORT = (_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED, _Code.INTERNAL)
 
 
@@ -80,6 +84,13 @@ def translate(
 ) -> Exception:
     """Our error for an answer or a failure that is not tried again."""
     verdict = judge(code, text)
+    if writes and is_too_large_for_us(text):
+        return OutcomeUnknown(
+            f"{what}: the reply of {where} is larger than we take ({shorten(text)}); it may have "
+            "happened: ask for less in the commit's own reads"
+        )
+    if "user name is empty" in text:
+        return _anonymous(what, where)
     if verdict is Verdict.RETRY or (verdict is Verdict.LOST and not writes):
         return Unavailable(f"{what}: {where} is not available ({shorten(text)})")
     if verdict is Verdict.LOST:
@@ -111,7 +122,6 @@ def _anonymous(what: str, where: str) -> StoreError:
 
 _ANSWERS = (
     ("permission denied", _denied),
-    ("user name is empty", _anonymous),
     ("user name not found", _anonymous),
     (
         "invalid user ID or password",

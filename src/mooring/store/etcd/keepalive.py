@@ -1,16 +1,21 @@
-"""Lease renewals: one stream for all leases of a store."""
+"""Lease renewals: one stream for all leases of a store.
+
+etcd answers the requests of a stream in their order, so answers belong to requests by their place,
+never by the lease's id: a late answer to an earlier renewal must not pass for that of a later one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from typing import Any
 
 from mooring.errors import LeaseNotFound, Unavailable
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.streams import Stream
-from mooring.tasks import Tasks
+from mooring.tasks import Backoff, Tasks
 
 _SILENT = 0.5  # seconds without an answer after which a stream that fails a renewal is given up
 
@@ -18,57 +23,64 @@ _SILENT = 0.5  # seconds without an answer after which a stream that fails a ren
 class KeepAlives:
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
         self._cluster, self._tasks = cluster, tasks
-        self._stream: Stream | None = None
-        self._waiting: dict[int, list[asyncio.Future[int]]] = {}
+        self._renewals: _Renewals | None = None
 
     async def renew(self, lease: int) -> int:
-        """The lease's time-to-live, whole again. Tried on two streams at the most."""
-        timeout = self._cluster.attempt
-        try:
-            return await self._renew(lease, timeout)
-        except Unavailable:
-            return await self._renew(lease, timeout)
+        """The lease's time-to-live, whole again. Tried again until the deadline."""
+        deadline = time.monotonic() + self._cluster.settings.timeout
+        backoff = Backoff()
+        while True:
+            await self._cluster.ready()
+            if self._renewals is None or not self._renewals.stream.alive:
+                self._renewals = _Renewals(self._cluster, self._tasks)
+            left = max(deadline - time.monotonic(), 0.05)
+            try:
+                ttl = await self._renewals.renew(lease, min(left, self._cluster.attempt))
+            except Unavailable as error:
+                pause = backoff.next()
+                if time.monotonic() + pause >= deadline:
+                    raise await self._cluster.explained(error) from error
+                await asyncio.sleep(pause)
+                continue
+            if ttl <= 0:
+                raise LeaseNotFound(lease)
+            return ttl
 
-    async def _renew(self, lease: int, timeout: float) -> int:
-        await self._cluster.ready()
+
+class _Renewals:
+    """One stream, and the requests on it that wait for their answers."""
+
+    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
+        self._cluster = cluster
+        self._waiting: deque[asyncio.Future[int]] = deque()
+        self.stream = Stream(cluster, tasks, lambda m: m.keepalive, self._received, self._ended)
+
+    async def renew(self, lease: int, timeout: float) -> int:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(lease, []).append(answer)
-        stream = self._open()
+        self._waiting.append(answer)  # it keeps its place, though nobody waits for it any more
         sent = time.monotonic()
-        stream.send(LeaseKeepAliveRequest(ID=lease))
+        self.stream.send(LeaseKeepAliveRequest(ID=lease))
         try:
             async with asyncio.timeout(timeout):
-                ttl = await answer
+                return await answer
         except TimeoutError:
             raise Unavailable(
-                f"renewal of lease {lease:x}: no answer of {stream.endpoint.address} "
-                f"within {timeout:g} s"
+                f"renewal of lease {lease:x}: no answer of {self.stream.endpoint.address} "
+                f"within {timeout:.1f} s"
             ) from None
         finally:
             # Also where the caller lost patience before us: others must not wait on it too.
-            silent = stream.heard < sent and time.monotonic() - sent > _SILENT
-            if silent and (answer.cancel() or answer.cancelled()):
-                stream.abandon()
-        if ttl <= 0:
-            raise LeaseNotFound(lease)
-        return ttl
-
-    def _open(self) -> Stream:
-        if self._stream is None or not self._stream.alive:
-            self._stream = Stream(
-                self._cluster, self._tasks, lambda m: m.keepalive, self._received, self._ended
-            )
-        return self._stream
+            silent = self.stream.heard < sent and time.monotonic() - sent > _SILENT
+            if silent and answer.cancelled():
+                self.stream.abandon()
 
     def _received(self, message: Any) -> None:
-        for answer in self._waiting.pop(message.ID, ()):
-            if not answer.done():
-                answer.set_result(message.TTL)
+        answer = self._waiting.popleft()
+        if not answer.done():
+            answer.set_result(message.TTL)
 
     def _ended(self, reason: str) -> None:
-        self._stream = None
-        waiting, self._waiting = self._waiting, {}
-        for answers in waiting.values():
-            for answer in answers:
-                if not answer.done():
-                    answer.set_exception(self._cluster.broken("renewal of a lease", reason))
+        while self._waiting:
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_exception(self._cluster.broken("renewal of a lease", reason))

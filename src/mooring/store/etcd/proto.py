@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 _PACKAGE = "mooring.etcd"
 
+DecodeError = message.DecodeError
+"""Raised for bytes that are not the message they should be."""
+
 # One message a name, one field a word: `name=number:type`, `*` for repeated; fields joined by `|`
-# are one oneof. A type that is no scalar is a message.
+# are one oneof. A type that is no scalar is a message. `mooring_time` is ours, and unknown to
+# others: the clock of `mooring serve`, seconds since 1970.
 _MESSAGES = {
     "ResponseHeader": "cluster_id=1:uint64 member_id=2:uint64 revision=3:int64 raft_term=4:uint64",
     "KeyValue": """key=1:bytes create_revision=2:int64 mod_revision=3:int64 version=4:int64
@@ -56,10 +60,33 @@ _MESSAGES = {
     "LeaseRevokeResponse": "header=1:ResponseHeader",
     "LeaseKeepAliveRequest": "ID=1:int64",
     "LeaseKeepAliveResponse": "header=1:ResponseHeader ID=2:int64 TTL=3:int64",
+    "LeaseTimeToLiveRequest": "ID=1:int64 keys=2:bool",
+    "LeaseTimeToLiveResponse": """header=1:ResponseHeader ID=2:int64 TTL=3:int64
+        grantedTTL=4:int64 keys=5:*bytes""",
+    "LeaseLeasesRequest": "",
+    "LeaseStatus": "ID=1:int64",
+    "LeaseLeasesResponse": "header=1:ResponseHeader leases=2:*LeaseStatus",
     "StatusRequest": "",
     "StatusResponse": """header=1:ResponseHeader version=2:string dbSize=3:int64 leader=4:uint64
         raftIndex=5:uint64 raftTerm=6:uint64 raftAppliedIndex=7:uint64 errors=8:*string
-        dbSizeInUse=9:int64 isLearner=10:bool""",
+        dbSizeInUse=9:int64 isLearner=10:bool mooring_time=2379:double""",
+    "HashRequest": "",
+    "HashResponse": "header=1:ResponseHeader hash=2:uint32",
+    "HashKVRequest": "revision=1:int64",
+    "HashKVResponse": "header=1:ResponseHeader hash=2:uint32 compact_revision=3:int64",
+    "AlarmRequest": "action=1:int32 memberID=2:uint64 alarm=3:int32",
+    "AlarmMember": "memberID=1:uint64 alarm=2:int32",
+    "AlarmResponse": "header=1:ResponseHeader alarms=2:*AlarmMember",
+    "SnapshotRequest": "",
+    "SnapshotResponse": "header=1:ResponseHeader remaining_bytes=2:uint64 blob=3:bytes",
+    "DefragmentRequest": "",
+    "DefragmentResponse": "header=1:ResponseHeader",
+    "Member": """ID=1:uint64 name=2:string peerURLs=3:*string clientURLs=4:*string
+        isLearner=5:bool""",
+    "MemberListRequest": "linearizable=1:bool",
+    "MemberListResponse": "header=1:ResponseHeader members=2:*Member",
+    "AuthStatusRequest": "",
+    "AuthStatusResponse": "header=1:ResponseHeader enabled=2:bool authRevision=3:uint64",
     "AuthenticateRequest": "name=1:string password=2:string",
     "AuthenticateResponse": "header=1:ResponseHeader token=2:string",
 }
@@ -68,13 +95,27 @@ _MESSAGES = {
 _METHODS = {
     "range": ("KV/Range", "RangeRequest", "RangeResponse"),
     "put": ("KV/Put", "PutRequest", "PutResponse"),
+    "delete_range": ("KV/DeleteRange", "DeleteRangeRequest", "DeleteRangeResponse"),
     "txn": ("KV/Txn", "TxnRequest", "TxnResponse"),
     "compact": ("KV/Compact", "CompactionRequest", "CompactionResponse"),
     "watch": ("Watch/Watch", "WatchRequest", "WatchResponse"),
     "grant": ("Lease/LeaseGrant", "LeaseGrantRequest", "LeaseGrantResponse"),
     "revoke": ("Lease/LeaseRevoke", "LeaseRevokeRequest", "LeaseRevokeResponse"),
     "keepalive": ("Lease/LeaseKeepAlive", "LeaseKeepAliveRequest", "LeaseKeepAliveResponse"),
+    "time_to_live": (
+        "Lease/LeaseTimeToLive",
+        "LeaseTimeToLiveRequest",
+        "LeaseTimeToLiveResponse",
+    ),
+    "leases": ("Lease/LeaseLeases", "LeaseLeasesRequest", "LeaseLeasesResponse"),
     "status": ("Maintenance/Status", "StatusRequest", "StatusResponse"),
+    "hash": ("Maintenance/Hash", "HashRequest", "HashResponse"),
+    "hash_kv": ("Maintenance/HashKV", "HashKVRequest", "HashKVResponse"),
+    "alarm": ("Maintenance/Alarm", "AlarmRequest", "AlarmResponse"),
+    "snapshot": ("Maintenance/Snapshot", "SnapshotRequest", "SnapshotResponse"),
+    "defragment": ("Maintenance/Defragment", "DefragmentRequest", "DefragmentResponse"),
+    "member_list": ("Cluster/MemberList", "MemberListRequest", "MemberListResponse"),
+    "auth_status": ("Auth/AuthStatus", "AuthStatusRequest", "AuthStatusResponse"),
     "authenticate": ("Auth/Authenticate", "AuthenticateRequest", "AuthenticateResponse"),
 }
 
@@ -84,15 +125,15 @@ def _build() -> dict[str, Any]:
         name="mooring/etcd.proto", package=_PACKAGE, syntax="proto3"
     )
     for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
+        kind = file.message_type.add(name=name)
         for word in re.sub(r"\|\s+", "|", fields).split():
             choices = word.split("|")
             if len(choices) > 1:
-                message.oneof_decl.add(name=f"choice{len(message.oneof_decl)}")
+                kind.oneof_decl.add(name=f"choice{len(kind.oneof_decl)}")
             for choice in choices:
-                field = _add_field(message, choice)
+                field = _add_field(kind, choice)
                 if len(choices) > 1:
-                    field.oneof_index = len(message.oneof_decl) - 1
+                    field.oneof_index = len(kind.oneof_decl) - 1
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return {
@@ -116,28 +157,64 @@ def _add_field(message: Any, text: str) -> Any:
 
 _classes = _build()
 
+ResponseHeader = _classes["ResponseHeader"]
+KeyValue = _classes["KeyValue"]
+Event = _classes["Event"]
 RangeRequest = _classes["RangeRequest"]
+RangeResponse = _classes["RangeResponse"]
 PutRequest = _classes["PutRequest"]
+PutResponse = _classes["PutResponse"]
 DeleteRangeRequest = _classes["DeleteRangeRequest"]
+DeleteRangeResponse = _classes["DeleteRangeResponse"]
 RequestOp = _classes["RequestOp"]
+ResponseOp = _classes["ResponseOp"]
 Compare = _classes["Compare"]
 TxnRequest = _classes["TxnRequest"]
+TxnResponse = _classes["TxnResponse"]
 CompactionRequest = _classes["CompactionRequest"]
+CompactionResponse = _classes["CompactionResponse"]
 WatchRequest = _classes["WatchRequest"]
 WatchCreateRequest = _classes["WatchCreateRequest"]
 WatchCancelRequest = _classes["WatchCancelRequest"]
 WatchProgressRequest = _classes["WatchProgressRequest"]
+WatchResponse = _classes["WatchResponse"]
 LeaseGrantRequest = _classes["LeaseGrantRequest"]
+LeaseGrantResponse = _classes["LeaseGrantResponse"]
 LeaseRevokeRequest = _classes["LeaseRevokeRequest"]
+LeaseRevokeResponse = _classes["LeaseRevokeResponse"]
 LeaseKeepAliveRequest = _classes["LeaseKeepAliveRequest"]
+LeaseKeepAliveResponse = _classes["LeaseKeepAliveResponse"]
+LeaseTimeToLiveRequest = _classes["LeaseTimeToLiveRequest"]
+LeaseTimeToLiveResponse = _classes["LeaseTimeToLiveResponse"]
+LeaseLeasesRequest = _classes["LeaseLeasesRequest"]
+LeaseLeasesResponse = _classes["LeaseLeasesResponse"]
+LeaseStatus = _classes["LeaseStatus"]
 StatusRequest = _classes["StatusRequest"]
+StatusResponse = _classes["StatusResponse"]
+HashRequest = _classes["HashRequest"]
+HashResponse = _classes["HashResponse"]
+HashKVRequest = _classes["HashKVRequest"]
+HashKVResponse = _classes["HashKVResponse"]
+AlarmRequest = _classes["AlarmRequest"]
+AlarmResponse = _classes["AlarmResponse"]
+SnapshotRequest = _classes["SnapshotRequest"]
+DefragmentRequest = _classes["DefragmentRequest"]
+Member = _classes["Member"]
+MemberListRequest = _classes["MemberListRequest"]
+MemberListResponse = _classes["MemberListResponse"]
+AuthStatusRequest = _classes["AuthStatusRequest"]
+AuthStatusResponse = _classes["AuthStatusResponse"]
 AuthenticateRequest = _classes["AuthenticateRequest"]
+AuthenticateResponse = _classes["AuthenticateResponse"]
 
 # Enumerations are varints on the wire, as int32 is; these are the numbers that we use.
-EQUAL, NOT_EQUAL = 0, 3
+EQUAL, GREATER, LESS, NOT_EQUAL = range(4)
 VERSION, CREATE, MOD, VALUE, LEASE = range(5)
-ASCEND, SORT_BY_CREATE = 1, 2
-DELETE = 1
+UNSORTED, ASCEND, DESCEND = range(3)
+SORT_BY_KEY, SORT_BY_VERSION, SORT_BY_CREATE, SORT_BY_MOD, SORT_BY_VALUE = range(5)
+PUT, DELETE = range(2)
+NOPUT, NODELETE = range(2)
+ALARMS_GET = 0
 
 
 class Methods:
@@ -153,14 +230,34 @@ class Methods:
 
         self.range = unary("range")
         self.put = unary("put")
+        self.delete_range = unary("delete_range")
         self.txn = unary("txn")
         self.compact = unary("compact")
         self.grant = unary("grant")
         self.revoke = unary("revoke")
+        self.time_to_live = unary("time_to_live")
+        self.leases = unary("leases")
         self.status = unary("status")
+        self.hash = unary("hash")
+        self.hash_kv = unary("hash_kv")
+        self.alarm = unary("alarm")
+        self.snapshot = channel.unary_stream(*_wiring("snapshot"), _registered_method=True)
+        self.defragment = unary("defragment")
+        self.member_list = unary("member_list")
+        self.auth_status = unary("auth_status")
         self.authenticate = unary("authenticate")
         self.watch = stream("watch")
         self.keepalive = stream("keepalive")
+
+
+def serving(name: str) -> tuple[str, Any, Any]:
+    """For who serves a method: its path, how to read a request and how to write an answer."""
+    path, request, answer = _METHODS[name]
+    return (
+        f"/etcdserverpb.{path}",
+        _classes[request].FromString,
+        _classes[answer].SerializeToString,
+    )
 
 
 def _wiring(name: str) -> tuple[str, Any, Any]:

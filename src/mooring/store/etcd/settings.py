@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,15 +21,37 @@ class TLS:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        def read(path: Path | None, what: str) -> bytes | None:
-            try:
-                return path.read_bytes() if path else None
-            except OSError as error:
-                raise InvalidURL(f"{what}={path} cannot be read: {error.strerror}") from error
-
+        """Read and checked at once: gRPC itself ends the process over some bad files."""
+        if bool(self.cert) != bool(self.key):
+            raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
+        self.context()
         return grpc.ssl_channel_credentials(
-            read(self.ca, "ca"), read(self.key, "key"), read(self.cert, "cert")
+            self.ca.read_bytes() if self.ca else None,
+            self.key.read_bytes() if self.key else None,
+            self.cert.read_bytes() if self.cert else None,
         )
+
+    def context(self) -> ssl.SSLContext:
+        """The same for Python's own TLS; raises `InvalidURL` where a file is no good."""
+        for name in ("ca", "cert", "key"):
+            path: Path | None = getattr(self, name)
+            try:
+                if path is not None:
+                    path.read_bytes()
+            except OSError as error:
+                raise InvalidURL(f"{name}={path} cannot be read: {error.strerror}") from error
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except ssl.SSLError as error:
+            raise InvalidURL(f"ca={self.ca} holds no certificate in PEM format") from error
+        try:
+            if self.cert:
+                context.load_cert_chain(self.cert, self.key)
+        except ssl.SSLError as error:
+            raise InvalidURL(
+                f"cert={self.cert} and key={self.key} are no certificate with its key in PEM format"
+            ) from error
+        return context
 
 
 @dataclass(frozen=True, slots=True)

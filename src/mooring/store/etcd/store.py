@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
+import grpc
 import grpc.aio
 
-from mooring.errors import Closed, Compacted, Conflict, FutureRevision, LeaseNotFound, TooLarge
+from mooring.errors import (
+    Closed,
+    Compacted,
+    Conflict,
+    FutureRevision,
+    LeaseNotFound,
+    TooLarge,
+    Unavailable,
+)
 from mooring.store.contract import (
     Check,
     Committed,
@@ -29,6 +38,7 @@ from mooring.store.contract import (
     Write,
     check_commit,
     check_query,
+    check_range,
     check_ttl,
 )
 from mooring.store.etcd import proto
@@ -45,11 +55,13 @@ from mooring.store.etcd.errors import (
 from mooring.store.etcd.keepalive import KeepAlives
 from mooring.store.etcd.settings import Settings
 from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, cleanup
 
-_FIRST_PAGE = 1000
+_FIRST_PAGE = 100  # entries; the pages after it are as many as make a good size
+_RESTARTS = 5  # of a read whose revision is compacted away between two pages
 _PAGE_BYTES = 4 * 1024 * 1024
 _PROBE = 2.0  # seconds for each look at a member
+_CLOSE = 5.0  # seconds to close at the most
 
 
 class EtcdStore(Store):
@@ -74,61 +86,65 @@ class EtcdStore(Store):
     ) -> Snapshot:
         query = Query(range, keys_only, limit, order, created_before)
         check_query(query, at)
-        if range.end == range.start + b"\0" or (order == "created" and limit):
+        if range.end == range.start + b"\0":
             answer = await self._range(_range_request(query, at), at)
             return _snapshot(answer, query, at or answer.header.revision)
-        while True:
+        if order == "created" and limit:
+            try:
+                answer = await self._range(_range_request(query, at), at)
+                return _snapshot(answer, query, at or answer.header.revision)
+            except TooLarge:
+                pass  # the server sorts, but only pages by key bring an answer of any size
+        return await self._whole(query, at)
+
+    async def _whole(self, query: Query, at: int | None) -> Snapshot:
+        for _ in range(_RESTARTS):
             try:
                 return await self._pages(query, at)
             except Compacted:
                 if at is not None:
                     raise
-                # The pages' own revision was compacted while they were read: start again.
+        raise Unavailable(
+            f"read of {query.range.start!r}: the store compacts faster than so much can be read"
+        )
 
     async def _pages(self, query: Query, at: int | None) -> Snapshot:
         """A range in as many messages as it takes, all at the revision of the first."""
         # Pages go on from their last key, so they come by key; by creation they are sorted here.
+        by_age = query.order == "created"
+        limit = 0 if by_age else query.limit
         request = _range_request(
             Query(query.range, query.keys_only, 0, "key", query.created_before), at
         )
         size, revision = _FIRST_PAGE, at
         entries: list[Entry] = []
         while True:
-            left = query.limit - len(entries) if query.limit else size
-            request.limit = min(size, left)
+            request.limit = min(size, limit - len(entries)) if limit else size
             try:
                 answer = await self._range(request, revision)
-            except TooLarge:
-                if request.limit == 1:
+            except (TooLarge, Unavailable) as error:
+                if request.limit == 1 or not _worth_less(error):
                     raise
                 size = max(1, request.limit // 8)
                 continue
             if revision is None:
                 request.revision = revision = answer.header.revision
             entries.extend(map(entry, answer.kvs))
-            full = bool(query.limit) and len(entries) >= query.limit
+            full = bool(limit) and len(entries) >= limit
             if full or not answer.more:
-                if query.order == "created":
+                if by_age:
                     entries.sort(key=lambda e: (e.created, e.key))
+                    full = bool(query.limit) and len(entries) > query.limit
+                    del entries[query.limit or len(entries) :]
+                    return Snapshot(tuple(entries), revision, full)
                 return Snapshot(tuple(entries), revision, full and answer.more)
             request.key = answer.kvs[-1].key + b"\0"
             size = _next_page(len(answer.kvs), answer.ByteSize())
 
     async def _range(self, request: Any, at: int | None) -> Any:
-        def what() -> str:
-            return f"read of {request.key!r}"
-
-        try:
-            return await self._cluster.call(_RANGE, request, what=what, writes=False)
-        except grpc.aio.AioRpcError as error:
-            text = error.details() or ""
-            if is_future(text):
-                raise FutureRevision(at or 0) from error
-            if is_compacted(text):
-                raise Compacted(at or 0) from error
-            if is_too_large_for_us(text):
-                raise TooLarge(f"{what()}: an answer of more than {MAX_MESSAGE} bytes") from error
-            raise self._translated(error, what(), writes=False) from error
+        return await self._call(
+            _RANGE, request, lambda: f"read of {request.key!r}", writes=False, at=at or 0
+        )
 
     async def commit(
         self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
@@ -138,16 +154,12 @@ class EtcdStore(Store):
         def what() -> str:
             return f"commit of {_subject(writes, require)}"
 
-        try:
-            if len(writes) == 1 and not require and not read and isinstance(writes[0], Put):
-                put = await self._cluster.call(_PUT, _put(writes[0]), what=what, writes=True)
-                return Committed(put.header.revision)
-            request = _txn_request(writes, require, read)
-            answer = await self._cluster.call(_TXN, request, what=what, writes=bool(writes))
-        except grpc.aio.AioRpcError as error:
-            if is_lease_gone(error.details() or ""):
-                raise LeaseNotFound(_first_lease(writes)) from error
-            raise self._translated(error, what(), writes=True) from error
+        lease = _first_lease(writes)
+        if len(writes) == 1 and not require and not read and isinstance(writes[0], Put):
+            put = await self._call(_PUT, _put(writes[0]), what, lease=lease)
+            return Committed(put.header.revision)
+        request = _txn_request(writes, require, read)
+        answer = await self._call(_TXN, request, what, writes=bool(writes), lease=lease)
         revision = answer.header.revision
         ranges = [op.response_range for op in answer.responses if op.HasField("response_range")]
         reads = tuple(
@@ -158,6 +170,7 @@ class EtcdStore(Store):
         return Committed(revision, reads)
 
     def watch(self, range: Range, *, after: int | None = None) -> Watch:
+        check_range(range)
         return EtcdWatch(self._watches, range, after)
 
     async def grant(self, ttl: float) -> Lease:
@@ -171,26 +184,11 @@ class EtcdStore(Store):
 
     async def revoke(self, lease: int) -> None:
         request = proto.LeaseRevokeRequest(ID=lease)
-        what = f"revocation of lease {lease:x}"
-        try:
-            await self._cluster.call(_REVOKE, request, what=lambda: what, writes=True)
-        except grpc.aio.AioRpcError as error:
-            if is_lease_gone(error.details() or ""):
-                raise LeaseNotFound(lease) from error
-            raise self._translated(error, what, writes=True) from error
+        await self._call(_REVOKE, request, f"revocation of lease {lease:x}", lease=lease)
 
     async def compact(self, revision: int) -> None:
         request = proto.CompactionRequest(revision=revision)
-        what = f"compaction at {revision}"
-        try:
-            await self._cluster.call(_COMPACT, request, what=lambda: what, writes=True)
-        except grpc.aio.AioRpcError as error:
-            text = error.details() or ""
-            if is_future(text):
-                raise FutureRevision(revision) from error
-            if is_compacted(text):
-                raise Compacted(revision) from error
-            raise self._translated(error, what, writes=True) from error
+        await self._call(_COMPACT, request, f"compaction at {revision}", at=revision)
 
     async def status(self) -> Status:
         if self._cluster.closed:
@@ -227,19 +225,41 @@ class EtcdStore(Store):
     async def aclose(self) -> None:
         if not self._cluster.closed:
             self._cluster.closed = True
-            await self._tasks.aclose()
-            await self._cluster.aclose()
+            await cleanup(self._close(), within=_CLOSE)
 
-    async def _call(self, method: Any, request: Any, what: str, *, writes: bool) -> Any:
+    async def _close(self) -> None:
+        await self._tasks.aclose()
+        await self._cluster.aclose()
+
+    async def _call(
+        self,
+        method: Any,
+        request: Any,
+        what: str | Callable[[], str],
+        *,
+        writes: bool = True,
+        at: int = 0,
+        lease: int = 0,
+    ) -> Any:
+        """A call, its errors in our words; `at` and `lease` are what it is about."""
+        described = what if callable(what) else lambda: what
         try:
-            return await self._cluster.call(method, request, what=lambda: what, writes=writes)
+            return await self._cluster.call(method, request, what=described, writes=writes)
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error, what, writes=writes) from error
-
-    def _translated(self, error: grpc.aio.AioRpcError, what: str, *, writes: bool) -> Exception:
-        return translate(
-            error.code(), error.details() or "", where=self.url, what=what, writes=writes
-        )
+            text = error.details() or ""
+            if is_future(text):
+                raise FutureRevision(at) from error
+            if is_compacted(text):
+                raise Compacted(at) from error
+            if is_lease_gone(text):
+                raise LeaseNotFound(lease) from error
+            if is_too_large_for_us(text) and not writes:
+                raise TooLarge(
+                    f"{described()}: an answer of more than {MAX_MESSAGE} bytes"
+                ) from error
+            raise translate(
+                error.code(), text, where=self.url, what=described(), writes=writes
+            ) from error
 
 
 def _range_request(query: Query, at: int | None = None) -> Any:
@@ -259,6 +279,15 @@ def _range_request(query: Query, at: int | None = None) -> Any:
 
 def _snapshot(answer: Any, query: Query, revision: int) -> Snapshot:
     return Snapshot(tuple(map(entry, answer.kvs)), revision, bool(query.limit and answer.more))
+
+
+def _worth_less(error: Exception) -> bool:
+    """Whether a smaller page may do better: it was too large, or too slow."""
+    cause = error.__cause__
+    slow = isinstance(cause, grpc.aio.AioRpcError) and (
+        cause.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    )
+    return slow or isinstance(error, TooLarge)
 
 
 def _next_page(count: int, size: int) -> int:

@@ -50,8 +50,8 @@ class Stream:
         if self.alive:
             self.alive = False
             self._reason = f"{self.endpoint.address} is silent"
-            self._cluster.move_on(self.endpoint, reconnect=True)
             self._task.cancel()
+            self._cluster.move_on(self.endpoint, silent_since=self.heard)
 
     def end(self) -> None:
         """Nobody needs it any more."""
@@ -63,8 +63,8 @@ class Stream:
         call = self._method(self.endpoint.methods)(self._outgoing, metadata=metadata)
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                self.heard = time.monotonic()
-                self.endpoint.down = False
+                self.endpoint.answered()
+                self.heard = self.endpoint.heard
                 self._received(message)
                 await asyncio.sleep(0)  # whoever was woken goes first: the next read takes time
             self._broken(await call.code(), await call.details() or "", metadata)

@@ -27,7 +27,7 @@ from mooring.store.etcd.proto import (
     WatchRequest,
 )
 from mooring.store.etcd.streams import Stream
-from mooring.tasks import Tasks
+from mooring.tasks import Backoff, Tasks
 
 PENDING = 10_000
 """Batches that wait for one watch's reader before the watch is broken off, to be resumed."""
@@ -138,20 +138,34 @@ class EtcdWatch(Watch):
     def heard(self) -> float:
         return self._shared.stream.heard if self._shared else 0.0
 
-    async def __aenter__(self) -> EtcdWatch:
-        try:
-            await self._create()
-        except AccessDenied:
-            # etcd does not tell an expired token from a missing permission here: a new one tells.
-            assert self._shared is not None
-            self._watches.cluster.forget_token(self._shared.metadata)
-            self._shared.retire()
-            self._error = None
-            await self._create()
-        return self
+    @property
+    def seen(self) -> int:
+        return self._seen
 
-    async def _create(self) -> None:
-        shared = self._shared = await self._watches.stream()
+    async def __aenter__(self) -> EtcdWatch:
+        deadline = time.monotonic() + self._watches.cluster.settings.timeout
+        backoff = Backoff()
+        denied = False
+        while True:
+            shared = await self._watches.stream()
+            try:
+                await self._create(shared, deadline)
+                return self
+            except AccessDenied:
+                # etcd does not tell an expired token from a missing permission: a new one tells.
+                if denied:
+                    raise
+                denied = True
+                self._watches.cluster.forget_token(shared.metadata)
+                shared.retire()
+            except Unavailable as error:
+                pause = backoff.next()
+                if time.monotonic() + pause >= deadline:
+                    raise await self._watches.cluster.explained(error) from error
+                await asyncio.sleep(pause)
+
+    async def _create(self, shared: SharedStream, deadline: float) -> None:
+        self._shared, self._error = shared, None
         # One revision earlier than needed, and left out again on receipt. A compaction at exactly
         # the revision a watch starts from loses that revision's deletions without a word (etcd
         # before 3.5.17); from the one before, it is refused as compacted.
@@ -162,16 +176,20 @@ class EtcdWatch(Watch):
             fragment=True,
         )
         self._id = shared.create(self, request)
-        timeout = self._watches.cluster.attempt
+        sent = time.monotonic()
         try:
-            async with asyncio.timeout(timeout):
-                while not self._created and self._error is None:
+            while not self._created and self._error is None:
+                # The server may have many others to open first: only silence is a failure.
+                patience = max(sent, shared.stream.heard) + self._watches.cluster.attempt
+                async with asyncio.timeout_at(_loop_time(max(patience, deadline))):
                     await self._wait()
         except TimeoutError:
-            shared.stream.abandon()
+            if shared.stream.heard < sent:
+                shared.stream.abandon()
+            shared.cancel(self._id)
             raise Unavailable(
                 f"watch of {self.range.start!r}: no answer of {shared.stream.endpoint.address} "
-                f"within {timeout:g} s"
+                f"in time"
             ) from None
         except BaseException:
             shared.cancel(self._id)
@@ -180,6 +198,8 @@ class EtcdWatch(Watch):
             raise self._error
 
     async def __anext__(self) -> Batch:
+        if self._shared is None:
+            raise RuntimeError("enter a watch before iterating it: `async with store.watch(…)`")
         while not self._pending:
             if self._error is not None:
                 raise self._error
@@ -187,15 +207,14 @@ class EtcdWatch(Watch):
         return self._pending.popleft()
 
     async def _wait(self) -> None:
-        self._wakeup = asyncio.get_running_loop().create_future()
-        try:
-            await self._wakeup
-        finally:
-            self._wakeup = None
+        if self._wakeup is None:
+            self._wakeup = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._wakeup)  # shared, where several wait
 
     def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
 
     def receive(self, message: Any) -> None:
         """A message of the stream for this watch."""
@@ -208,6 +227,8 @@ class EtcdWatch(Watch):
             return
         if message.created:
             self._created = True
+            if self._from_now:
+                self._seen, self._from_now = message.header.revision, False
         self._fragments.extend(message.events)
         if message.fragment:
             return
@@ -230,6 +251,11 @@ class EtcdWatch(Watch):
         if self._shared is not None:
             self._shared.cancel(self._id)
         self.fail(Closed(f"the watch of {self.range.start!r} was left"))
+
+
+def _loop_time(monotonic: float) -> float:
+    """A time of the monotonic clock on the event loop's."""
+    return asyncio.get_running_loop().time() + monotonic - time.monotonic()
 
 
 def batches(events: Iterable[Any]) -> Iterable[Batch]:

@@ -1,0 +1,35 @@
+"""Answers to renewals belong to them by their place in the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mooring.errors import Unavailable
+from mooring.store.etcd.keepalive import _Renewals
+
+
+async def test_a_late_answer_does_not_pass_for_that_of_a_later_renewal():
+    """It was sent before: counted from the later one's sending, the lease would seem to live on."""
+    sent: list[Any] = []
+    renewals = _Renewals.__new__(_Renewals)
+    renewals._waiting = deque()
+    stream: Any = SimpleNamespace(
+        send=sent.append, heard=time.monotonic() + 60, endpoint=SimpleNamespace(address="h:2379")
+    )
+    renewals.stream = stream
+    with pytest.raises(Unavailable, match="no answer"):
+        await renewals.renew(7, 0.01)
+    second = asyncio.get_running_loop().create_task(renewals.renew(7, 5))
+    await asyncio.sleep(0)
+    renewals._received(SimpleNamespace(ID=7, TTL=9))
+    await asyncio.sleep(0)
+    assert not second.done(), "that was the answer to the first"
+    renewals._received(SimpleNamespace(ID=7, TTL=10))
+    assert await second == 10
+    assert len(sent) == 2
