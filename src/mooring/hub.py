@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from mooring import durations
 from mooring.errors import Closed, MissingExtra
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
 from mooring.store import Entry, Range, Store
+from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
 from mooring.store.url import StoreURL, parse
 
@@ -26,31 +26,32 @@ def open_store(url: str | StoreURL) -> Store:
     return store if prefix is None else Namespaced(store, prefix.encode())
 
 
-def _open_memory(url: StoreURL) -> Store:
-    from mooring.store.embedded.engine import Engine
-    from mooring.store.embedded.host import memory_host
-    from mooring.store.embedded.store import EmbeddedStore
+def open_host(url: StoreURL) -> Host:
+    """The engine behind an embedded store, to be shared with it; release it after use.
 
+    Only for `memory://` and `sqlite://`: see `EMBEDDED`.
+    """
     history, age = _history(url)
-    host = memory_host(url.location, lambda: Engine(history=history, history_age=age))
-    return EmbeddedStore(host, url=str(url))
+    if url.scheme == "memory":
+        from mooring.store.embedded.engine import Engine
+        from mooring.store.embedded.host import memory_host
 
-
-def _open_sqlite(url: StoreURL) -> Store:
+        return memory_host(url.location, lambda: Engine(history=history, history_age=age))
     from mooring.store.embedded.durable import durable_host
+
+    path = Path(url.location).expanduser()
+    return durable_host(path, history=history, history_age=age)
+
+
+def _open_embedded(url: StoreURL) -> Store:
     from mooring.store.embedded.store import EmbeddedStore
 
-    history, age = _history(url)
-    path = Path(url.location).expanduser()
-    return EmbeddedStore(durable_host(path, history=history, history_age=age), url=str(url))
+    return EmbeddedStore(open_host(url), url=str(url))
 
 
 def _history(url: StoreURL) -> tuple[int, float]:
     """How much of the past an embedded store keeps."""
-    return (
-        url.option("history", int, 100_000),
-        url.option("history_age", durations.parse, 3600.0),
-    )
+    return url.count("history", 100_000), url.seconds("history_age", 3600.0)
 
 
 def _open_etcd(url: StoreURL) -> Store:
@@ -65,17 +66,21 @@ def _open_etcd(url: StoreURL) -> Store:
         tls=tls if url.scheme == "etcds" else None,
         user=url.user,
         password=url.password,
-        timeout=url.option("timeout", durations.parse, 5.0),
+        timeout=url.seconds("timeout", 5.0),
     )
     return EtcdStore(settings, url=str(url))
 
 
 _OPENERS: Mapping[str, Callable[[StoreURL], Store]] = {
-    "memory": _open_memory,
-    "sqlite": _open_sqlite,
+    "memory": _open_embedded,
+    "sqlite": _open_embedded,
     "etcd": _open_etcd,
     "etcds": _open_etcd,
 }
+
+
+EMBEDDED = ("memory", "sqlite")
+"""The schemes whose engine is in this process."""
 
 
 class Hub:

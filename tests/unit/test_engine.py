@@ -142,3 +142,14 @@ def state(engine: Engine) -> tuple[int, object, object]:
         for lease in engine.leases
     }
     return engine.revision, list(engine.newest(prefix(b"/"))), leases
+
+
+def test_a_watcher_of_the_future_who_does_not_keep_up_still_waits_for_it():
+    engine = Engine()
+    watcher = engine.watch(prefix(b"/"), 1500, lambda: None)
+    for _ in range(1600):
+        put(engine, b"/a")
+    batches = []
+    while found := engine.take(watcher):
+        batches += found
+    assert [batch.revision for batch in batches] == list(range(1501, engine.revision + 1))

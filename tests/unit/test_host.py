@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 
 from mooring.hub import connect
 from mooring.store import Put, key, prefix
+from tests.waiting import eventually
 
 
 async def test_stores_without_a_name_are_apart():
@@ -24,6 +26,33 @@ async def test_a_name_is_forgotten_with_the_last_hub():
             assert (await two.store.read(key(b"/a"))).first is not None
     async with connect(url) as three:
         assert (await three.store.read(key(b"/a"))).first is None
+
+
+async def test_a_name_is_forgotten_though_things_hang_on_it():
+    url = f"memory://{uuid.uuid4().hex}"
+    for _ in range(3):
+        async with connect(url) as hub:
+            assert (await hub.store.read(key(b"/a"))).first is None
+            async with hub.session(ttl=5), hub.mirror(prefix(b"/")):
+                await hub.store.commit(Put(b"/a", b""))
+
+
+async def test_a_lease_expires_though_its_store_is_closed():
+    url = f"memory://{uuid.uuid4().hex}"
+    async with connect(url) as one, connect(url) as two:
+        lease = await two.store.grant(1)
+        await two.store.commit(Put(b"/a", b"", lease.id))
+        async with one.mirror(prefix(b"/")) as mirror:
+            await two.store.aclose()
+            await eventually(lambda: not mirror.items, within=3)
+
+
+async def test_a_busy_loop_of_calls_lets_a_session_live():
+    async with connect("memory://") as hub, hub.session(ttl=1) as session:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            await hub.store.commit(Put(b"/a", b""))
+        assert session.state == "alive"
 
 
 async def test_event_loops_in_other_threads_share_it():

@@ -11,12 +11,12 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors"},
+    {"errors", "names"},
     {"durations", "tasks"},
     {"store"},
     {"session", "mirror"},
     {"hub"},
-    {"doctor", "testing"},
+    {"doctor", "testing", "server"},
     {"cli"},
 ]
 """Lowest first. A module imports from its own top-level part and from lower layers only."""

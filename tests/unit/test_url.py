@@ -59,6 +59,15 @@ def test_a_password_is_masked_wherever_a_url_shows(text: str):
         ("etcd://h#x", "%23"),
         ("etcd://h?namespace=", "namespace"),
         ("memory://x?history=many", "history=many"),
+        ("memory://x?history=-1000", "history=-1000"),
+        ("memory://x?history=0", "history=0"),
+        ("etcd://h?timeout=0s", "more than nothing"),
+        ("etcd://a b:2379", "is no host"),
+        ("etcd://[::1", "is no host"),
+        ("redis://h", r"redis:// \(there are"),
+        ("etcds://h?cert=/some/file", "both"),
+        ("etcds://h?key=/some/file", "both"),
+        ("sqlite://", "names no file"),
         ("etcds://h?ca=/does/not/exist.pem", "cannot be read"),
         ("etcd://h?password_file=/does/not/exist", "cannot be read"),
     ],
@@ -78,6 +87,35 @@ async def test_no_error_shows_a_password(tail: str):
     assert "hunter2" not in str(caught.value)
 
 
-def test_connect_refuses_a_bad_url_at_once():
+@pytest.mark.parametrize(
+    "text",
+    [
+        "root:hunter2@host:2379",
+        "etcd:/root:hunter2@host",
+        "etcd:root:hunter2@host",
+        "etcd://root:hunter?2@h",
+        "etcd://root:hunter2",
+        "etcd://root:hunter2@",
+        "etcd://root:hunter2@h#x",
+    ],
+)
+async def test_a_password_in_a_url_that_is_none_is_not_shown(text: str):
+    with pytest.raises(InvalidURL) as caught:
+        open_store(text)
+    assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "etcd://h:99999", "etcd://h?timeout=x", "memory://?history=x"]
+)
+def test_connect_refuses_a_bad_url_at_once(text: str):
     with pytest.raises(InvalidURL):
-        connect("nonsense")
+        connect(text)
+
+
+@pytest.mark.parametrize("option", ["ca", "cert"])
+async def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, option: str):
+    (tmp_path / "junk").write_text("this is no certificate")
+    more = f"&key={tmp_path}/junk" if option == "cert" else ""
+    with pytest.raises(InvalidURL, match=f"{option}=.*PEM"):
+        open_store(f"etcds://h?{option}={tmp_path}/junk{more}")

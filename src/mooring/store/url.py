@@ -10,30 +10,56 @@ Every scheme takes `namespace=PREFIX`, below which everything is put.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
+from mooring import durations
 from mooring.errors import InvalidURL
-
-T = TypeVar("T")
+from mooring.names import nearest
 
 MASK = "***"
 
-_COMMON = ("namespace",)
-_EMBEDDED = (*_COMMON, "history", "history_age")
-_ETCD = (*_COMMON, "user", "password", "password_file", "timeout")
-OPTIONS: Mapping[str, tuple[str, ...]] = {
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("it is empty: leave it out")
+    return value
+
+
+def _count(value: str) -> int:
+    if not value.isdigit() or not int(value):
+        raise ValueError("it must be a number from 1 up")
+    return int(value)
+
+
+def _duration(value: str) -> float:
+    if not (seconds := durations.parse(value)):
+        raise ValueError("it must be more than nothing")
+    return seconds
+
+
+Options = Mapping[str, Callable[[str], object]]
+
+_EMBEDDED: Options = {"namespace": _text, "history": _count, "history_age": _duration}
+_ETCD: Options = {
+    "namespace": _text,
+    "user": str,
+    "password": str,
+    "password_file": _text,
+    "timeout": _duration,
+}
+_FILES = ("ca", "cert", "key", "server_name")
+OPTIONS: Mapping[str, Options] = {
     "memory": _EMBEDDED,
     "sqlite": _EMBEDDED,
     "etcd": _ETCD,
-    "etcds": (*_ETCD, "ca", "cert", "key", "server_name"),
+    "etcds": {**_ETCD, **dict.fromkeys(_FILES, _text)},
 }
-"""The schemes there are, and the options of each."""
+"""The schemes there are, and the options of each with what reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +81,26 @@ class StoreURL:
 
     def hosts(self, port: int) -> tuple[str, ...]:
         """The hosts, each with its port."""
-        return tuple(_with_port(host.strip(), port, self) for host in self.location.split(","))
+        hosts = enumerate(self.location.split(","), 1)
+        return tuple(_with_port(number, host.strip(), port) for number, host in hosts)
 
     def path(self, name: str) -> Path | None:
         return Path(value).expanduser() if (value := self.options.get(name)) else None
 
-    def option(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        if name not in self.options:
-            return default
-        try:
-            return parse(self.options[name])
-        except ValueError as error:
-            raise InvalidURL(f"{name}={self.options[name]} in {self}: {error}") from error
+    def count(self, name: str, default: int) -> int:
+        return _count(self.options[name]) if name in self.options else default
+
+    def seconds(self, name: str, default: float) -> float:
+        return _duration(self.options[name]) if name in self.options else default
 
 
 def parse(text: str) -> StoreURL:
     """The parts of a store's URL, or `InvalidURL`, which names the part and never a password."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise InvalidURL(f"{_masked(text)!r} is no store URL: write it like etcd://HOST:2379")
+        raise InvalidURL("this is no store URL: write it like etcd://HOST:2379 or memory://")
     if scheme not in OPTIONS:
-        raise InvalidURL(f"no store speaks {scheme}://{_nearest(scheme, OPTIONS)}")
+        raise InvalidURL(f"no store speaks {scheme}://{nearest(scheme, OPTIONS)}")
     where, _, query = rest.partition("?")
     if "#" in rest:
         raise InvalidURL(f"{_masked(text)} has a '#': write it as %23")
@@ -83,9 +108,13 @@ def parse(text: str) -> StoreURL:
         options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
         raise InvalidURL(f"the options of {_masked(text)} are not name=value") from None
-    for name in options:
-        if name not in OPTIONS[scheme]:
-            raise InvalidURL(f"{scheme}:// has no option {name!r}{_nearest(name, OPTIONS[scheme])}")
+    for name, value in options.items():
+        if (read := OPTIONS[scheme].get(name)) is None:
+            raise InvalidURL(f"{scheme}:// has no option {name!r}{nearest(name, OPTIONS[scheme])}")
+        try:
+            read(value)
+        except ValueError as error:
+            raise InvalidURL(f"{name}={value} for {scheme}://: {error}") from error
     userinfo, _, location = where.rstrip("/").rpartition("@")
     user, _, password = userinfo.partition(":")
     url = StoreURL(
@@ -99,6 +128,8 @@ def parse(text: str) -> StoreURL:
         raise InvalidURL("sqlite:// names no file: write it like sqlite:///path/to/file")
     if scheme.startswith("etcd") and not location:
         raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:2379")
+    if scheme.startswith("etcd"):
+        url.hosts(2379)  # raises for one that is none
     return url
 
 
@@ -111,24 +142,21 @@ def _password(given: str, options: Mapping[str, str]) -> str:
         raise InvalidURL(f"password_file={file} cannot be read: {error.strerror}") from error
 
 
-def _with_port(host: str, port: int, url: StoreURL) -> str:
+def _with_port(number: int, host: str, port: int) -> str:
     name, separator, given = host.rpartition(":")
     if host.endswith("]") or not separator:  # [::1], or a bare name
         name, given = host, str(port)
-    if not name or not given.isdigit() or not 0 < int(given) < 65536 or "/" in name:
-        raise InvalidURL(f"{host!r} in {url} is no host: write it like HOST:{port}")
+    bracketed = name.startswith("[") and name.endswith("]")
+    plain = re.fullmatch(r"[A-Za-z0-9._-]+", name) is not None
+    if not (bracketed or plain) or not given.isdigit() or not 0 < int(given) < 65536:
+        # Not shown: where a host was forgotten, this is a user and a password.
+        raise InvalidURL(f"host {number} of the URL is no host: write it like HOST:{port}")
     return f"{name}:{given}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    meant = f", did you mean {close[0]!r}?" if close else ""
-    return f"{meant} (there are {', '.join(known)})"
-
-
 def _masked(text: str) -> str:
-    """A URL that could not be parsed, fit to be shown: whatever may be a password is left out."""
+    """A URL that could not be parsed, fit to be shown: whatever may hold a password is left out."""
     scheme, separator, rest = text.partition("://")
-    rest = rest.split("?")[0].rpartition("@")[2]
-    return f"{scheme}{separator}{rest}"
+    if not separator or "@" in rest or ":" in rest.split("?")[0].replace("://", ""):
+        return f"{scheme}://…" if separator and scheme.isalpha() else "what was given"
+    return f"{scheme}://{rest.split('?')[0]}"

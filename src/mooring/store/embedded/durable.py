@@ -10,12 +10,14 @@ next round tries again.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,10 +50,21 @@ class DurableHost(Host):
 
     def __init__(self, path: Path, *, history: int, history_age: float) -> None:
         self._journal = Journal(path)
-        kept = self._journal.load()
-        # The engine's clock is the store's uptime: while it is down, no lease runs out.
-        self._started = time.monotonic() - kept.uptime
         engine = Engine(history=history, history_age=history_age)
+        with _without_collector():
+            uptime = self._load(engine)
+        # The engine's clock is the store's uptime: while it is down, no lease runs out.
+        self._started = time.monotonic() - uptime
+        super().__init__(engine)
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._users = 0
+        self._failing = False
+        self._written = uptime
+        self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
+        self._thread.start()
+
+    def _load(self, engine: Engine) -> float:
+        kept = self._journal.load()
         for lease, ttl, deadline in kept.leases:
             engine.leases.grant(lease, ttl, deadline)
         engine.leases.changed.clear()
@@ -60,15 +73,10 @@ class DurableHost(Host):
                 kept.entries, revision=kept.revision, compacted=kept.compacted, now=kept.uptime
             )
         except StoreError as error:
+            path = self._journal.path
             self._journal.close()
             raise StoreError(f"{path} is damaged ({error}): mooring store check {path}") from error
-        super().__init__(engine)
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._users = 0
-        self._failing = False
-        self._written = kept.uptime
-        self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
-        self._thread.start()
+        return kept.uptime
 
     def use(self) -> DurableHost:
         self._users += 1
@@ -206,6 +214,18 @@ class DurableHost(Host):
                 return
             if request is not None:
                 _deliver([request], [Closed(f"{self._journal.path} is closed")])
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A million new objects would be looked through again and again, and none is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _deliver(requests: list[_Request], answers: list[object]) -> None:

@@ -64,7 +64,7 @@ class Engine:
         self.quiet_until = 0.0
         """Before this time `advance` has nothing to do."""
 
-    def load(self, entries: Iterable[Entry], *, revision: int, compacted: int, now: float) -> None:
+    def load(self, entries: Sequence[Entry], *, revision: int, compacted: int, now: float) -> None:
         """Take up a state that was kept: every version there is, in the order of revisions.
 
         Leases are granted before.
@@ -74,8 +74,8 @@ class Engine:
         self._times.append((now, revision))
         events: dict[int, list[Event]] = {}
         settled: list[bytes] = []
+        self._keys.load(entries)
         for entry in entries:
-            self._keys.load(entry)
             if entry.modified > compacted:
                 event = Event(entry.key, entry if entry.version else None)
                 events.setdefault(entry.modified, []).append(event)
@@ -341,9 +341,23 @@ def _check_size(writes: Sequence[Write], checks: Sequence[Check], reads: Sequenc
     operations = max(len(writes) + len(reads), len(checks))
     if operations > MAX_OPERATIONS:
         raise TooLarge(f"{operations} operations in one commit: the store takes {MAX_OPERATIONS}")
-    size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
+    size = sum(map(_size, writes)) + sum(map(_check_bytes, checks))
     if size > MAX_REQUEST_BYTES:
         raise TooLarge(f"{size} bytes in one commit: the store takes {MAX_REQUEST_BYTES}")
+
+
+_AROUND = 16  # bytes that a request has around each of its parts, roughly
+
+
+def _size(write: Write) -> int:
+    if isinstance(write, Put):
+        return len(write.key) + len(write.value) + _AROUND
+    return len(write.range.start) + len(write.range.end) + _AROUND
+
+
+def _check_bytes(check: Check) -> int:
+    value = len(check.expected) if isinstance(check.expected, bytes) else 8
+    return len(check.key) + value + _AROUND
 
 
 def _conflict(check: Check) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
@@ -66,9 +65,12 @@ class MemoryHost(Host):
     guarantees = Guarantees(durable=False, replicated=False, shared=False)
     kind = "embedded, in memory"
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: Engine, *, name: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(engine)
-        self._clock = clock
+        self._name, self._clock = name, clock
+        self.users = 0
 
     def read(self, operation: Callable[[Engine], T]) -> T:
         with self.lock:
@@ -91,7 +93,10 @@ class MemoryHost(Host):
         return 1.0 if deadline is None else min(deadline - now, 1.0)
 
     def release(self) -> None:
-        pass
+        with _naming:
+            self.users -= 1
+            if self.users == 0:
+                _named.pop(self._name, None)
 
     def _advance(self) -> float:
         """What every call does first: nothing that is over is ever seen."""
@@ -103,18 +108,22 @@ class MemoryHost(Host):
         return now
 
 
-_named: weakref.WeakValueDictionary[str, MemoryHost] = weakref.WeakValueDictionary()
+_named: dict[str, MemoryHost] = {}
 _naming = threading.Lock()
 
 
 def memory_host(name: str, make: Callable[[], Engine]) -> MemoryHost:
-    """The host of that name, made where there is none; without a name always a new one."""
+    """The host of that name, made where there is none; without a name always a new one.
+
+    Release it after use: a name is forgotten with its last user.
+    """
     with _naming:
         host = _named.get(name) if name else None
         if host is None:
-            host = MemoryHost(make())
+            host = MemoryHost(make(), name=name)
             if name:
                 _named[name] = host
+        host.users += 1
         return host
 
 
@@ -122,9 +131,17 @@ def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[],
     """Sets an event of a loop, from whichever thread."""
 
     def wake() -> None:
-        if asyncio._get_running_loop() is loop:
+        if running_loop() is loop:
             event.set()
         elif not loop.is_closed():
             loop.call_soon_threadsafe(event.set)
 
     return wake
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of this thread, if it has one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

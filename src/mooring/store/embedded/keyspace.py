@@ -81,12 +81,11 @@ class Keyspace:
             self._drop(name)
         return gone
 
-    def load(self, entry: Entry) -> None:
-        """Put back a version as it was, newer than those before."""
-        versions = self._versions.setdefault(entry.key, [])
-        if not versions:
-            self._order.add(entry.key)
-        versions.append(entry)
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Take up versions as they were, in the order of their revisions."""
+        for entry in entries:
+            self._versions.setdefault(entry.key, []).append(entry)
+        self._order = SortedList(self._versions)
 
     def _drop(self, name: bytes) -> None:
         del self._versions[name]

@@ -24,11 +24,14 @@ from mooring.store.contract import (
     Write,
     check_commit,
     check_query,
+    check_range,
     check_ttl,
 )
 from mooring.store.embedded.host import Host, waker
 from mooring.store.embedded.watchers import Watcher
 from mooring.tasks import Tasks
+
+_TURN = 100  # calls after which others get their turn
 
 
 class EmbeddedStore(Store):
@@ -36,6 +39,7 @@ class EmbeddedStore(Store):
         self.url, self.guarantees = url, host.guarantees
         self._host = host
         self._closed = False
+        self._calls = 0
         self._watches: set[_EmbeddedWatch] = set()
         self._tasks = Tasks()
         self._ticking: asyncio.Task[object] | None = None
@@ -52,24 +56,26 @@ class EmbeddedStore(Store):
     ) -> Snapshot:
         query = Query(range, keys_only, limit, order, created_before)
         check_query(query, at)
+        await self._take_turns()
         return self._open().read(lambda engine: engine.read(query, at))
 
     async def commit(
         self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
     ) -> Committed:
         check_commit(writes, require, read)
+        await self._take_turns()
         return await self._open().write(
             lambda engine, now: engine.commit(writes, require, read, now)
         )
 
     def watch(self, range: Range, *, after: int | None = None) -> Watch:
+        check_range(range)
         return _EmbeddedWatch(self, range, after)
 
     async def grant(self, ttl: float) -> Lease:
         seconds = check_ttl(ttl)
         lease = await self._open().write(lambda engine, now: engine.grant(seconds, now))
-        if self._ticking is None:
-            self._ticking = self._tasks.start(self._tick(), name=f"{self.url} lets time pass")
+        self._keep_ticking()
         return Lease(lease, float(seconds))
 
     async def renew(self, lease: int) -> float:
@@ -92,13 +98,25 @@ class EmbeddedStore(Store):
         self._closed = True
         for watch in list(self._watches):
             watch.end()
-        await self._tasks.aclose()
         self._host.release()
+        await self._tasks.aclose()
+
+    async def _take_turns(self) -> None:
+        """Let others run now and then: a call in memory never waits by itself, and a loop of them
+        would keep sessions from being renewed."""
+        self._calls += 1
+        if not self._calls % _TURN:
+            await asyncio.sleep(0)
 
     def _open(self) -> Host:
         if self._closed:
             raise Closed(f"{self.url} is closed")
         return self._host
+
+    def _keep_ticking(self) -> None:
+        """Whoever granted a lease, or wants to hear of those of others, lets time pass."""
+        if self._ticking is None:
+            self._ticking = self._tasks.start(self._tick(), name=f"{self.url} lets time pass")
 
     async def _tick(self) -> None:
         """Let leases run out, and their watchers know, though nobody calls."""
@@ -113,16 +131,24 @@ class _EmbeddedWatch(Watch):
         self._range, self._after = range, after
         self._watcher: Watcher | None = None
         self._ready: deque[Batch] = deque()
+        self._seen = after or 0
+        self._left = False
         self._woken = asyncio.Event()
 
     @property
     def heard(self) -> float:
         return time.monotonic()  # it is in this process: it cannot be silent
 
+    @property
+    def seen(self) -> int:
+        return self._seen
+
     async def __aenter__(self) -> _EmbeddedWatch:
         wake = waker(asyncio.get_running_loop(), self._woken)
         self._watcher = self._store._open().watch(self._range, self._after, wake)
+        self._seen = self._watcher.position
         self._store._watches.add(self)
+        self._store._keep_ticking()
         return self
 
     async def __anext__(self) -> Batch:
@@ -130,11 +156,15 @@ class _EmbeddedWatch(Watch):
         if watcher is None:
             raise RuntimeError("enter a watch before iterating it: `async with store.watch(…)`")
         while not self._ready:
+            if self._left:
+                raise Closed(f"the watch of {self._range.start!r} was left")
             self._woken.clear()
             self._ready.extend(self._store._open().take(watcher))
             if not self._ready:
                 await self._woken.wait()
-        return self._ready.popleft()
+        batch = self._ready.popleft()
+        self._seen = batch.revision
+        return batch
 
     def end(self) -> None:
         if self._watcher is not None:
@@ -143,4 +173,5 @@ class _EmbeddedWatch(Watch):
             self._watcher.wake()
 
     async def __aexit__(self, *_: object) -> None:
+        self._left = True
         self.end()

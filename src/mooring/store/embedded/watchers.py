@@ -33,7 +33,7 @@ class Watcher:
         if not self.lagging:
             self.pending.append(batch)
             if len(self.pending) > PENDING:
-                self.position = self.pending[0].revision - 1
+                self.position = max(self.position, self.pending[0].revision - 1)
                 self.pending.clear()
                 self.lagging = True
         self.wake()
@@ -48,7 +48,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._groups: dict[Range, dict[Watcher, None]] = {}
-        self._cuts: SortedDict[bytes, frozenset[Range]] = SortedDict({b"": frozenset()})
+        self._cuts: SortedDict[bytes, set[Range]] = SortedDict({b"": set()})
 
     def __len__(self) -> int:
         return sum(map(len, self._groups.values()))
@@ -58,7 +58,7 @@ class Watchers:
         if group is None:
             group = self._groups[watcher.range] = {}
             for cut in self._cut(watcher.range):
-                self._cuts[cut] = self._cuts[cut] | {watcher.range}
+                self._cuts[cut].add(watcher.range)
         group[watcher] = None
 
     def remove(self, watcher: Watcher) -> None:
@@ -69,7 +69,7 @@ class Watchers:
         if not group:
             del self._groups[watcher.range]
             for cut in self._cut(watcher.range):
-                self._cuts[cut] = self._cuts[cut] - {watcher.range}
+                self._cuts[cut].discard(watcher.range)
             self._join(watcher.range.start)
             self._join(watcher.range.end)
 
@@ -91,15 +91,15 @@ class Watchers:
             for watcher in self._groups[range]:
                 watcher.hand(part)
 
-    def _covering(self, name: bytes) -> frozenset[Range]:
-        covering: frozenset[Range] = self._cuts.peekitem(self._cuts.bisect_right(name) - 1)[1]
+    def _covering(self, name: bytes) -> set[Range]:
+        covering: set[Range] = self._cuts.peekitem(self._cuts.bisect_right(name) - 1)[1]
         return covering
 
     def _cut(self, range: Range) -> list[bytes]:
         """The cuts within a range, after making one at each of its bounds."""
         for bound in (range.start, range.end):
             if bound and bound not in self._cuts:
-                self._cuts[bound] = self._covering(bound)
+                self._cuts[bound] = set(self._covering(bound))
         if not range.end:
             return list(self._cuts.irange(range.start))
         return list(self._cuts.irange(range.start, range.end, (True, False)))
