@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import random
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooring.errors import Compacted, LeaseNotFound
-from mooring.store import Delete, Put, Query, key, prefix
-from mooring.store.embedded.engine import Engine
+from mooring.store import Delete, Put, Query, Range, key, prefix
+from mooring.store.embedded.engine import Engine, Transaction
 
 
 def put(engine: Engine, name: bytes, value: bytes = b"", lease: int = 0, now: float = 0.0) -> int:
@@ -153,3 +156,30 @@ def test_a_watcher_of_the_future_who_does_not_keep_up_still_waits_for_it():
     while found := engine.take(watcher):
         batches += found
     assert [batch.revision for batch in batches] == list(range(1501, engine.revision + 1))
+
+
+@given(st.randoms(use_true_random=False))
+def test_counting_agrees_with_looking(chance: random.Random):
+    engine = Engine()
+    names = [b"%d" % number for number in range(8)]
+    for _ in range(60):
+        step = chance.random()
+        if step < 0.7:
+            transaction = Transaction(engine, 0.0)
+            for _ in range(chance.randrange(1, 4)):
+                name = chance.choice(names)
+                if chance.random() < 0.6:
+                    transaction.put(name, b"x")
+                else:
+                    transaction.delete(Range(name, chance.choice([name + b"\0", b"", b"9"])))
+            transaction.close()
+        elif step < 0.8:
+            engine.undo()
+        elif step < 0.95:
+            engine.confirm()
+        elif engine.confirmed > engine.compacted:
+            engine.compact(chance.randrange(engine.compacted + 1, engine.confirmed + 1))
+        start = chance.choice(names)
+        range_ = Range(start, chance.choice([b"", start + b"\0", b"9"]))
+        at = chance.randrange(engine.compacted, engine.confirmed + 1)
+        assert engine.count(range_, at) == len(list(engine.past(range_, at)))

@@ -112,6 +112,16 @@ class Engine:
         """The entries of a range as a transaction sees them: with what is not confirmed yet."""
         return self._keys.present(range)
 
+    def count(self, range: Range, at: int) -> int:
+        """How many entries a range had at a revision that can be read, without looking at them:
+        the cost is that of the changes since. Not while a transaction is open."""
+        number = self._keys.count(range)
+        since = self._log[at - self.compacted :]
+        changed = {event.key for batch in since for event in batch.events if event.key in range}
+        for name in changed:
+            number += self._keys.lived(name, at) - (self._keys.get(name) is not None)
+        return number
+
     # Writing
 
     def commit(

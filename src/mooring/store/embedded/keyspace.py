@@ -19,6 +19,7 @@ class Keyspace:
     def __init__(self) -> None:
         self._versions: dict[bytes, list[Entry]] = {}
         self._order: SortedList[bytes] = SortedList()
+        self._dead: SortedList[bytes] = SortedList()  # names whose newest version is a tombstone
 
     def get(self, name: bytes) -> Entry | None:
         """The key's present entry."""
@@ -43,6 +44,14 @@ class Keyspace:
             if position and versions[position - 1].version:
                 yield versions[position - 1]
 
+    def count(self, range: Range) -> int:
+        """How many entries a range has at present, without looking at them."""
+        return _within(self._order, range) - _within(self._dead, range)
+
+    def lived(self, name: bytes, revision: int) -> bool:
+        """Whether a key existed at a revision that is not compacted."""
+        return any(True for _ in self.past(Range(name, name + b"\0"), revision))
+
     def put(self, name: bytes, value: bytes, lease: int, revision: int) -> Entry:
         versions = self._versions.get(name)
         if versions is None:
@@ -51,6 +60,8 @@ class Keyspace:
             self._order.add(name)
             return entry
         last = versions[-1]
+        if not last.version:
+            self._dead.remove(name)
         created = last.created if last.version else revision
         entry = Entry(name, value, created, revision, last.version + 1, lease)
         versions.append(entry)
@@ -59,13 +70,17 @@ class Keyspace:
     def delete(self, name: bytes, revision: int) -> None:
         """Delete a key that exists at present."""
         self._versions[name].append(tombstone(name, revision))
+        self._dead.add(name)
 
     def undo(self, name: bytes) -> None:
         """Take back the newest version of a key."""
         versions = self._versions[name]
-        versions.pop()
+        if not versions.pop().version:
+            self._dead.remove(name)
         if not versions:
             self._drop(name)
+        elif not versions[-1].version:
+            self._dead.add(name)
 
     def forget(self, name: bytes, revision: int) -> list[Entry]:
         """Drop the versions of a key that cannot be seen at `revision` or later; which they are."""
@@ -86,15 +101,22 @@ class Keyspace:
         for entry in entries:
             self._versions.setdefault(entry.key, []).append(entry)
         self._order = SortedList(self._versions)
+        self._dead = SortedList(name for name, v in self._versions.items() if not v[-1].version)
 
     def _drop(self, name: bytes) -> None:
         del self._versions[name]
         self._order.remove(name)
+        self._dead.discard(name)
 
     def _names(self, range: Range) -> Iterator[bytes]:
         if not range.end:
             return iter(self._order.irange(range.start))
         return iter(self._order.irange(range.start, range.end, (True, False)))
+
+
+def _within(names: SortedList[bytes], range: Range) -> int:
+    end = names.bisect_left(range.end) if range.end else len(names)
+    return max(0, int(end - names.bisect_left(range.start)))
 
 
 def tombstone(name: bytes, revision: int) -> Entry:

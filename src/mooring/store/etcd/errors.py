@@ -101,7 +101,7 @@ def translate(
     if verdict is Verdict.LOGIN:
         return AccessDenied(f"{what}: {where} rejects our token again and again ({text})")
     for part, make in _ANSWERS:
-        if part in text:
+        if part in text.lower():
             return make(what, where)
     return StoreError(f"{what}: {where} answered {code.name}: {shorten(text)}")
 
@@ -124,7 +124,7 @@ _ANSWERS = (
     ("permission denied", _denied),
     ("user name not found", _anonymous),
     (
-        "invalid user ID or password",
+        "invalid user id or password",
         lambda what, where: AccessDenied(f"{what}: {where} rejects the user name or password"),
     ),
     (

@@ -207,15 +207,20 @@ class EtcdStore(Store):
         tls = self._cluster.settings.tls
         try:
             await self._ask_status(endpoint)  # the first one may pay for the connection
-            sent = time.monotonic()
+            sent, sent_at = time.monotonic(), time.time()
             answer = await self._ask_status(endpoint)
+            heard_at = time.time()
         except grpc.aio.AioRpcError as error:
             problem = await diagnose(endpoint.address, tls, within=_PROBE)
             text = problem.text if problem else shorten(error.details() or error.code().name)
             return Member(endpoint.address, problem=text), None
         latency = time.monotonic() - sent
         leader = answer.leader == answer.header.member_id
-        ahead = await clock_ahead(endpoint.address, tls, within=_PROBE)
+        ahead: tuple[float, float] | None
+        if answer.mooring_time:  # the embedded store's own server tells its clock in the answer
+            ahead = answer.mooring_time - heard_at, answer.mooring_time - sent_at
+        else:
+            ahead = await clock_ahead(endpoint.address, tls, within=_PROBE)
         return Member(endpoint.address, answer.version, latency, leader, ahead), answer
 
     async def _ask_status(self, endpoint: Endpoint) -> Any:

@@ -1,0 +1,109 @@
+"""etcd's errors, code and text: clients match on both, so they are kept to the letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+from mooring.errors import (
+    Closed,
+    Compacted,
+    FutureRevision,
+    InvalidRequest,
+    LeaseNotFound,
+    MooringError,
+    OutcomeUnknown,
+    OutOfSpace,
+    TooLarge,
+    Unavailable,
+)
+
+_Code = grpc.StatusCode
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How a call ends that is not answered."""
+
+    code: grpc.StatusCode
+    text: str
+
+    def __str__(self) -> str:
+        """As etcd's own language prints it, which is how it stands in a watch's cancellation."""
+        name = "".join(word.capitalize() for word in self.code.name.split("_"))
+        return f"rpc error: code = {name} desc = {self.text}"
+
+
+class Refused(Exception):
+    """A call that ends with a refusal. Raised before anything was changed."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+EMPTY_KEY = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: key is not provided")
+KEY_NOT_FOUND = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: key not found")
+VALUE_PROVIDED = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: value is provided")
+LEASE_PROVIDED = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: lease is provided")
+TOO_MANY_OPERATIONS = Refusal(
+    _Code.INVALID_ARGUMENT, "etcdserver: too many operations in txn request"
+)
+DUPLICATE_KEY = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
+TOO_LARGE = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: request is too large")
+COMPACTED = Refusal(_Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted")
+FUTURE_REVISION = Refusal(
+    _Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision is a future revision"
+)
+NO_SPACE = Refusal(_Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+LEASE_NOT_FOUND = Refusal(_Code.NOT_FOUND, "etcdserver: requested lease not found")
+LEASE_EXISTS = Refusal(_Code.FAILED_PRECONDITION, "etcdserver: lease already exists")
+TTL_TOO_LARGE = Refusal(_Code.OUT_OF_RANGE, "etcdserver: too large lease TTL")
+NO_USER = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: user name is empty")
+BAD_LOGIN = Refusal(
+    _Code.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID or password"
+)
+BAD_TOKEN = Refusal(_Code.UNAUTHENTICATED, "etcdserver: invalid auth token")
+NO_AUTH = Refusal(_Code.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
+STOPPED = Refusal(_Code.UNAVAILABLE, "etcdserver: server stopped")
+TIMED_OUT = Refusal(_Code.UNAVAILABLE, "etcdserver: request timed out")
+UNREADABLE = Refusal(_Code.INTERNAL, "grpc: failed to unmarshal the received message")
+
+# What a watch is refused for stands in its cancellation, not in a status.
+EMPTY_WATCH_RANGE = "mvcc: watcher range is empty"
+DUPLICATE_WATCH_ID = "mvcc: duplicate watch ID provided on the WatchStream"
+
+
+def oversized(size: int, limit: int) -> Refusal:
+    """A message over the limit of the transport, as etcd's says it."""
+    return Refusal(
+        _Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({size} vs. {limit})"
+    )
+
+
+def not_served(what: str, instead: str) -> Refusal:
+    """A method of etcd that makes no sense here; `instead` is what to do."""
+    return Refusal(_Code.UNIMPLEMENTED, f"mooring does not serve {what}: {instead}")
+
+
+_ENGINE: tuple[tuple[type[MooringError], Refusal], ...] = (
+    (Compacted, COMPACTED),
+    (FutureRevision, FUTURE_REVISION),
+    (LeaseNotFound, LEASE_NOT_FOUND),
+    (OutOfSpace, NO_SPACE),
+    (TooLarge, TOO_LARGE),
+    (Closed, STOPPED),
+    # A client that reads "timed out" looks before it writes again, as it must after both.
+    (Unavailable, TIMED_OUT),
+    (OutcomeUnknown, TIMED_OUT),
+)
+
+
+def refusal(error: MooringError) -> Refusal:
+    """What the engine or its host raised, in etcd's words."""
+    for kind, answer in _ENGINE:
+        if isinstance(error, kind):
+            return answer
+    code = _Code.INVALID_ARGUMENT if isinstance(error, InvalidRequest) else _Code.UNKNOWN
+    return Refusal(code, f"etcdserver: {error}")

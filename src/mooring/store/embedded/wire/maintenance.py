@@ -1,0 +1,102 @@
+"""The Maintenance service: what the server says of itself. Work on the files is the CLI's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import grpc.aio
+
+from mooring.store.contract import Entry, Range
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.host import Host
+from mooring.store.embedded.wire.errors import Refused, not_served
+from mooring.store.embedded.wire.messages import MEMBER_ID, RAFT_TERM, header
+from mooring.store.etcd import proto
+
+VERSION = "3.5.13"
+"""The release of etcd that clients may take this for. They read it to know what they may use: from
+3.5.13 on a progress notification is told only after all events that it speaks for, as here."""
+
+_SLICE = 10_000  # keys that are hashed in one go, before others have their turn
+
+_BACKUP = "`mooring store backup PATH`, on the machine of the server, copies it while it runs"
+SNAPSHOT = not_served("snapshots", _BACKUP)
+DEFRAGMENT = not_served(
+    "defragmentation", f"it reuses its space by itself ({_BACKUP}, without the free space)"
+)
+ALARMS = not_served("the setting of alarms", "there are none to set")
+
+
+class Maintenance:
+    """`size` tells how many bytes the store takes on disk."""
+
+    def __init__(self, host: Host, size: Callable[[], int]) -> None:
+        self._host, self._size = host, size
+
+    async def status(self, request: Any) -> Any:
+        """Says what time it is, too: etcd tells it in HTTP/1.1 answers, which there are none of."""
+        revision, size = self._revision(), self._size()
+        return proto.StatusResponse(
+            header=header(revision),
+            version=VERSION,
+            dbSize=size,
+            dbSizeInUse=size,
+            leader=MEMBER_ID,
+            raftTerm=RAFT_TERM,
+            raftIndex=revision,
+            raftAppliedIndex=revision,
+            mooring_time=time.time(),
+        )
+
+    async def alarm(self, request: Any) -> Any:
+        if request.action != proto.ALARMS_GET:
+            raise Refused(ALARMS)
+        return proto.AlarmResponse(header=header(self._revision()))
+
+    async def hash(self, request: Any) -> Any:
+        revision, checksum = await self._hash(0)
+        return proto.HashResponse(header=header(revision), hash=checksum)
+
+    async def hash_kv(self, request: Any) -> Any:
+        """A checksum of all entries at a revision (0: the present). Not the number that etcd
+        has for them: it is good for comparing one of these servers with another."""
+        revision, checksum = await self._hash(request.revision)
+        compacted = self._host.read(lambda engine: engine.compacted)
+        return proto.HashKVResponse(
+            header=header(revision), hash=checksum, compact_revision=compacted
+        )
+
+    async def snapshot(self, _: grpc.aio.ServicerContext) -> None:
+        raise Refused(SNAPSHOT)
+
+    async def defragment(self, request: Any) -> Any:
+        raise Refused(DEFRAGMENT)
+
+    def _revision(self) -> int:
+        return self._host.read(lambda engine: engine.confirmed)
+
+    async def _hash(self, revision: int) -> tuple[int, int]:
+        newest = self._revision()
+        revision = revision if revision > 0 else newest
+        checksum, start = 0, b"\0"
+        while entries := self._host.read(partial(_slice, start=start, revision=revision)):
+            for entry in entries:
+                checksum = zlib.crc32(_bytes(entry), checksum)
+            start = entries[-1].key + b"\0"
+            await asyncio.sleep(0)
+        return newest, checksum
+
+
+def _slice(engine: Engine, start: bytes, revision: int) -> list[Entry]:
+    return list(islice(engine.past(Range(start, b""), revision), _SLICE))
+
+
+def _bytes(entry: Entry) -> bytes:
+    numbers = (entry.created, entry.modified, entry.version, entry.lease, len(entry.key))
+    return repr(numbers).encode() + entry.key + entry.value

@@ -1,0 +1,211 @@
+"""A server of the embedded engine on a port: what `etcdctl` and any etcd client talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from mooring.errors import InvalidRequest, StoreError
+from mooring.store.embedded.host import Host
+from mooring.store.embedded.wire.auth import USERS, Auth
+from mooring.store.embedded.wire.calls import MAX_MESSAGE, Calls
+from mooring.store.embedded.wire.cluster import MEMBERS, Cluster
+from mooring.store.embedded.wire.kv import KV
+from mooring.store.embedded.wire.lease import Leases
+from mooring.store.embedded.wire.maintenance import Maintenance
+from mooring.store.embedded.wire.txn import Transactions
+from mooring.store.embedded.wire.watch import PROGRESS_INTERVAL, Watches
+from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = [
+    # Else two servers on one port would both start, and share the connections between them.
+    ("grpc.so_reuseport", 0),
+    # What is over etcd's own limit is refused in etcd's words, which takes receiving it.
+    ("grpc.max_receive_message_length", 8 * MAX_MESSAGE),
+    ("grpc.max_send_message_length", -1),
+    # Pings of clients are taken as often as etcd takes them; gRPC's own minimum is five minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A client that vanished without a word is noticed, and its watches and their place freed.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+]
+
+_HEALTHY = b"\x08\x01"  # the answer SERVING of grpc.health.v1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTLS:
+    """The files of a server that speaks TLS. With `client_ca`, clients must show a certificate
+    of that authority."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        def read(path: Path) -> bytes:
+            try:
+                return path.read_bytes()
+            except OSError as error:
+                raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+
+        authority = read(self.client_ca) if self.client_ca else None
+        return grpc.ssl_server_credentials(
+            [(read(self.key), read(self.cert))], authority, require_client_auth=bool(authority)
+        )
+
+
+class WireServer:
+    """Serves an engine's host over etcd's v3 API while it is entered. The host stays its owner's.
+
+    `bind` is `HOST:PORT`, port 0 for any that is free; `address` then tells the real one. With
+    `users` (passwords by name) every call needs the token of a login, but for logins themselves
+    and the status, as with etcd. `advertise` is the URL that clients are told in the list of
+    members, where `bind` is none that they can use. `size` tells the bytes on disk.
+
+    Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
+    file of `tls` cannot be read. Leaving ends calls at once; `drain` first lets them finish.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        bind: str = "127.0.0.1:2379",
+        tls: ServerTLS | None = None,
+        users: Mapping[str, str] | None = None,
+        advertise: str = "",
+        size: Callable[[], int] = lambda: 0,
+        progress_interval: float = PROGRESS_INTERVAL,
+    ) -> None:
+        self.port = 0
+        self._host, self._bind, self._tls = host, bind, tls
+        self._advertise, self._size = advertise, size
+        self._progress_interval = progress_interval
+        self._auth = Auth(host, users or {})
+        self._calls = Calls(self._auth)
+        self._tasks = Tasks()
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens: `HOST:PORT`."""
+        return f"{self._bind.rpartition(':')[0]}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        if self._advertise:
+            return self._advertise
+        name = self._bind.rpartition(":")[0]
+        if name.strip("[]") in ("", "::", "0.0.0.0"):
+            name = socket.gethostname()
+        return f"{'https' if self._tls else 'http'}://{name}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        server = grpc.aio.server(options=_OPTIONS)
+        try:
+            self.port = (
+                server.add_secure_port(self._bind, self._tls.credentials())
+                if self._tls
+                else server.add_insecure_port(self._bind)
+            )
+        except RuntimeError as error:
+            raise StoreError(
+                f"cannot listen at {self._bind}: is it this machine's, and is the port free?"
+            ) from error
+        self._route()
+        for service, methods in _by_service(self._calls.handlers).items():
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(service, methods),)
+            )
+        await server.start()
+        self._server = server
+        self._tasks.start(self._tick(), name=f"time passes at {self.address}")
+        return self
+
+    async def drain(self, grace: float) -> None:
+        """Stop accepting, end open streams, and let other calls finish, for at most `grace`
+        seconds. Clients are told that the server stopped, and go elsewhere or come again."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._calls.end_streams()
+            await server.stop(grace)
+            await self._tasks.aclose()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain(0)
+
+    def _route(self) -> None:
+        kv, leases = KV(self._host), Leases(self._host)
+        watches = Watches(self._host, self._auth, self._progress_interval)
+        maintenance = Maintenance(self._host, self._size)
+        calls = self._calls
+        calls.unary("range", kv.range)
+        calls.unary("put", kv.put)
+        calls.unary("delete_range", kv.delete_range)
+        calls.unary("txn", Transactions(self._host).txn)
+        calls.unary("compact", kv.compact)
+        # A watch stream is always opened: each watch on it is allowed or refused by itself.
+        calls.stream("watch", watches.watch, needs_token=False)
+        calls.unary("grant", leases.grant)
+        calls.unary("revoke", leases.revoke)
+        calls.unary("time_to_live", leases.time_to_live)
+        calls.unary("leases", leases.leases)
+        calls.stream("keepalive", leases.keepalive)
+        calls.unary("status", maintenance.status, needs_token=False)
+        calls.unary("hash", maintenance.hash)
+        calls.unary("hash_kv", maintenance.hash_kv)
+        calls.unary("alarm", maintenance.alarm)
+        calls.stream("snapshot", maintenance.snapshot)
+        calls.unary("defragment", maintenance.defragment)
+        calls.unary("member_list", Cluster(self.url).member_list)
+        calls.unary("authenticate", self._auth.authenticate, needs_token=False)
+        calls.unary("auth_status", self._auth.auth_status)
+        calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
+        calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
+        calls.refuse("Auth", "AuthEnable AuthDisable", USERS)
+        calls.refuse(
+            "Auth", "UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole", USERS
+        )
+        calls.refuse("Auth", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
+        calls.refuse("Auth", "RoleGrantPermission RoleRevokePermission", USERS)
+        calls.handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
+            _healthy
+        )
+
+    async def _tick(self) -> None:
+        """Let leases run out, and their watchers know, though nobody calls."""
+        failing = False
+        while True:
+            try:
+                pause = self._host.tick()
+                failing = False
+            except StoreError as error:
+                if not failing:
+                    log.warning("leases do not run out at present: %s", error)
+                failing, pause = True, 1.0
+            await asyncio.sleep(pause)
+
+
+async def _healthy(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
+    return _HEALTHY
+
+
+def _by_service(handlers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    services: dict[str, dict[str, Any]] = {}
+    for path, handler in handlers.items():
+        _, service, method = path.split("/")
+        services.setdefault(service, {})[method] = handler
+    return services

@@ -1,0 +1,171 @@
+"""Two servers of etcd's API, a real etcd and the embedded engine's, asked the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from mooring.store.embedded.host import MemoryHost
+from mooring.store.etcd import proto
+from mooring.store.etcd.connection import MAX_MESSAGE
+from mooring.store.etcd.proto import Methods
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@asynccontextmanager
+async def methods(address: str) -> AsyncIterator[Methods]:
+    async with grpc.aio.insecure_channel(address, _OPTIONS) as channel:
+        yield Methods(channel)
+
+
+class Pair:
+    """The two servers, asked the same."""
+
+    def __init__(self, etcd: Methods, wire: Methods, host: MemoryHost) -> None:
+        self.etcd, self.wire, self.host = etcd, wire, host
+
+    async def ask(self, name: str, request: Any) -> Any:
+        """One call to both. Their answers must be equal; what the wire answered is returned:
+        a message, or (code, text) of an error."""
+        theirs, ours = [
+            await outcome(getattr(one, name), request) for one in (self.etcd, self.wire)
+        ]
+        assert plain(ours) == plain(theirs), request
+        return ours
+
+    async def put(self, key: bytes, value: bytes = b"", **options: Any) -> Any:
+        return await self.ask("put", proto.PutRequest(key=key, value=value, **options))
+
+    async def get(self, key: bytes, end: bytes = b"", **options: Any) -> Any:
+        return await self.ask("range", proto.RangeRequest(key=key, range_end=end, **options))
+
+    async def delete(self, key: bytes, end: bytes = b"", **options: Any) -> Any:
+        request = proto.DeleteRangeRequest(key=key, range_end=end, **options)
+        return await self.ask("delete_range", request)
+
+    async def txn(
+        self, compare: Sequence[Any] = (), success: Sequence[Any] = (), failure: Sequence[Any] = ()
+    ) -> Any:
+        return await self.ask("txn", txn(compare, success, failure))
+
+    async def watch(self, use: Callable[[Stream], Awaitable[list[Any]]]) -> list[Any]:
+        """Use a watch stream of each in the same way; what they told must be equal."""
+        told = []
+        for server in (self.etcd, self.wire):
+            async with Stream(server.watch()) as stream:
+                told.append(await use(stream))
+        theirs, ours = told
+        assert list(map(plain, ours)) == list(map(plain, theirs))
+        return ours
+
+
+class Stream:
+    """A two-way stream, read with a deadline."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, message: Any) -> None:
+        await self.call.write(message)
+
+    async def create(self, key: bytes, end: bytes = b"", **options: Any) -> None:
+        request = proto.WatchCreateRequest(key=key, range_end=end, **options)
+        await self.send(proto.WatchRequest(create_request=request))
+
+    async def cancel(self, watch_id: int) -> None:
+        request = proto.WatchCancelRequest(watch_id=watch_id)
+        await self.send(proto.WatchRequest(cancel_request=request))
+
+    async def ask_for_progress(self) -> None:
+        await self.send(proto.WatchRequest(progress_request=proto.WatchProgressRequest()))
+
+    async def take(self, count: int, *, within: float = 5.0) -> list[Any]:
+        async with asyncio.timeout(within):
+            return [await self.call.read() for _ in range(count)]
+
+    async def is_silent(self) -> None:
+        """The next answer is that to a request for progress: there is nothing before it."""
+        await self.ask_for_progress()
+        (message,) = await self.take(1)
+        assert message.watch_id == -1
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.call.cancel()
+
+
+async def outcome(call: Any, request: Any, **options: Any) -> Any:
+    """What a call came to: its answer, or (code, text) of its error."""
+    try:
+        return await call(request, timeout=10, **options)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details()
+
+
+def plain(answer: Any) -> Any:
+    """An answer without what names the cluster and its term."""
+    if not hasattr(answer, "header"):
+        return answer
+    copy = type(answer)()
+    copy.CopyFrom(answer)
+    for field in ("cluster_id", "member_id", "raft_term"):
+        copy.header.ClearField(field)
+    return str(copy)
+
+
+def txn(
+    compare: Sequence[Any] = (), success: Sequence[Any] = (), failure: Sequence[Any] = ()
+) -> Any:
+    return proto.TxnRequest(compare=compare, success=success, failure=failure)
+
+
+def op_put(key: bytes, value: bytes = b"", **options: Any) -> Any:
+    return proto.RequestOp(request_put=proto.PutRequest(key=key, value=value, **options))
+
+
+def op_get(key: bytes, end: bytes = b"", **options: Any) -> Any:
+    request = proto.RangeRequest(key=key, range_end=end, **options)
+    return proto.RequestOp(request_range=request)
+
+
+def op_delete(key: bytes, end: bytes = b"", **options: Any) -> Any:
+    request = proto.DeleteRangeRequest(key=key, range_end=end, **options)
+    return proto.RequestOp(request_delete_range=request)
+
+
+def op_txn(*parts: Sequence[Any]) -> Any:
+    return proto.RequestOp(request_txn=txn(*parts))
+
+
+def version(key: bytes, result: int, number: int, end: bytes = b"") -> Any:
+    return proto.Compare(
+        key=key, range_end=end, target=proto.VERSION, result=result, version=number
+    )
+
+
+def merged(told: list[Any]) -> list[Any]:
+    """Messages with events joined by watch: how many revisions come in one is nobody's promise."""
+    joined: dict[int, Any] = {}
+    rest = []
+    for message in told:
+        if not message.events:
+            rest.append(message)
+        elif (first := joined.get(message.watch_id)) is None:
+            joined[message.watch_id] = message
+        else:
+            first.events.extend(message.events)
+            first.header.revision = message.header.revision
+    for message in joined.values():
+        message.header.ClearField("revision")
+    return rest + list(joined.values())

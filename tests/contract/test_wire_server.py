@@ -1,0 +1,326 @@
+"""The server of the embedded engine as a server: logins, TLS, rubbish, draining, maintenance."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+
+from mooring.errors import AccessDenied, InvalidRequest, StoreError, Unavailable
+from mooring.hub import open_store
+from mooring.store import Put, key, prefix
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.wire import auth
+from mooring.store.embedded.wire.server import ServerTLS, WireServer
+from mooring.store.etcd import proto
+from mooring.store.etcd.proto import Methods
+from mooring.testing.etcd import EtcdServer
+from tests.contract.side_by_side import Stream, methods, outcome
+from tests.waiting import eventually
+
+USERS = {"root": "secret", "mia": "pass"}
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[tuple[WireServer, Methods]]:
+    host = MemoryHost(Engine())
+    async with (
+        WireServer(host, bind="127.0.0.1:0", **options) as server,
+        methods(server.address) as calls,
+    ):
+        yield server, calls
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for name in ("server", "client"):
+        cert = authority.issue_cert("127.0.0.1", common_name=name)
+        cert.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
+        cert.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
+    return tmp_path
+
+
+class TestLogins:
+    async def test_refusals_are_those_of_etcd(self, fresh_etcd: Callable[..., EtcdServer]):
+        real = fresh_etcd(flags=["--unsafe-no-fsync", "--bcrypt-cost=4"])
+        for command in ("user add root:secret", "user grant-role root root", "auth enable"):
+            if command.startswith("user grant"):
+                real.ctl("role", "add", "root")
+            real.ctl(*command.split())
+        async with serving(users=USERS) as (_, wire), methods(real.address) as etcd:
+            told = []
+            for server in (etcd, wire):
+                answers = [
+                    await outcome(server.authenticate, proto.AuthenticateRequest(**credentials))
+                    for credentials in (
+                        {},
+                        {"name": "root"},
+                        {"name": "root", "password": "wrong"},
+                        {"name": "nobody", "password": "secret"},
+                    )
+                ]
+                put, get = proto.PutRequest(key=b"a"), proto.RangeRequest(key=b"a")
+                for call, request in ((server.put, put), (server.range, get)):
+                    answers.append(await outcome(call, request))
+                    bad = grpc.aio.Metadata(("token", "made.up"))
+                    answers.append(await outcome(call, request, metadata=bad))
+                told.append(answers)
+            assert told[0] == told[1]
+            assert told[1][0][1] == "etcdserver: authentication failed, invalid user ID or password"
+            assert told[1][4] == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "etcdserver: user name is empty",
+            )
+            assert told[1][5] == (
+                grpc.StatusCode.UNAUTHENTICATED,
+                "etcdserver: invalid auth token",
+            )
+
+    async def test_without_users_there_is_none(self):
+        async with serving() as (_, wire):
+            request = proto.AuthenticateRequest(name="root", password="secret")
+            assert await outcome(wire.authenticate, request) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "etcdserver: authentication is not enabled",
+            )
+            assert not (await wire.auth_status(proto.AuthStatusRequest())).enabled
+
+    async def test_every_call_needs_a_token_but_login_and_status(self):
+        async with serving(users=USERS) as (_, wire):
+            for call, request in (
+                (wire.put, proto.PutRequest(key=b"a")),
+                (wire.delete_range, proto.DeleteRangeRequest(key=b"a")),
+                (wire.txn, proto.TxnRequest()),
+                (wire.compact, proto.CompactionRequest(revision=1)),
+                (wire.grant, proto.LeaseGrantRequest(TTL=5)),
+                (wire.revoke, proto.LeaseRevokeRequest(ID=5)),
+                (wire.time_to_live, proto.LeaseTimeToLiveRequest(ID=5)),
+                (wire.leases, proto.LeaseLeasesRequest()),
+                (wire.hash_kv, proto.HashKVRequest()),
+                (wire.member_list, proto.MemberListRequest()),
+            ):
+                code, text = await outcome(call, request)
+                assert text == "etcdserver: user name is empty"
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert (await wire.status(proto.StatusRequest())).version
+            async with Stream(wire.keepalive()) as stream:
+                assert await stream.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            async with Stream(wire.watch()) as stream:
+                await stream.create(b"a")
+                (message,) = await stream.take(1)
+            assert message.canceled
+            assert "user name is empty" in message.cancel_reason
+
+    async def test_our_client_logs_in_and_again_when_its_token_is_gone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(auth, "TOKEN_TTL", 0.2)
+        async with serving(users=USERS) as (server, _):
+            url = f"etcd://mia:pass@{server.address}"
+            async with open_store(url) as store, store.watch(prefix(b"a")) as watch:
+                await store.commit(Put(b"a", b"1"))
+                assert (await anext(watch)).events[0].key == b"a"
+                await asyncio.sleep(0.4)
+                await store.commit(Put(b"a", b"2"))
+                assert (await anext(watch)).events[0].key == b"a"
+                lease = await store.grant(60)
+                assert await store.renew(lease.id) == 60
+            with pytest.raises(AccessDenied):
+                async with open_store(f"etcd://mia:wrong@{server.address}") as store:
+                    await store.read(key(b"a"))
+            with pytest.raises(AccessDenied):
+                async with open_store(f"etcd://{server.address}") as store:
+                    await store.read(key(b"a"))
+
+
+class TestTLS:
+    async def test_encrypted(self, files: Path):
+        tls = ServerTLS(files / "server.pem", files / "server.key")
+        async with serving(tls=tls) as (server, _):
+            assert server.url.startswith("https://")
+            async with open_store(f"etcds://{server.address}?ca={files}/ca.pem") as store:
+                await store.commit(Put(b"a", b"1"))
+                assert (await store.read(key(b"a"))).first is not None
+            with pytest.raises(Unavailable):
+                async with open_store(f"etcd://{server.address}?timeout=1s") as store:
+                    await store.read(key(b"a"))
+
+    async def test_client_certificates(self, files: Path):
+        tls = ServerTLS(files / "server.pem", files / "server.key", client_ca=files / "ca.pem")
+        async with serving(tls=tls) as (server, _):
+            url = f"etcds://{server.address}?ca={files}/ca.pem"
+            shown = f"{url}&cert={files}/client.pem&key={files}/client.key"
+            async with open_store(shown) as store:
+                await store.commit(Put(b"a", b"1"))
+            with pytest.raises(Unavailable):
+                async with open_store(f"{url}&timeout=1s") as store:
+                    await store.read(key(b"a"))
+
+    async def test_a_missing_file_is_named(self, files: Path):
+        tls = ServerTLS(files / "none.pem", files / "server.key")
+        with pytest.raises(InvalidRequest, match=r"none\.pem"):
+            async with serving(tls=tls):
+                pass
+
+
+class TestRubbish:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 500,
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" + b"\0" * 300,
+            random.Random(1).randbytes(100_000),
+            b"",
+        ],
+        ids=["http/1", "broken http/2", "tls", "noise", "nothing"],
+    )
+    async def test_bytes_of_no_client(self, data: bytes):
+        async with serving() as (server, wire):
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                try:
+                    writer.write(data)
+                    await writer.drain()
+                    writer.write_eof()
+                    async with asyncio.timeout(5):
+                        await reader.read()
+                except OSError:
+                    pass  # it hung up on us, as it may
+                finally:
+                    writer.transport.abort()
+            assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
+
+    async def test_a_message_that_is_none(self):
+        async with serving() as (server, wire):
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                put = channel.unary_unary("/etcdserverpb.KV/Put")
+                code, text = await outcome(put, b"\xff\xff\xff")
+                assert code is grpc.StatusCode.INTERNAL
+                assert "unmarshal" in text
+                watch = channel.stream_stream("/etcdserverpb.Watch/Watch")()
+                await watch.write(b"\xff\xff\xff")
+                assert await watch.code() is grpc.StatusCode.INTERNAL
+                keepalive = channel.stream_stream("/etcdserverpb.Lease/LeaseKeepAlive")()
+                await keepalive.write(b"\xff\xff\xff")
+                assert await keepalive.code() is grpc.StatusCode.INTERNAL
+                unknown = channel.unary_unary("/etcdserverpb.KV/Nothing")
+                assert (await outcome(unknown, b""))[0] is grpc.StatusCode.UNIMPLEMENTED
+            assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
+
+    async def test_a_message_of_many_megabytes(self):
+        async with serving() as (_, wire):
+            request = proto.PutRequest(key=b"a", value=b"x" * 50_000_000)
+            code, _ = await outcome(wire.put, request)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
+
+    async def test_clients_that_vanish_leave_nothing(self):
+        host = MemoryHost(Engine())
+        async with WireServer(host, bind="127.0.0.1:0") as server:
+            for _ in range(5):
+                async with methods(server.address) as wire:
+                    stream = Stream(wire.watch())
+                    await stream.create(b"a")
+                    await stream.take(1)
+                    keepalive = Stream(wire.keepalive())
+                    await keepalive.send(proto.LeaseKeepAliveRequest(ID=5))
+                    await keepalive.take(1)
+            await eventually(lambda: host.read(lambda engine: len(engine._watchers)) == 0)
+
+
+class TestLifetime:
+    async def test_a_taken_port_is_told(self):
+        async with serving() as (server, _):
+            with pytest.raises(StoreError, match=server.address):
+                async with WireServer(MemoryHost(Engine()), bind=server.address):
+                    pass
+
+    async def test_it_lets_calls_finish_and_ends_streams(self):
+        finish = asyncio.Event()
+
+        class Slow(MemoryHost):
+            async def write(self, operation: Any) -> Any:
+                await finish.wait()
+                return await super().write(operation)
+
+        async with WireServer(Slow(Engine()), bind="127.0.0.1:0") as server:
+            async with methods(server.address) as wire:
+                watch, keepalive = Stream(wire.watch()), Stream(wire.keepalive())
+                await watch.create(b"a")
+                await watch.take(1)
+                await keepalive.send(proto.LeaseKeepAliveRequest(ID=5))
+                loop = asyncio.get_running_loop()
+                put = loop.create_task(outcome(wire.put, proto.PutRequest(key=b"a")))
+                await asyncio.sleep(0.1)
+                draining = loop.create_task(server.drain(5))
+                async with asyncio.timeout(3):
+                    for stream in (watch, keepalive):
+                        assert await stream.call.code() is grpc.StatusCode.UNAVAILABLE
+                        assert await stream.call.details() == "etcdserver: server stopped"
+                assert not draining.done()
+                finish.set()
+                assert (await put).header.revision == 2
+                async with asyncio.timeout(3):
+                    await draining
+            async with methods(server.address) as wire:
+                code, _ = await outcome(wire.put, proto.PutRequest(key=b"a"))
+                assert code is grpc.StatusCode.UNAVAILABLE
+
+    async def test_leases_run_out_though_nobody_calls(self):
+        async with serving() as (_, wire), Stream(wire.watch()) as stream:
+            await stream.create(b"a")
+            lease = await wire.grant(proto.LeaseGrantRequest(TTL=2))
+            await wire.put(proto.PutRequest(key=b"a", lease=lease.ID))
+            *_, gone = await stream.take(3)
+        assert gone.events[0].type == proto.DELETE
+
+
+class TestMaintenance:
+    async def test_it_tells_of_itself(self):
+        async with serving(size=lambda: 4096) as (server, wire):
+            await wire.put(proto.PutRequest(key=b"a"))
+            status = await wire.status(proto.StatusRequest())
+            assert status.leader == status.header.member_id
+            assert status.dbSize == 4096
+            (member,) = (await wire.member_list(proto.MemberListRequest())).members
+            assert status.leader == member.ID
+            assert list(member.clientURLs) == [f"http://{server.address}"]
+            assert not (await wire.alarm(proto.AlarmRequest())).alarms
+
+    async def test_equal_contents_have_equal_hashes(self):
+        async with serving() as (_, one), serving() as (_, other):
+            hashes = []
+            for server in (one, other):
+                for number in range(3):
+                    await server.put(proto.PutRequest(key=b"%d" % number, value=b"x"))
+                answers = [
+                    await server.hash_kv(proto.HashKVRequest(revision=number))
+                    for number in (0, 4, 3)
+                ]
+                hashes.append([answer.hash for answer in answers])
+                hashes[-1].append((await server.hash(proto.HashRequest())).hash)
+            assert hashes[0] == hashes[1]
+            assert hashes[0][0] == hashes[0][1] == hashes[0][3] != hashes[0][2]
+            future = await outcome(one.hash_kv, proto.HashKVRequest(revision=99))
+            assert future[0] is grpc.StatusCode.OUT_OF_RANGE
+
+    async def test_work_on_the_files_is_refused_with_what_to_do(self):
+        async with serving() as (_, wire):
+            code, text = await outcome(wire.defragment, proto.DefragmentRequest())
+            assert code is grpc.StatusCode.UNIMPLEMENTED
+            assert "mooring store backup" in text
+            call = wire.snapshot(proto.SnapshotRequest())
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert "mooring store backup" in await call.details()
