@@ -12,8 +12,9 @@ from mooring import durations
 from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
+from tests.acceptance.serving import Served
 
-BACKENDS = ("memory", "sqlite", "etcd-3.5", "etcd-3.4")
+BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,14 +65,37 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], E
         started.kill()
 
 
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
+    """The shared `mooring serve`, started when it is first asked for; its URL for our client."""
+    started: list[Served] = []
+
+    def url() -> str:
+        if not started:
+            store = tmp_path_factory.mktemp("served") / "store"
+            started.append(Served(f"sqlite://{store}").__enter__())
+        return started[0].url
+
+    yield url
+    for server in started:
+        server.__exit__()
+
+
 @pytest.fixture
-def store_url(backend: str, etcd: Callable[[str], EtcdServer], tmp_path: Path) -> str:
+def store_url(
+    backend: str,
+    etcd: Callable[[str], EtcdServer],
+    served: Callable[[], str],
+    tmp_path: Path,
+) -> str:
     """A URL of the backend with a fresh namespace; opened twice, it is the same store."""
     fresh = uuid.uuid4().hex
     if backend == "sqlite":
         return f"sqlite://{tmp_path}/store"
     if backend == "memory":
         return f"memory://{fresh}"
+    if backend == "served":
+        return f"{served()}?namespace=/{fresh}"
     return f"{etcd(backend.removeprefix('etcd-')).url}?namespace=/{fresh}"
 
 

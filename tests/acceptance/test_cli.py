@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,18 +61,3 @@ def test_a_bad_url_is_one_line_and_exit_1(url: str):
     assert done.stdout == ""
     assert done.stderr.startswith("mooring: ")
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_says_what_it_opened_and_stops_when_told(number: signal.Signals):
-    with subprocess.Popen(
-        [sys.executable, "-m", "mooring.cli", "serve"],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert "memory:// is open" in process.stdout.readline()
-        assert "Ctrl-C" in process.stdout.readline()
-        process.send_signal(number)
-        assert process.wait(timeout=5) == 0

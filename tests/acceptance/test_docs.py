@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mooring.testing.etcd import EtcdServer, find_etcdctl
+from tests.acceptance.serving import Served
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -26,43 +28,62 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
             yield language, code
 
 
+class Reader:
+    """Somebody who does what a page says, from top to bottom, in a folder of their own."""
+
+    def __init__(self, folder: Path, start_etcd: Callable[..., EtcdServer]) -> None:
+        self.folder = folder
+        self._start_etcd = start_etcd
+        self._address = ""
+        self.served = contextlib.ExitStack()
+
+    def follow(self, language: str, code: str) -> None:
+        if language == "python":
+            self.run([sys.executable, "-W", "error", "-c", code])
+            return
+        for line in code.splitlines():
+            program, *arguments = shlex.split(line)
+            if program == "make":
+                targets = (ROOT / "Makefile").read_text()
+                assert re.search(rf"^{arguments[0]}:", targets, re.MULTILINE), line
+            elif line == "mooring serve":
+                served = self.served.enter_context(Served("", folder=self.folder))
+                self._address = served.etcd
+            elif program == "mooring":
+                self.run([sys.executable, "-m", "mooring.cli", *arguments])
+            elif program == "etcdctl":
+                self.run([str(find_etcdctl("3.5")), *arguments])
+            else:
+                pytest.fail(f"no way is known to run {line!r}")
+
+    def run(self, arguments: list[str]) -> None:
+        words = " ".join(arguments)
+        named = "--endpoints" in arguments
+        if not self._address and ("2379" in words or "etcdctl" in words):
+            self._address = self._start_etcd(series="3.5").address
+        done = subprocess.run(
+            [word.replace("127.0.0.1:2379", self._address) for word in arguments],
+            env={
+                **os.environ,
+                "ETCDCTL_API": "3",
+                **({} if named else {"ETCDCTL_ENDPOINTS": self._address}),
+            },
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_its_code_runs(page: Path, fresh_etcd: Callable[..., EtcdServer], tmp_path: Path):
-    found = list(blocks(page))
-    needs_etcd = any("2379" in code or "etcdctl" in code for _, code in found)
-    address = fresh_etcd(series="3.5").address if needs_etcd else ""
-    for language, code in found:
-        code = code.replace("127.0.0.1:2379", address)
-        assert language in ("python", "sh"), f"a block of {language!r} is not run: make it text"
-        if language == "python":
-            run([sys.executable, "-W", "error", "-c", code], address)
-        else:
-            for line in code.splitlines():
-                command(line, address)
-
-
-def command(line: str, address: str) -> None:
-    program, *arguments = shlex.split(line)
-    if program == "make":
-        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    elif program == "mooring":
-        run([sys.executable, "-m", "mooring.cli", *arguments], address)
-    elif program == "etcdctl":
-        run([str(find_etcdctl("3.5")), *arguments], address)
-    else:
-        pytest.fail(f"no way is known to run {line!r}")
-
-
-def run(arguments: list[str], address: str) -> None:
-    done = subprocess.run(
-        arguments,
-        env={**os.environ, "ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": address},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+    reader = Reader(tmp_path, fresh_etcd)
+    with reader.served:
+        for language, code in blocks(page):
+            assert language in ("python", "sh"), f"a block of {language!r} is not run: make it text"
+            reader.follow(language, code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

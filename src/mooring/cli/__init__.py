@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from mooring.cli import doctor, serve
+from mooring.cli import doctor, serve, store
 from mooring.errors import MooringError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(serve.serve)
 app.command()(doctor.doctor)
+app.add_typer(store.app, name="store")
 
 
 @app.command()

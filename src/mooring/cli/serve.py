@@ -1,32 +1,38 @@
-"""`mooring serve`: open the store and stay until told to stop."""
+"""`mooring serve`: one process that answers for a store."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from mooring.cli.running import StoreOption, run
-from mooring.hub import connect
+from mooring.cli.running import run
+from mooring.errors import MissingExtra
 
 
-def serve(store: StoreOption = "memory://") -> None:
-    """Open the store and keep it open until Ctrl-C or SIGTERM."""
-    run(_serve(store))
-
-
-async def _serve(url: str) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connect(url) as hub:
-        status = await hub.store.status()
-        problems = [member.problem for member in status.members if member.problem]
-        for problem in problems:
-            typer.echo(f"mooring: {problem}", err=True)
-        kept = "kept" if hub.store.guarantees.durable else "gone when this process ends"
-        typer.echo(f"{hub.store.url} is open ({status.kind}, revision {status.revision}; {kept}).")
-        typer.echo("Ctrl-C stops it.")
-        await stop.wait()
-    typer.echo("stopped.")
+def serve(
+    store: Annotated[
+        str,
+        typer.Option(
+            envvar="MOORING_STORE",
+            metavar="URL",
+            help="default: a file in the user's data folder",
+        ),
+    ] = "",
+    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="health probes")] = "",
+    etcd: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="etcd's API; default 127.0.0.1:2379")
+    ] = "",
+    config: Annotated[Path | None, typer.Option(help="a YAML file; flags win over it")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="beyond loopback without TLS and users")
+    ] = False,
+) -> None:
+    """Serve a store: etcd's API for an embedded one, and HTTP health probes."""
+    try:
+        from mooring.server import serving, settings
+    except ImportError as error:
+        raise MissingExtra("mooring serve", "server") from error
+    told = settings.load(config, store=store, http=http, etcd=etcd, insecure=insecure)
+    run(serving.serve(told, lambda text: typer.echo(text)))

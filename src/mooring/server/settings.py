@@ -1,0 +1,112 @@
+"""What `mooring serve` is told: flags over a file, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from mooring.errors import InvalidRequest
+from mooring.hub import EMBEDDED
+from mooring.names import nearest
+from mooring.store.url import StoreURL, parse
+
+HTTP = "127.0.0.1:7480"
+ETCD = "127.0.0.1:2379"
+
+
+class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files; with `client_ca`, clients must show a certificate that it signed."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    store: str = ""
+    """The store's URL; by default a file in the user's data folder."""
+    http: str = HTTP
+    etcd: str | None = None
+    """Where to speak etcd's API: on loopback by default for an embedded store; "off": nowhere."""
+    tls: TLSFiles | None = None
+    users: dict[str, str] = {}
+    """Names and passwords; with any, every call over etcd's API needs a login."""
+    insecure: bool = False
+    """Listen beyond loopback without TLS or without users."""
+
+    def __repr__(self) -> str:
+        return f"ServerSettings(store={self.url()}, http={self.http!r}, etcd={self.etcd!r})"
+
+    def url(self) -> StoreURL:
+        return parse(self.store or f"sqlite://{data_folder() / 'store'}")
+
+
+def data_folder() -> Path:
+    """The user's data folder for Mooring."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "mooring"
+
+
+def load(file: Path | None, **flags: object) -> ServerSettings:
+    """The settings of a file with the flags that were given over them."""
+    told: dict[str, Any] = {}
+    if file is not None:
+        try:
+            told = yaml.safe_load(file.read_text()) or {}
+        except OSError as error:
+            raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise InvalidRequest(f"{file} is no YAML: {error}") from error
+        if not isinstance(told, dict):
+            raise InvalidRequest(f"{file} must hold settings like `http: {HTTP}`")
+    told.update({name: value for name, value in flags.items() if value})
+    known = ServerSettings.__struct_fields__
+    for name in told:
+        if name not in known:
+            raise InvalidRequest(f"{file} has no setting {name!r}{nearest(name, known)}")
+    try:
+        settings = msgspec.convert(told, ServerSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{file or 'the settings'}: {error}") from error
+    return checked(settings)
+
+
+def checked(settings: ServerSettings) -> ServerSettings:
+    """The same settings, whole and allowed."""
+    embedded = settings.url().scheme in EMBEDDED
+    if settings.etcd and settings.etcd != "off" and not embedded:
+        raise InvalidRequest(
+            f"--etcd {settings.etcd}: {settings.url()} speaks etcd's API itself, or cannot; only "
+            "an embedded store (sqlite://, memory://) is served here. Leave --etcd out"
+        )
+    etcd = settings.etcd or (ETCD if embedded else "off")
+    for flag, address in (("--http", settings.http), ("--etcd", etcd)):
+        if address == "off":
+            continue
+        host, _ = split(flag, address)
+        safe = settings.tls is not None and (flag == "--http" or bool(settings.users))
+        if not is_loopback(host) and not safe and not settings.insecure:
+            raise InvalidRequest(
+                f"{flag} {address} can be reached from other machines: that needs TLS"
+                f"{' and users' if flag == '--etcd' else ''} in the --config file, or --insecure"
+            )
+    return msgspec.structs.replace(settings, etcd=etcd)
+
+
+def split(flag: str, address: str) -> tuple[str, int]:
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535 or not host:
+        raise InvalidRequest(f"{flag} {address} is no address: write it like 127.0.0.1:2379")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,66 @@
+"""`mooring serve` in a process of its own, on free ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+from mooring.testing.servers import free_port
+
+
+class Served:
+    """The server, started and ready; leaving it kills it."""
+
+    def __init__(self, store: str, *arguments: str, folder: Path | None = None) -> None:
+        self.etcd, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        store_flag = [f"--store={store}"] if store else []
+        self.command = [
+            sys.executable,
+            "-m",
+            "mooring.cli",
+            "serve",
+            *store_flag,
+            f"--http={self.http}",
+            *(arguments or [f"--etcd={self.etcd}"]),
+        ]
+        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if folder is not None:
+            self.environment["XDG_DATA_HOME"] = str(folder)
+        self.lines: list[str] = []
+        self.ready_after = 0.0
+
+    @property
+    def url(self) -> str:
+        return f"etcd://{self.etcd}"
+
+    def __enter__(self) -> Self:
+        started = time.monotonic()
+        self.process = subprocess.Popen(
+            self.command, env=self.environment, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if line.startswith("ready"):
+                self.ready_after = time.monotonic() - started
+                return self
+        raise AssertionError(f"it did not start: {self.lines}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, within: float = 15.0) -> int:
+        return self.process.wait(timeout=within)
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.lines += [line.rstrip() for line in self.process.stdout]
+        self.process.stdout.close()

@@ -1,0 +1,150 @@
+"""`mooring serve` as a user starts, uses and stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mooring.hub import open_store
+from mooring.store import Put, key, prefix
+from mooring.testing.etcd import EtcdServer
+from tests.acceptance.serving import Served
+from tests.acceptance.test_cli import mooring_command
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path):
+    with Served("", folder=tmp_path) as served:
+        assert served.lines[0] == f"store    sqlite://{tmp_path}/mooring/store"
+        assert served.lines[1] == f"etcd     {served.etcd}"
+        assert get(f"http://{served.http}/healthz") == (200, "ok\n")
+        assert get(f"http://{served.http}/readyz") == (200, "ok\n")
+        async with open_store(served.url) as store:
+            await store.commit(Put(b"/a", b"1"))
+        served.signal(signal.SIGTERM)
+        assert served.end() == 0
+    assert served.lines[-1] == "stopped"
+    assert (tmp_path / "mooring").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "mooring" / "store").stat().st_mode & 0o777 == 0o600
+    with Served("", folder=tmp_path) as served:
+        async with open_store(served.url) as store:
+            assert (await store.read(key(b"/a"))).first is not None
+
+
+def test_it_is_ready_in_under_two_seconds(tmp_path: Path):
+    """The best of three: the others' tests run at the same time."""
+    times = []
+    for _ in range(3):
+        with Served(f"sqlite://{tmp_path}/store") as served:
+            times.append(served.ready_after)
+        if times[-1] < 2:
+            return
+    pytest.fail(f"ready after {times} s")
+
+
+async def test_sigterm_lets_writes_under_way_finish(tmp_path: Path):
+    with Served(f"sqlite://{tmp_path}/store") as served:
+        async with open_store(served.url) as store:
+            acknowledged: list[int] = []
+
+            async def write(start: int) -> None:
+                for n in range(start, start + 100_000):
+                    await store.commit(Put(b"/%d" % n, b""))
+                    acknowledged.append(n)
+
+            writers = [asyncio.get_running_loop().create_task(write(w * 100_000)) for w in range(8)]
+            await asyncio.sleep(0.5)
+            served.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(served.end) == 0
+            for writer in writers:
+                writer.cancel()
+            await asyncio.wait(writers)
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        kept = {entry.key for entry in (await store.read(prefix(b"/"))).entries}
+    assert len(acknowledged) > 100
+    assert {b"/%d" % n for n in acknowledged} <= kept
+
+
+async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
+    with Served("memory://") as served:
+        async with open_store(served.url) as store, store.watch(prefix(b"/")):
+            served.signal(signal.SIGINT)
+            assert await asyncio.to_thread(served.end, 5) == 0
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        address = "{}:{}".format(*held.getsockname())
+        for flag in ("--etcd", "--http"):
+            other = "--http=off" if flag == "--etcd" else "--etcd=off"
+            done = mooring_command("serve", "--store=memory://", f"{flag}={address}", other)
+            assert done.returncode == 1
+            assert address in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--etcd=0.0.0.0:0"], "--insecure"),
+        (["--http=0.0.0.0:0"], "--insecure"),
+        (["--etcd=nonsense"], "no address"),
+        (["--store=etcd://127.0.0.1:1", "--etcd=127.0.0.1:0"], "--etcd"),
+        (["--store=foo://x"], "foo://"),
+        (["--config=/does/not/exist"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_starts(arguments: list[str], says: str):
+    store = (
+        [] if any("--store" in a or "--config" in a for a in arguments) else ["--store=memory://"]
+    )
+    done = mooring_command("serve", *store, *arguments)
+    assert done.returncode == 1
+    assert says in done.stderr
+
+
+def test_a_setting_that_is_not_known_is_told(tmp_path: Path):
+    (tmp_path / "config").write_text("htpp: 127.0.0.1:1\n")
+    done = mooring_command("serve", f"--config={tmp_path}/config")
+    assert "did you mean 'http'" in done.stderr
+
+
+async def test_users_of_the_configuration_must_log_in(tmp_path: Path):
+    (tmp_path / "config").write_text("store: memory://\nusers:\n  app: s3cret-word\n")
+    with Served("", f"--config={tmp_path}/config", "--etcd=127.0.0.1:0") as served:
+        address = served.lines[1].split()[1]
+        async with open_store(f"etcd://app:s3cret-word@{address}") as store:
+            await store.commit(Put(b"/a", b""))
+        done = mooring_command("doctor", f"etcd://app:wrong@{address}?timeout=2s")
+        assert done.returncode == 1
+        assert "rejects the user name or password" in done.stdout
+    assert "s3cret-word" not in "\n".join(served.lines)
+
+
+def test_on_an_etcd_it_has_health_probes_alone(etcd: Callable[[str], EtcdServer]):
+    with Served(etcd("3.5").url, "--insecure") as served:
+        assert not any(line.startswith("etcd ") for line in served.lines)
+        assert get(f"http://{served.http}/readyz") == (200, "ok\n")
+
+
+def test_readyz_says_what_is_wrong():
+    with Served("etcd://127.0.0.1:1?timeout=1s", "--insecure") as served:
+        assert get(f"http://{served.http}/healthz")[0] == 200
+        status, text = get(f"http://{served.http}/readyz")
+        assert status == 503
+        assert "127.0.0.1:1" in text
