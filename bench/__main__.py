@@ -12,7 +12,17 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import etcd_client, etcd_peers, etcd_reads, machine, memory_store, report, watch_delivery
+from bench import (
+    durable_store,
+    etcd_client,
+    etcd_peers,
+    etcd_reads,
+    machine,
+    memory_store,
+    report,
+    served,
+    watch_delivery,
+)
 from bench.measure import Plan, Section
 
 _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
@@ -20,6 +30,8 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "etcd-peers": etcd_peers.run,
     "watch-delivery": watch_delivery.run,
     "etcd-reads": etcd_reads.run,
+    "served": served.run,
+    "durable-store": durable_store.run,
     "memory-store": memory_store.run,
 }
 _ROOT = Path(__file__).parents[1]

@@ -6,6 +6,7 @@ other suffers the same, and the order changes with every round.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,21 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """The median of the rounds' ratios, and between what it lies with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} × ({self.low:.2f} to {self.high:.2f})"
+
+
+Verdict = Literal["yes", "no", "unclear"]
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A bound for a ratio, or for a rate."""
 
@@ -47,21 +63,25 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was measured. `judged` is what the target bounds: the ratio, or a rate."""
+    """One thing that was measured. The target bounds the ratio, or where there is none `rate`."""
 
     what: str
     measured: str
     against: str = ""
-    ratio: float | None = None
+    ratio: Ratio | None = None
     target: Target | None = None
-    judged: float | None = None
-    reason: str = ""
-    """Why the target is missed, where it is; or why there is nothing to see."""
+    rate: float | None = None
+    remark: str = ""
+    """What to know where the target is not met; or why there is nothing to see."""
 
     @property
-    def missed(self) -> bool:
-        value = self.ratio if self.judged is None else self.judged
-        return self.target is not None and (value is None or not self.target.met(value))
+    def met(self) -> Verdict | None:
+        """Whether the target is met; unclear where the noise is wider than the distance to it."""
+        if self.target is None:
+            return None
+        values = (self.ratio.low, self.ratio.high) if self.ratio else (self.rate or 0.0,)
+        within = {self.target.met(value) for value in values}
+        return "unclear" if len(within) > 1 else "yes" if True in within else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +136,21 @@ async def rate(call: Callable[[int], Awaitable[object]], seconds: float) -> floa
     return done / elapsed
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """The median of the rounds' ratios, not the ratio of the medians."""
-    return median(mine / other for mine, other in zip(ours, theirs, strict=True))
+    ordered = sorted(mine / other for mine, other in zip(ours, theirs, strict=True))
+    rank = _rank(len(ordered))
+    return Ratio(median(ordered), ordered[rank], ordered[-1 - rank])
 
 
-def times(value: float) -> str:
-    """A ratio, with as many digits as tell a near miss from a hit."""
-    return f"{value:.3f} ×" if value < 10 else f"{value:.1f} ×"
+def _rank(count: int) -> int:
+    """How many values may be left out at each end of `count`, so that the median still lies
+    between the others with 95 % confidence. It assumes nothing of how they are distributed."""
+    rank, below = 0, 1 / 2**count
+    while below + math.comb(count, rank + 1) / 2**count <= 0.025:
+        rank += 1
+        below += math.comb(count, rank) / 2**count
+    return rank
 
 
 def per_second(value: float, unit: str = "") -> str:

@@ -48,7 +48,7 @@ def _targets(rates: Mapping[str, Rates], watched: Rates) -> Section:
             operation,
             per_second(median(rates[operation][few])),
             target=Target("≥", bound, rate=True),
-            judged=median(rates[operation][few]),
+            rate=median(rates[operation][few]),
         )
         for operation, bound in (("get", 200_000), ("put", 50_000))
     ]

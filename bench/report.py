@@ -8,8 +8,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import Line, Section, times
+from bench.measure import Line, Section
 
+_STYLES: dict[str | None, str] = {"no": "bold red", "unclear": "yellow"}
 _COLUMNS = ("what", "ours", "against", "ratio", "target", "met")
 
 
@@ -20,7 +21,7 @@ def show(console: Console, machine: Sequence[str], sections: Sequence[Section]) 
     for section in sections:
         table = Table(*_COLUMNS, title=section.title, title_justify="left", box=box.SIMPLE)
         for row in section.lines:
-            table.add_row(*_cells(row), style="bold red" if row.missed else "")
+            table.add_row(*_cells(row), style=_STYLES.get(row.met, ""))
         console.print(table)
         for sentence in _sentences(section):
             console.print(f"  {sentence}", highlight=False)
@@ -39,7 +40,9 @@ def _page(
         f"Written by `make bench ARGS=--write`. Each number is the median of {rounds} interleaved "
         f"rounds of {seconds:g} s a side, or of more and shorter ones that add up to as much. A "
         "ratio is the median of the rounds' own ratios, since the machine's noise lasts longer "
-        "than a round: compare ratios, not numbers."
+        "than a round, and in brackets is between what that median lies with 95 % confidence. "
+        "Where the target is in between as well, it is unclear whether it is met. Compare ratios, "
+        "not numbers: those come and go with what else the machine does."
     )
     yield ""
     yield from (f"- {line}" for line in machine)
@@ -58,18 +61,20 @@ def _cells(line: Line) -> tuple[str, ...]:
         line.what,
         line.measured or "not measured",
         line.against or "–",
-        "–" if line.ratio is None else times(line.ratio),
+        "–" if line.ratio is None else str(line.ratio),
         "–" if line.target is None else str(line.target),
-        "–" if line.target is None else "no" if line.missed else "yes",
+        line.met or "–",
     )
 
 
 def _sentences(section: Section) -> Iterator[str]:
-    """One for each line that misses its target or could not be measured."""
+    """One for each line that does not surely meet its target, or could not be measured."""
     for line in section.lines:
-        if line.missed:
-            value = line.measured if line.ratio is None else times(line.ratio)
-            why = f" {line.reason}" if line.reason else ""
-            yield f"{line.what} misses its target: {value}, should be {line.target}.{why}"
-        elif not line.measured:
-            yield f"{line.what}: {line.reason}."
+        value = line.ratio or line.measured
+        remark = f" {line.remark}" if line.remark else ""
+        if not line.measured:
+            yield f"{line.what}:{remark}."
+        elif line.met == "no":
+            yield f"{line.what} misses its target: {value}, should be {line.target}.{remark}"
+        elif line.met == "unclear":
+            yield f"{line.what} may miss its target, {line.target}: {value}.{remark}"

@@ -47,7 +47,7 @@ async def run(plan: Plan) -> list[Section]:
         f"bare stream {milliseconds(median(taken['bare']))}",
         ratio(taken["ours"], taken["bare"]),
         Target("≤", 1.1),
-        reason=(
+        remark=(
             "Many watches share one stream, so the stream's reader hands an event over to the "
             "watch's, which is one more turn of the event loop than where the reader is the user."
         ),
