@@ -234,12 +234,12 @@ async def test_a_renewal_finds_a_new_connection_within_its_deadline(wire: Wire):
         assert await wire.through.renew(lease.id) == 30
 
 
-async def test_a_slow_large_answer_does_not_break_the_watches(wire: Wire):
+async def test_large_answers_over_a_slow_connection_do_not_break_the_watches(wire: Wire):
     for n in range(10):
         await wire.direct.commit(Put(b"/big/%d" % n, b"x" * 1_000_000))
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
-        wire.proxy.delay(0.02)  # for each 64 KiB: about 3 MB/s
+        wire.proxy.delay(0.2)
         async with writing(wire.direct, pause=0.05):
             with contextlib.suppress(Unavailable):
                 await wire.through.read(prefix(b"/big/"))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -111,11 +112,31 @@ class FaultProxy:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link
     ) -> None:
+        """One direction. What is delayed is under way at the same time, as in a long cable."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1000)
+        sending = self._tasks.start(self._send(under_way, writer, link), name="proxy sends")
+        try:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(65536):
+                    await under_way.put((time.monotonic() + self._delay, data))
+            await under_way.put((time.monotonic() + self._delay, b""))
+            await asyncio.wait([sending])
+        finally:
+            sending.cancel()
+
+    async def _send(
+        self,
+        under_way: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        link: _Link,
+    ) -> None:
         with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65536):
-                if self._delay:
-                    await asyncio.sleep(self._delay)
+            while True:
+                due, data = await under_way.get()
+                await asyncio.sleep(max(due - time.monotonic(), 0))
                 await self._flowing.wait()
+                if not data:
+                    return
                 if not link.deaf and not (self._muted and writer is link.client):
                     writer.write(data)
                     await writer.drain()
