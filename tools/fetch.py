@@ -1,7 +1,8 @@
 """Bring what the tests need and no wheel of ours brings, below .tools; nothing is installed.
 
 - Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
-- older protobuf runtimes, for our messages must work with each.
+- older protobuf runtimes, for our messages must work with each;
+- other people's etcd clients, for our server must work with them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from mooring.testing.etcd import EtcdNotFound, find_etcd
 
 TOOLS = Path(".tools")
 ETCD = ("etcd-server", "etcd-client")
-PROTOBUFS = ("5.29.6", "6.33.6")
+PYTHON_PACKAGES = {
+    "protobuf-5": ("--no-deps", "protobuf==5.29.6"),
+    "protobuf-6": ("--no-deps", "protobuf==6.33.6"),
+    "aetcd": ("aetcd==1.0.0", "grpcio==1.85.1", "protobuf==7.36.2"),
+    "etcetra": ("etcetra==0.1.19", "grpcio==1.62.2", "protobuf==4.25.9"),
+}
+"""What pip brings into a folder of its own, by the folder's name."""
 
 
 def main() -> int:
     TOOLS.mkdir(exist_ok=True)
-    return fetch_etcd() or fetch_protobufs()
+    return fetch_etcd() or fetch_python_packages()
 
 
 def fetch_etcd() -> int:
@@ -49,14 +56,13 @@ def download(folder: str) -> bool:
     return subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode == 0
 
 
-def fetch_protobufs() -> int:
-    for version in PROTOBUFS:
-        target = TOOLS / f"protobuf-{version}"
+def fetch_python_packages() -> int:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for name, requirements in PYTHON_PACKAGES.items():
+        target = TOOLS / name
         if target.exists():
             continue
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        command = [*pip, "--no-deps", f"--target={target}", f"protobuf=={version}"]
-        if subprocess.run(command, check=False).returncode:
+        if subprocess.run([*pip, f"--target={target}", *requirements], check=False).returncode:
             shutil.rmtree(target, ignore_errors=True)
             return 1
     return 0
