@@ -25,7 +25,7 @@ def test_every_name_of_the_contract_is_exported():
         for name, value in vars(contract).items()
         if getattr(value, "__module__", "") == contract.__name__ and not name.startswith("_")
     }
-    internal = {"check_commit", "check_query", "check_range", "check_ttl", "after_prefix"}
+    internal = {"check_key", "after_prefix"}
     assert public - internal <= set(mooring.store.__all__)
 
 

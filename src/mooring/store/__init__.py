@@ -1,6 +1,7 @@
 """The revisioned key-value store that everything stands on.
 
-`contract` says what a store is; `embedded` and `etcd` are the two there are; `url` names one.
+`contract` says what a store is, `rules` what none takes; `embedded` and `etcd` are the two there
+are; `url` names one.
 """
 
 from mooring.store.contract import (

@@ -23,9 +23,8 @@ from mooring.store.contract import (
     Watch,
     Write,
     after_prefix,
-    check_commit,
-    check_range,
 )
+from mooring.store.rules import check_commit, check_range
 
 
 class Namespaced(Store):

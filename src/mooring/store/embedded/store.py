@@ -22,13 +22,10 @@ from mooring.store.contract import (
     Store,
     Watch,
     Write,
-    check_commit,
-    check_query,
-    check_range,
-    check_ttl,
 )
 from mooring.store.embedded.host import Host, waker
 from mooring.store.embedded.watchers import Watcher
+from mooring.store.rules import check_commit, check_query, check_range, check_ttl
 from mooring.tasks import Tasks
 
 _TURN = 100  # calls after which others get their turn

@@ -36,10 +36,6 @@ from mooring.store.contract import (
     Store,
     Watch,
     Write,
-    check_commit,
-    check_query,
-    check_range,
-    check_ttl,
 )
 from mooring.store.etcd import proto
 from mooring.store.etcd.connection import MAX_MESSAGE, Cluster, Endpoint
@@ -55,6 +51,7 @@ from mooring.store.etcd.errors import (
 from mooring.store.etcd.keepalive import KeepAlives
 from mooring.store.etcd.settings import Settings
 from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
+from mooring.store.rules import check_commit, check_query, check_range, check_ttl
 from mooring.tasks import Tasks, cleanup
 
 _FIRST_PAGE = 100  # entries; the pages after it are as many as make a good size
