@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from mooring import durations
 from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.serving import Served
+
+# A test asserts no time but a promised one: many run at once.
+settings.register_profile("mooring", deadline=None)
+settings.load_profile("mooring")
 
 BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
 

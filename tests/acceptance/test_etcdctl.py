@@ -346,7 +346,7 @@ _ALIKE = [
     (r"(?i)(raft_?(applied_?)?index\"?|db_?size(_?in_?use)?\"?) ?: ?\d+", r"\1: <n>"),
     (r"(?i)(\"hash\"?|hash\"?) ?: ?\d+", r"\1: <n>"),
     (r"(\"version\" ?: ?\"|\"Version\" : \")3\.5\.\d+", r"\1<version>"),
-    (r"\b5[89]\d\b", "600"),  # what is left of ten minutes
+    (r"\b5\d\d(?=s?\b)", "600"),  # what is left of ten minutes
     (r"https?://127\.0\.0\.1:\d+|127\.0\.0\.1:\d+", "<address>"),
     (r"took(\" ?: ?\"| = )[\d.]+[mµn]?s", "took <time>"),
     (r"\b[0-9a-f]{14,16}\b", "<id>"),
