@@ -160,8 +160,8 @@ class Mirror(Generic[K, V]):
 
     async def aclose(self) -> None:
         """Stop following. Those who read its changes come to an end."""
-        await self._tasks.aclose()
         self._end_readers()
+        await self._tasks.aclose()
 
     def _end_readers(self) -> None:
         self._closed = True
@@ -294,7 +294,7 @@ class RangeFeed:
     """A range of a store, by key. The mark is the store's revision.
 
     Once it watches again after a break, it compares what is held with what the store has at that
-    revision, keys and revisions alone. A store restored from a backup has not got there yet, or
+    revision. A store restored from a backup has not got there yet, or
     got there by another way: without that look, a watch would wait in silence for revisions that
     mean something else, or miss those that were made anew.
     """
@@ -305,8 +305,8 @@ class RangeFeed:
         self._read_at = 0.0
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
-        self._read_at = time.monotonic()
         found = await self._store.read(self._range)
+        self._read_at = time.monotonic()
         return {entry.key: entry for entry in found.entries}, found.revision
 
     @asynccontextmanager
@@ -315,18 +315,10 @@ class RangeFeed:
     ) -> AsyncIterator[Steps[bytes, Entry]]:
         async with self._store.watch(self._range, after=mark) as watch:
             if time.monotonic() - self._read_at > _RESTORED:
-                there = await self._store.read(self._range, at=mark, keys_only=True)
-                if not _same(there.entries, held):
+                there = await self._store.read(self._range, at=mark)
+                if {entry.key: entry for entry in there.entries} != held:
                     raise FutureRevision(mark)
             yield _RangeSteps(watch)
-
-
-def _same(entries: Sequence[Entry], held: Mapping[bytes, Entry]) -> bool:
-    """Whether they are the same versions of the same keys."""
-    return len(entries) == len(held) and all(
-        (mine := held.get(entry.key)) is not None and mine.modified == entry.modified
-        for entry in entries
-    )
 
 
 class _RangeSteps(AsyncIterator[Step[bytes, Entry]]):

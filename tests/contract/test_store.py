@@ -20,6 +20,7 @@ from mooring.hub import open_store
 from mooring.store import (
     MAX_OPERATIONS,
     Batch,
+    Check,
     Delete,
     Event,
     Put,
@@ -331,11 +332,21 @@ class TestBadInput:
             lambda: store.commit(require=[unchanged(b"/x", -1)]),
             lambda: store.read(key(b"/x"), at=2**64),
             lambda: store.read(key(b"/x"), limit=2**64),
+            lambda: store.read(key(b"/x"), at="x"),  # type: ignore[arg-type]
+            lambda: store.commit(require=[b"/x"]),  # type: ignore[list-item]
+            lambda: store.commit(read=[prefix(b"/x")]),  # type: ignore[list-item]
+            lambda: store.commit(require=[has_value(b"/x", "text")]),  # type: ignore[arg-type]
+            lambda: store.commit(require=[Check(b"/x", "size", 1)]),  # type: ignore[arg-type]
+            lambda: store.renew(2**70),
+            lambda: store.revoke(-1),
+            lambda: store.compact(2**70),
         ):
             with pytest.raises(InvalidRequest):
                 await call()
         with pytest.raises(InvalidRequest):
             store.watch(b"/x")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            store.watch(key(b"/x"), after=2**70)
         with pytest.raises(InvalidRequest):
             await store.grant("5")  # type: ignore[arg-type]
 

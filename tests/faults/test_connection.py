@@ -59,7 +59,7 @@ async def test_resets_lose_and_repeat_nothing(wire: Wire):
             for _ in range(10):
                 await asyncio.sleep(0.15)
                 wire.proxy.reset()
-        assert len(revisions) > 50
+            await eventually(lambda: len(revisions) > 50, within=20)
         await recorder.tells_every_revision(wire.direct)
         assert mirror.resyncs == 0
 

@@ -18,6 +18,7 @@ from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
 from mooring.store import Delete, Put, Query, key, prefix
 from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
 
 SECRET = "s3cret-word"
@@ -111,6 +112,17 @@ class TestUsers:
                     await anext(watch)
             await eventually(lambda: len(mirror.items) == 0)
             assert session.state == "alive"
+
+    async def test_many_who_wait_for_a_login_share_its_deadline(self, guarded: EtcdServer):
+        async with FaultProxy(guarded.address) as proxy:
+            proxy.blackhole()
+            url = self.url(guarded).replace(guarded.address, proxy.address)
+            async with open_store(url.replace("3s", "1s")) as store:
+                started = time.monotonic()
+                calls = (store.read(key(b"/team/a")) for _ in range(5))
+                results = await asyncio.gather(*calls, return_exceptions=True)
+                assert all(isinstance(result, Unavailable) for result in results)
+                assert time.monotonic() - started < 2.5
 
     async def test_a_changed_role_does_not_strand_the_token(self, guarded: EtcdServer):
         async with open_store(self.url(guarded)) as store:

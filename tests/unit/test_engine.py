@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import Compacted, LeaseNotFound
-from mooring.store import Delete, Put, Query, Range, key, prefix
+from mooring.store import Batch, Delete, Put, Query, Range, key, prefix
 from mooring.store.embedded.engine import Engine, Transaction
 
 
@@ -147,15 +147,16 @@ def state(engine: Engine) -> tuple[int, object, object]:
     return engine.revision, list(engine.newest(prefix(b"/"))), leases
 
 
-def test_a_watcher_of_the_future_who_does_not_keep_up_still_waits_for_it():
+@pytest.mark.parametrize("after", [1500, 5000])
+def test_a_watcher_of_the_future_who_does_not_keep_up_still_waits_for_it(after: int):
     engine = Engine()
-    watcher = engine.watch(prefix(b"/"), 1500, lambda: None)
+    watcher = engine.watch(prefix(b"/"), after, lambda: None)
     for _ in range(1600):
         put(engine, b"/a")
-    batches = []
+    batches: list[Batch] = []
     while found := engine.take(watcher):
         batches += found
-    assert [batch.revision for batch in batches] == list(range(1501, engine.revision + 1))
+    assert [batch.revision for batch in batches] == list(range(after + 1, engine.revision + 1))
 
 
 @given(st.randoms(use_true_random=False))

@@ -20,15 +20,23 @@ from mooring.store.contract import (
 
 def check_query(query: Query, at: int | None = None) -> None:
     """Raise `InvalidRequest` where a query makes no sense on any store."""
+    if not isinstance(query, Query):
+        raise InvalidRequest(f"{query!r} is no query: write Query(prefix(…))")
     check_range(query.range)
-    if at is not None and not 1 <= at < 2**63:
-        raise InvalidRequest(f"revision {at} cannot be read: revisions start at 1")
-    if not 0 <= query.limit < 2**63:
-        raise InvalidRequest(f"limit {query.limit} is no limit: use 0 for all")
+    if at is not None:
+        check_number("revision", at, least=1)
+    check_number("limit", query.limit)
     if query.order not in ("key", "created"):
         raise InvalidRequest(f"order {query.order!r} is not known: use 'key' or 'created'")
-    if query.created_before is not None and not 2 <= query.created_before < 2**63:
-        raise InvalidRequest("created_before must be 2 or more: no key is created before that")
+    if query.created_before is not None:
+        check_number("created_before", query.created_before, least=2)
+
+
+def check_watch(range: Range, after: int | None) -> None:
+    """Raise `InvalidRequest` where a watch makes no sense on any store."""
+    check_range(range)
+    if after is not None:
+        check_number("revision", after)
 
 
 def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> None:
@@ -38,13 +46,10 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
     for write in writes:
         if isinstance(write, Put):
             check_key(write.key)
-            if not isinstance(write.value, bytes):
-                raise InvalidRequest(
-                    f"the value of {write.key!r} must be bytes, not {type(write.value).__name__}"
-                )
+            _check_value(write.key, write.value)
+            check_number("lease", write.lease)
             if write.key in put:
                 raise InvalidRequest(f"{write.key!r} is written twice in one commit")
-            _check_number("lease", write.lease)
             put.add(write.key)
         elif isinstance(write, Delete):
             check_range(write.range)
@@ -56,11 +61,26 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
             if name in range:
                 raise InvalidRequest(f"{name!r} is both written and deleted in one commit")
     for check in checks:
-        check_key(check.key)
-        if check.field != "value":
-            _check_number(check.field, check.expected)
+        _check_check(check)
     for query in reads:
         check_query(query)
+
+
+def _check_check(check: Check) -> None:
+    if not isinstance(check, Check):
+        raise InvalidRequest(f"{check!r} is no check: use absent(), unchanged() and the like")
+    check_key(check.key)
+    if check.field == "value":
+        _check_value(check.key, check.expected)
+    elif check.field in ("created", "modified", "lease"):
+        check_number(check.field, check.expected)
+    else:
+        raise InvalidRequest(f"a check of {check.field!r} is not known")
+
+
+def _check_value(name: bytes, value: object) -> None:
+    if not isinstance(value, bytes):
+        raise InvalidRequest(f"the value of {name!r} must be bytes, not {type(value).__name__}")
 
 
 def check_ttl(ttl: float) -> int:
@@ -78,8 +98,12 @@ def check_range(range: Range) -> None:
     """Raise `InvalidRequest` where something is no range."""
     if not isinstance(range, Range):
         raise InvalidRequest(f"{range!r} is no range: make one with key(), prefix() or between()")
+    check_key(range.start, "start of a range")
+    if not isinstance(range.end, bytes):
+        raise InvalidRequest(f"the end of a range must be bytes, not {type(range.end).__name__}")
 
 
-def _check_number(what: str, number: int | bytes) -> None:
-    if not isinstance(number, int) or not 0 <= number < 2**63:
-        raise InvalidRequest(f"{what} {number!r} is not possible: it is a number from 0 up")
+def check_number(what: str, number: object, *, least: int = 0) -> None:
+    """Raise `InvalidRequest` where something is no revision, lease or count."""
+    if not isinstance(number, int) or not least <= number < 2**63:
+        raise InvalidRequest(f"{what} {number!r} is not possible: it is a number from {least} up")

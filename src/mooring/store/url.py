@@ -130,6 +130,8 @@ def parse(text: str) -> StoreURL:
         raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:2379")
     if scheme.startswith("etcd"):
         url.hosts(2379)  # raises for one that is none
+        if ("cert" in options) != ("key" in options):
+            raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
     return url
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from mooring.errors import Closed, MooringError, OutOfSpace, StoreError
 from mooring.store.contract import Guarantees
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import Host
+from mooring.store.embedded.host import Host, call_in
 from mooring.store.embedded.journal import Changes, Journal
 
 log = logging.getLogger(__name__)
@@ -234,8 +234,7 @@ def _deliver(requests: list[_Request], answers: list[object]) -> None:
     for request, answer in zip(requests, answers, strict=True):
         by_loop.setdefault(request.loop, []).append((request.answer, answer))
     for loop, pairs in by_loop.items():
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_resolve, pairs)
+        call_in(loop, _resolve, pairs)
 
 
 def _resolve(pairs: list[tuple[asyncio.Future[Any], object]]) -> None:

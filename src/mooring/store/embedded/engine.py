@@ -227,7 +227,7 @@ class Engine:
             watcher.lagging = watcher.position < self.confirmed
             if batches:
                 return batches
-        batches = [batch for batch in watcher.pending if batch.revision > watcher.position]
+        batches = list(watcher.pending)
         watcher.pending.clear()
         return batches
 

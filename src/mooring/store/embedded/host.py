@@ -7,11 +7,12 @@ process that name the same engine share its host, also from event loops in diffe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mooring.store.contract import Batch, Guarantees, Range
 from mooring.store.embedded.engine import Engine
@@ -133,10 +134,16 @@ def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[],
     def wake() -> None:
         if running_loop() is loop:
             event.set()
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(event.set)
+        else:
+            call_in(loop, event.set)
 
     return wake
+
+
+def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
+    """Call back in another thread's loop; one that is closed has nobody left to tell."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *args)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

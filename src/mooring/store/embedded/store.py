@@ -25,7 +25,7 @@ from mooring.store.contract import (
 )
 from mooring.store.embedded.host import Host, waker
 from mooring.store.embedded.watchers import Watcher
-from mooring.store.rules import check_commit, check_query, check_range, check_ttl
+from mooring.store.rules import check_commit, check_number, check_query, check_ttl, check_watch
 from mooring.tasks import Tasks
 
 _TURN = 100  # calls after which others get their turn
@@ -66,7 +66,7 @@ class EmbeddedStore(Store):
         )
 
     def watch(self, range: Range, *, after: int | None = None) -> Watch:
-        check_range(range)
+        check_watch(range, after)
         return _EmbeddedWatch(self, range, after)
 
     async def grant(self, ttl: float) -> Lease:
@@ -76,12 +76,15 @@ class EmbeddedStore(Store):
         return Lease(lease, float(seconds))
 
     async def renew(self, lease: int) -> float:
+        check_number("lease", lease)
         return float(await self._open().write(lambda engine, now: engine.renew(lease, now)))
 
     async def revoke(self, lease: int) -> None:
+        check_number("lease", lease)
         await self._open().write(lambda engine, now: engine.revoke(lease, now))
 
     async def compact(self, revision: int) -> None:
+        check_number("revision", revision)
         await self._open().write(lambda engine, _: engine.compact(revision))
 
     async def status(self) -> Status:

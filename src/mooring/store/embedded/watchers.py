@@ -30,10 +30,12 @@ class Watcher:
         self.lagging = True
 
     def hand(self, batch: Batch) -> None:
+        if batch.revision <= self.position:
+            return  # it waits for a later one
         if not self.lagging:
             self.pending.append(batch)
             if len(self.pending) > PENDING:
-                self.position = max(self.position, self.pending[0].revision - 1)
+                self.position = self.pending[0].revision - 1
                 self.pending.clear()
                 self.lagging = True
         self.wake()

@@ -98,7 +98,7 @@ class Cluster:
         self._silent: set[grpc.aio.Channel] = set()
         self.closed = False
         self.metadata = _metadata()
-        self._login = asyncio.Lock()
+        self._login: asyncio.Task[object] | None = None
         self._logged_in = not settings.user
         # What may be repeated does not wait for a silent connection to the very end: another
         # endpoint, or a new connection to the same one, may answer.
@@ -116,10 +116,11 @@ class Cluster:
         itself (`Verdict.FINAL`), our own errors for everything else."""
         sent = time.monotonic()
         deadline = sent + self.settings.timeout
-        if not self._logged_in:
-            await self.login()
-        endpoint, metadata = self.endpoint, self.metadata
         timeout = self.settings.timeout if writes else self.attempt
+        if not self._logged_in:
+            await self.login(deadline)
+            timeout = max(min(timeout, deadline - time.monotonic()), 0.05)
+        endpoint, metadata = self.endpoint, self.metadata
         try:
             return await self._once(endpoint, method, request, timeout, writes)
         except grpc.aio.AioRpcError as failed:
@@ -136,14 +137,14 @@ class Cluster:
                 if tries > 3 or not self.settings.user:
                     raise await self._failure(error, what(), endpoint, writes) from error
                 self.forget_token(metadata)
-                await self.login()
+                await self.login(deadline)
             else:
                 self.move_on(endpoint, silent_since=sent if _timed_out(error) else None)
                 pause = backoff.next()
                 if (verdict is Verdict.LOST and writes) or pause >= left:
                     raise await self._failure(error, what(), endpoint, writes) from error
                 if tries == 1:
-                    await self._stop_if_hopeless(endpoint, what(), min(left, 1.0))
+                    await self.stop_if_hopeless(endpoint, what(), min(left, 1.0))
                 await asyncio.sleep(pause)
             endpoint, metadata = self.endpoint, self.metadata
             sent = time.monotonic()
@@ -194,10 +195,10 @@ class Cluster:
 
     async def explained(self, error: Unavailable) -> Unavailable:
         """The error of a stream, with a look at the endpoint where nothing was heard of it."""
-        problem = await diagnose(self.endpoint.address, self.settings.tls, within=0.5)
+        problem = await diagnose(self.endpoint.address, self.settings.tls, within=1.0)
         return Unavailable(f"{error}: {problem.text}") if problem is not None else error
 
-    async def _stop_if_hopeless(self, endpoint: Endpoint, what: str, within: float) -> None:
+    async def stop_if_hopeless(self, endpoint: Endpoint, what: str, within: float) -> None:
         """Do not wait for the only endpoint where waiting cannot heal it (TLS, another server)."""
         if len(self.endpoints) == 1:
             problem = await diagnose(endpoint.address, self.settings.tls, within=within)
@@ -232,15 +233,33 @@ class Cluster:
         if self.closed:
             raise Closed(f"{self.name} is closed")
         if not self._logged_in:
-            await self.login()
+            await self.login(time.monotonic() + self.settings.timeout)
 
-    async def login(self) -> None:
-        """Get a token, once for all who wait."""
-        async with self._login:
-            if self._logged_in:
-                return
+    async def login(self, deadline: float) -> None:
+        """Get a token, once for all who wait; each waits until its own deadline at the most."""
+        if self._login is None:
+            self._login = self._tasks.start(self._log_in(), name="etcd login")
+        try:
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0.05)):
+                problem = await asyncio.shield(self._login)
+        except TimeoutError:
+            where = self.endpoint.address
+            raise Unavailable(
+                f"login of user {self.settings.user!r}: no answer of {where} in time"
+            ) from None
+        if isinstance(problem, Exception):
+            raise problem
+
+    async def _log_in(self) -> Exception | None:
+        """Log in; what went wrong is for those who wait to raise."""
+        try:
             self.metadata = _metadata(*await self._token())
             self._logged_in = True
+        except StoreError as error:
+            return error
+        finally:
+            self._login = None
+        return None
 
     def forget_token(self, used: object) -> None:
         """The token in this metadata was rejected: get another before the next call."""
@@ -264,7 +283,7 @@ class Cluster:
                 if judge(error.code(), text) is Verdict.FINAL:
                     raise await self._failure(error, what, endpoint, False) from error
                 self.move_on(endpoint)
-                await self._stop_if_hopeless(endpoint, what, 1.0)
+                await self.stop_if_hopeless(endpoint, what, 1.0)
                 if time.monotonic() + 0.1 >= deadline:
                     raise await self._failure(error, what, endpoint, False) from error
                 await asyncio.sleep(0.1)

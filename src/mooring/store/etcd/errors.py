@@ -74,6 +74,8 @@ def is_too_large_for_us(text: str) -> bool:
 def cancellation(text: str, start: bytes) -> StoreError:
     """Our error for a watch that the server refused or ended."""
     what = f"watch of {start!r}"
+    if "user name is empty" in text:
+        return _anonymous(what, "etcd")
     if "permission denied" in text or any(part in text for part in _BAD_TOKEN):
         return _denied(what, "etcd")
     return Unavailable(f"{what}: ended by the server ({shorten(text)})")

@@ -29,6 +29,7 @@ class KeepAlives:
         """The lease's time-to-live, whole again. Tried again until the deadline."""
         deadline = time.monotonic() + self._cluster.settings.timeout
         backoff = Backoff()
+        tries = 0
         while True:
             await self._cluster.ready()
             if self._renewals is None or not self._renewals.stream.alive:
@@ -40,6 +41,10 @@ class KeepAlives:
                 pause = backoff.next()
                 if time.monotonic() + pause >= deadline:
                     raise await self._cluster.explained(error) from error
+                if not tries:
+                    endpoint, what = self._renewals.stream.endpoint, f"renewal of lease {lease:x}"
+                    await self._cluster.stop_if_hopeless(endpoint, what, 1.0)
+                tries += 1
                 await asyncio.sleep(pause)
                 continue
             if ttl <= 0:
@@ -52,14 +57,16 @@ class _Renewals:
 
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
         self._cluster = cluster
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
         self.stream = Stream(cluster, tasks, lambda m: m.keepalive, self._received, self._ended)
 
     async def renew(self, lease: int, timeout: float) -> int:
+        request = LeaseKeepAliveRequest(ID=lease)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)  # it keeps its place, though nobody waits for it any more
+        # It keeps its place, though nobody waits for it any more.
+        self._waiting.append((lease, answer))
         sent = time.monotonic()
-        self.stream.send(LeaseKeepAliveRequest(ID=lease))
+        self.stream.send(request)
         try:
             async with asyncio.timeout(timeout):
                 return await answer
@@ -72,15 +79,19 @@ class _Renewals:
             # Also where the caller lost patience before us: others must not wait on it too.
             silent = self.stream.heard < sent and time.monotonic() - sent > _SILENT
             if silent and answer.cancelled():
-                self.stream.abandon()
+                self.stream.abandon(since=sent)
 
     def _received(self, message: Any) -> None:
-        answer = self._waiting.popleft()
-        if not answer.done():
+        lease, answer = self._waiting.popleft()
+        if lease != message.ID:
+            # Out of step: no answer of this stream can be trusted any more.
+            self._waiting.appendleft((lease, answer))
+            self.stream.end()
+        elif not answer.done():
             answer.set_result(message.TTL)
 
     def _ended(self, reason: str) -> None:
         while self._waiting:
-            answer = self._waiting.popleft()
+            _, answer = self._waiting.popleft()
             if not answer.done():
                 answer.set_exception(self._cluster.broken("renewal of a lease", reason))

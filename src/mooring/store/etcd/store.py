@@ -51,7 +51,7 @@ from mooring.store.etcd.errors import (
 from mooring.store.etcd.keepalive import KeepAlives
 from mooring.store.etcd.settings import Settings
 from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
-from mooring.store.rules import check_commit, check_query, check_range, check_ttl
+from mooring.store.rules import check_commit, check_number, check_query, check_ttl, check_watch
 from mooring.tasks import Tasks, cleanup
 
 _FIRST_PAGE = 100  # entries; the pages after it are as many as make a good size
@@ -90,8 +90,10 @@ class EtcdStore(Store):
             try:
                 answer = await self._range(_range_request(query, at), at)
                 return _snapshot(answer, query, at or answer.header.revision)
-            except TooLarge:
-                pass  # the server sorts, but only pages by key bring an answer of any size
+            except (TooLarge, Unavailable) as error:
+                # The server sorts, but only pages by key bring an answer of any size.
+                if not _worth_less(error):
+                    raise
         return await self._whole(query, at)
 
     async def _whole(self, query: Query, at: int | None) -> Snapshot:
@@ -167,7 +169,7 @@ class EtcdStore(Store):
         return Committed(revision, reads)
 
     def watch(self, range: Range, *, after: int | None = None) -> Watch:
-        check_range(range)
+        check_watch(range, after)
         return EtcdWatch(self._watches, range, after)
 
     async def grant(self, ttl: float) -> Lease:
@@ -177,13 +179,16 @@ class EtcdStore(Store):
         return Lease(answer.ID, float(answer.TTL))
 
     async def renew(self, lease: int) -> float:
+        check_number("lease", lease)
         return float(await self._keepalives.renew(lease))
 
     async def revoke(self, lease: int) -> None:
+        check_number("lease", lease)
         request = proto.LeaseRevokeRequest(ID=lease)
         await self._call(_REVOKE, request, f"revocation of lease {lease:x}", lease=lease)
 
     async def compact(self, revision: int) -> None:
+        check_number("revision", revision)
         request = proto.CompactionRequest(revision=revision)
         await self._call(_COMPACT, request, f"compaction at {revision}", at=revision)
 

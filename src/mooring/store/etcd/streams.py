@@ -45,13 +45,14 @@ class Stream:
     def send(self, message: Any) -> None:
         self._outgoing.messages.put_nowait(message)
 
-    def abandon(self) -> None:
-        """Give it up, since it is silent: its users are told, and the connection is not reused."""
+    def abandon(self, *, since: float) -> None:
+        """Give it up, since it is silent: its users are told. The connection is not reused, unless
+        something else came over it since."""
         if self.alive:
             self.alive = False
             self._reason = f"{self.endpoint.address} is silent"
             self._task.cancel()
-            self._cluster.move_on(self.endpoint, silent_since=self.heard)
+            self._cluster.move_on(self.endpoint, silent_since=since)
 
     def end(self) -> None:
         """Nobody needs it any more."""

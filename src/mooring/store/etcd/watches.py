@@ -94,7 +94,7 @@ class SharedStream:
             if not self._watches or time.monotonic() - self.stream.heard < _PROGRESS_EVERY:
                 self._unanswered = 0
             elif self._unanswered >= _UNANSWERED:
-                self.stream.abandon()
+                self.stream.abandon(since=self.stream.heard)
                 return
             if self._watches:
                 self._unanswered += 1
@@ -145,7 +145,7 @@ class EtcdWatch(Watch):
     async def __aenter__(self) -> EtcdWatch:
         deadline = time.monotonic() + self._watches.cluster.settings.timeout
         backoff = Backoff()
-        denied = False
+        denied, tries = False, 0
         while True:
             shared = await self._watches.stream()
             try:
@@ -162,10 +162,15 @@ class EtcdWatch(Watch):
                 pause = backoff.next()
                 if time.monotonic() + pause >= deadline:
                     raise await self._watches.cluster.explained(error) from error
+                if not tries:
+                    what = f"watch of {self.range.start!r}"
+                    await self._watches.cluster.stop_if_hopeless(shared.stream.endpoint, what, 1.0)
+                tries += 1
                 await asyncio.sleep(pause)
 
     async def _create(self, shared: SharedStream, deadline: float) -> None:
         self._shared, self._error = shared, None
+        self._created, self._fragments = False, []
         # One revision earlier than needed, and left out again on receipt. A compaction at exactly
         # the revision a watch starts from loses that revision's deletions without a word (etcd
         # before 3.5.17); from the one before, it is refused as compacted.
@@ -176,26 +181,32 @@ class EtcdWatch(Watch):
             fragment=True,
         )
         self._id = shared.create(self, request)
-        sent = time.monotonic()
         try:
-            while not self._created and self._error is None:
-                # The server may have many others to open first: only silence is a failure.
-                patience = max(sent, shared.stream.heard) + self._watches.cluster.attempt
-                async with asyncio.timeout_at(_loop_time(max(patience, deadline))):
-                    await self._wait()
-        except TimeoutError:
-            if shared.stream.heard < sent:
-                shared.stream.abandon()
-            shared.cancel(self._id)
-            raise Unavailable(
-                f"watch of {self.range.start!r}: no answer of {shared.stream.endpoint.address} "
-                f"in time"
-            ) from None
+            await self._confirmed(shared, deadline)
         except BaseException:
             shared.cancel(self._id)
             raise
         if self._error is not None:
             raise self._error
+
+    async def _confirmed(self, shared: SharedStream, deadline: float) -> None:
+        """Wait until the watch stands, or failed. The server may have many others to open first:
+        only silence is a failure."""
+        sent, attempt = time.monotonic(), self._watches.cluster.attempt
+        while not self._created and self._error is None:
+            patience = min(max(sent, shared.stream.heard) + attempt, deadline)
+            try:
+                async with asyncio.timeout(max(patience - time.monotonic(), 0)):
+                    await self._wait()
+            except TimeoutError:
+                if time.monotonic() < min(shared.stream.heard + attempt, deadline):
+                    continue
+                if shared.stream.heard < sent:
+                    shared.stream.abandon(since=sent)
+                raise Unavailable(
+                    f"watch of {self.range.start!r}: no answer of "
+                    f"{shared.stream.endpoint.address} in time"
+                ) from None
 
     async def __anext__(self) -> Batch:
         if self._shared is None:
@@ -251,11 +262,6 @@ class EtcdWatch(Watch):
         if self._shared is not None:
             self._shared.cancel(self._id)
         self.fail(Closed(f"the watch of {self.range.start!r} was left"))
-
-
-def _loop_time(monotonic: float) -> float:
-    """A time of the monotonic clock on the event loop's."""
-    return asyncio.get_running_loop().time() + monotonic - time.monotonic()
 
 
 def batches(events: Iterable[Any]) -> Iterable[Batch]:

@@ -16,7 +16,7 @@ import grpc.aio
 from mooring.errors import Compacted
 from mooring.store.contract import MAX_REQUEST_BYTES, Batch, Event, Range
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import Host
+from mooring.store.embedded.host import Host, call_in, running_loop
 from mooring.store.embedded.watchers import Watcher
 from mooring.store.embedded.wire.auth import Auth
 from mooring.store.embedded.wire.errors import (
@@ -254,10 +254,10 @@ class _Stream:
         if watch.signalled:
             return
         watch.signalled = True
-        if asyncio._get_running_loop() is self._loop:
+        if running_loop() is self._loop:
             self._mark(watch)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._mark, watch)
+        else:
+            call_in(self._loop, self._mark, watch)
 
     def _mark(self, watch: _Watch) -> None:
         watch.signalled = True
