@@ -114,25 +114,33 @@ class Cluster:
     ) -> Any:
         """One unary call. Raises `grpc.aio.AioRpcError` for what etcd answered to the request
         itself (`Verdict.FINAL`), our own errors for everything else."""
+        if self.closed:
+            raise Closed(f"{self.name} is closed")
         sent = time.monotonic()
         deadline = sent + self.settings.timeout
         timeout = self.settings.timeout if writes else self.attempt
         if not self._logged_in:
             await self.login(deadline)
             timeout = max(min(timeout, deadline - time.monotonic()), 0.05)
-        endpoint, metadata = self.endpoint, self.metadata
-        try:
-            return await self._once(endpoint, method, request, timeout, writes)
-        except grpc.aio.AioRpcError as failed:
-            error = failed
-        backoff = Backoff()
-        tries = 0
-        while True:  # what follows a first failure: judge, move on, log in, try again
+        tries, backoff = 0, None
+        while True:
+            endpoint, metadata = self.endpoint, self.metadata
+            try:
+                call = method(endpoint.methods)
+                answer = await call(request, timeout=timeout, metadata=metadata)
+            except grpc.aio.AioRpcError as failed:
+                error = failed
+            except asyncio.CancelledError:
+                self._raise_if_closed(writes)
+                raise
+            else:
+                endpoint.answered()
+                return answer
+            # What follows a failure: judge it, log in or move on, and try again.
             tries += 1
             verdict = judge(error.code(), error.details() or "")
             if verdict is Verdict.FINAL:
                 raise error
-            left = deadline - time.monotonic()
             if verdict is Verdict.LOGIN:
                 if tries > 3 or not self.settings.user:
                     raise await self._failure(error, what(), endpoint, writes) from error
@@ -140,45 +148,26 @@ class Cluster:
                 await self.login(deadline)
             else:
                 self.move_on(endpoint, silent_since=sent if _timed_out(error) else None)
-                pause = backoff.next()
+                backoff = backoff or Backoff()
+                pause, left = backoff.next(), deadline - time.monotonic()
                 if (verdict is Verdict.LOST and writes) or pause >= left:
                     raise await self._failure(error, what(), endpoint, writes) from error
                 if tries == 1:
                     await self.stop_if_hopeless(endpoint, what(), min(left, 1.0))
                 await asyncio.sleep(pause)
-            endpoint, metadata = self.endpoint, self.metadata
             sent = time.monotonic()
             left = max(deadline - sent, 0.05)
-            try:
-                timeout = left if writes else min(left, self.attempt)
-                return await self._once(endpoint, method, request, timeout, writes)
-            except grpc.aio.AioRpcError as again:
-                error = again
+            timeout = left if writes else min(left, self.attempt)
 
-    async def _once(
-        self,
-        endpoint: Endpoint,
-        method: Callable[[Methods], Any],
-        request: object,
-        timeout: float,
-        writes: bool,
-    ) -> Any:
-        if self.closed:
-            raise Closed(f"{self.name} is closed")
-        call = method(endpoint.methods)
-        try:
-            answer = await call(request, timeout=timeout, metadata=self.metadata)
-        except asyncio.CancelledError:
-            # Closing a channel cancels those who wait on it: that is no cancellation of theirs.
-            if not self.closed or _cancelled():
-                raise
-            if writes:
-                raise OutcomeUnknown(
-                    f"{self.name} was closed before the reply came: the write may have happened"
-                ) from None
-            raise Closed(f"{self.name} was closed meanwhile") from None
-        endpoint.answered()
-        return answer
+    def _raise_if_closed(self, writes: bool) -> None:
+        """Closing a channel cancels those who wait on it: that is no cancellation of theirs."""
+        if not self.closed or _cancelled():
+            return
+        if writes:
+            raise OutcomeUnknown(
+                f"{self.name} was closed before the reply came: the write may have happened"
+            ) from None
+        raise Closed(f"{self.name} was closed meanwhile") from None
 
     async def _failure(
         self, error: grpc.aio.AioRpcError, what: str, endpoint: Endpoint, writes: bool
@@ -239,15 +228,14 @@ class Cluster:
         """Get a token, once for all who wait; each waits until its own deadline at the most."""
         if self._login is None:
             self._login = self._tasks.start(self._log_in(), name="etcd login")
-        try:
-            async with asyncio.timeout(max(deadline - time.monotonic(), 0.05)):
-                problem = await asyncio.shield(self._login)
-        except TimeoutError:
-            where = self.endpoint.address
-            raise Unavailable(
-                f"login of user {self.settings.user!r}: no answer of {where} in time"
-            ) from None
-        if isinstance(problem, Exception):
+        login = self._login
+        await asyncio.wait([login], timeout=max(deadline - time.monotonic(), 0.05))
+        what = f"login of user {self.settings.user!r}"
+        if not login.done():
+            raise Unavailable(f"{what}: no answer of {self.endpoint.address} in time")
+        if login.cancelled():
+            raise Closed(f"{what}: {self.name} was closed meanwhile")
+        if isinstance(problem := login.result(), Exception):
             raise problem
 
     async def _log_in(self) -> Exception | None:

@@ -132,7 +132,7 @@ class EtcdWatch(Watch):
         self._fragments: list[Any] = []
         self._error: StoreError | None = None
         self._created = False
-        self._wakeup: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def heard(self) -> float:
@@ -218,14 +218,18 @@ class EtcdWatch(Watch):
         return self._pending.popleft()
 
     async def _wait(self) -> None:
-        if self._wakeup is None:
-            self._wakeup = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._wakeup)  # shared, where several wait
+        # One each, where several wait: a shared one needs a shield, which costs a turn of the loop.
+        wakeup: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(wakeup)
+        try:
+            await wakeup
+        finally:
+            self._waiting.discard(wakeup)
 
     def _wake(self) -> None:
-        wakeup, self._wakeup = self._wakeup, None
-        if wakeup is not None and not wakeup.done():
-            wakeup.set_result(None)
+        for wakeup in self._waiting:
+            if not wakeup.done():
+                wakeup.set_result(None)
 
     def receive(self, message: Any) -> None:
         """A message of the stream for this watch."""
