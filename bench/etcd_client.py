@@ -18,6 +18,11 @@ IN_FLIGHT = 64
 _NAMES = [name.encode() for name in KEYS]
 _VALUE = VALUE.encode()
 
+_REASON = (
+    "With gRPC stubbed out, a call of ours takes 6.6 µs and one of the bare loop 1.3 µs: checking "
+    "the request, making the message, choosing the endpoint, turning the answer into entries."
+)
+
 Call = Callable[[int], Awaitable[object]]
 
 
@@ -61,7 +66,7 @@ async def _compare(plan: Plan, operation: str, calls: Mapping[str, Call]) -> lis
     taken = await interleaved(plan, f"etcd {operation}", sides, show)
     ours, target = taken["ours"], Target("≥", 0.9)
     return [
-        compared(f"{operation}, bare driver", ours, taken["bare"], target),
+        compared(f"{operation}, bare driver", ours, taken["bare"], target, _REASON),
         compared(f"{operation}, barest driver", ours, taken["barest"]),
         compared(f"{operation}, ours again", ours, taken["ours again"]),
     ]
