@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 from hypothesis import settings
 
 from mooring import durations
@@ -130,3 +131,19 @@ def fresh_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
     yield start
     for server in servers:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two authorities, and what the first one signed for a server and a client."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    other.cert_pem.write_to_path(str(folder / "other-ca.pem"))
+    for name in ("server", "client"):
+        cert = authority.issue_cert("127.0.0.1", "etcd.test", common_name=name)
+        cert.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        with (folder / f"{name}.pem").open("wb") as file:
+            for blob in cert.cert_chain_pems:
+                file.write(blob.bytes())
+    return folder

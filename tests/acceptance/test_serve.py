@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -20,9 +21,9 @@ from tests.acceptance.test_cli import mooring_command
 from tests.waiting import eventually
 
 
-def get(url: str) -> tuple[int, str]:
+def get(url: str, trust: ssl.SSLContext | None = None) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5, context=trust) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -134,6 +135,25 @@ async def test_users_of_the_configuration_must_log_in(tmp_path: Path):
         assert done.returncode == 1
         assert "rejects the user name or password" in done.stdout
     assert "s3cret-word" not in "\n".join(served.lines)
+
+
+async def test_tls_and_client_certificates_from_the_configuration(
+    tmp_path: Path, certificates: Path
+):
+    files = certificates
+    (tmp_path / "config").write_text(
+        f"store: memory://\nusers: {{app: word}}\ntls:\n  cert: {files}/server.pem\n"
+        f"  key: {files}/server.key\n  client_ca: {files}/ca.pem\n"
+    )
+    with Served("", f"--config={tmp_path}/config", "--etcd=0.0.0.0:0") as served:
+        port = served.lines[1].split()[1].rpartition(":")[2]
+        where = f"etcds://app:word@127.0.0.1:{port}?ca={files}/ca.pem&timeout=2s"
+        async with open_store(f"{where}&cert={files}/client.pem&key={files}/client.key") as store:
+            await store.commit(Put(b"/a", b""))
+        assert mooring_command("doctor", where).returncode == 1
+        trust = ssl.create_default_context(cafile=f"{files}/ca.pem")
+        trust.load_cert_chain(files / "client.pem", files / "client.key")
+        assert get(f"https://{served.http}/readyz", trust) == (200, "ok\n")
 
 
 def test_on_an_etcd_it_has_health_probes_alone(etcd: Callable[[str], EtcdServer]):

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-import trustme
 
 from mooring.errors import AccessDenied, InvalidRequest, StoreError, Unavailable
 from mooring.hub import open_store
@@ -38,17 +37,6 @@ async def serving(**options: Any) -> AsyncIterator[tuple[WireServer, Methods]]:
         methods(server.address) as calls,
     ):
         yield server, calls
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    for name in ("server", "client"):
-        cert = authority.issue_cert("127.0.0.1", common_name=name)
-        cert.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
-        cert.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
-    return tmp_path
 
 
 class TestLogins:
@@ -145,30 +133,34 @@ class TestLogins:
 
 
 class TestTLS:
-    async def test_encrypted(self, files: Path):
-        tls = ServerTLS(files / "server.pem", files / "server.key")
+    async def test_encrypted(self, certificates: Path):
+        tls = ServerTLS(certificates / "server.pem", certificates / "server.key")
         async with serving(tls=tls) as (server, _):
             assert server.url.startswith("https://")
-            async with open_store(f"etcds://{server.address}?ca={files}/ca.pem") as store:
+            async with open_store(f"etcds://{server.address}?ca={certificates}/ca.pem") as store:
                 await store.commit(Put(b"a", b"1"))
                 assert (await store.read(key(b"a"))).first is not None
             with pytest.raises(Unavailable):
                 async with open_store(f"etcd://{server.address}?timeout=1s") as store:
                     await store.read(key(b"a"))
 
-    async def test_client_certificates(self, files: Path):
-        tls = ServerTLS(files / "server.pem", files / "server.key", client_ca=files / "ca.pem")
+    async def test_client_certificates(self, certificates: Path):
+        tls = ServerTLS(
+            certificates / "server.pem",
+            certificates / "server.key",
+            client_ca=certificates / "ca.pem",
+        )
         async with serving(tls=tls) as (server, _):
-            url = f"etcds://{server.address}?ca={files}/ca.pem"
-            shown = f"{url}&cert={files}/client.pem&key={files}/client.key"
+            url = f"etcds://{server.address}?ca={certificates}/ca.pem"
+            shown = f"{url}&cert={certificates}/client.pem&key={certificates}/client.key"
             async with open_store(shown) as store:
                 await store.commit(Put(b"a", b"1"))
             with pytest.raises(Unavailable):
                 async with open_store(f"{url}&timeout=1s") as store:
                     await store.read(key(b"a"))
 
-    async def test_a_missing_file_is_named(self, files: Path):
-        tls = ServerTLS(files / "none.pem", files / "server.key")
+    async def test_a_missing_file_is_named(self, certificates: Path):
+        tls = ServerTLS(certificates / "none.pem", certificates / "server.key")
         with pytest.raises(InvalidRequest, match=r"none\.pem"):
             async with serving(tls=tls):
                 pass

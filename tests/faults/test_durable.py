@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -236,6 +237,54 @@ async def test_a_full_disk_refuses_writes_and_heals(tmp_path: Path):
     assert journal.check(path) == []
     async with open_store(f"sqlite://{path}") as store:
         assert (await store.read(key(b"/after"))).first is not None
+
+
+READ_ONLY = """
+import asyncio, os, stat, sys
+from mooring.errors import OutOfSpace
+from mooring.hub import open_store
+from mooring.store import Put, key
+
+async def main(path, *locked):
+    os.umask(0)
+    async with open_store(f"sqlite://{path}") as store:
+        await store.commit(Put(b"/kept", b"1"))
+    if os.geteuid() == 0:  # to whom everything is allowed
+        for each in (path, path + ".owner", os.path.dirname(path)):
+            os.chown(each, 65534, 65534)
+        os.seteuid(65534)
+    before = {each: stat.S_IMODE(os.stat(each).st_mode) for each in locked}
+    for each in locked:
+        os.chmod(each, before[each] & ~0o222)
+    async with open_store(f"sqlite://{path}") as store:
+        assert (await store.read(key(b"/kept"))).first.value == b"1"
+        assert "read-only" in (await store.status()).alarms[0]
+        for _ in range(2):
+            try:
+                await store.commit(Put(b"/refused", b""))
+            except OutOfSpace as error:
+                assert "read-only" in str(error), error
+            else:
+                raise AssertionError("written to a file that is read-only")
+        for each in reversed(locked):
+            os.chmod(each, before[each])
+        await store.commit(Put(b"/after", b""))
+        assert (await store.status()).alarms == ()
+        assert (await store.read(key(b"/refused"))).first is None
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+async def test_a_file_that_is_read_only_at_start_is_read_and_taken_over_later(what: str):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        path = f"{folder}/store"
+        run = await asyncio.to_thread(python, READ_ONLY, path, path if what == "file" else folder)
+        assert run.returncode == 0, run.stderr
+        assert run.stderr.count("writes are refused") == 1
+        assert journal.check(Path(path)) == []
 
 
 async def test_a_store_that_fails_to_write_takes_everything_back(tmp_path: Path, monkeypatch):

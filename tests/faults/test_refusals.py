@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
 from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, Unavailable
 from mooring.hub import connect, open_store
@@ -42,41 +41,30 @@ def guarded(
         yield server
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    authority, other = trustme.CA(), trustme.CA()
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    other.cert_pem.write_to_path(str(folder / "other-ca.pem"))
-    for name in ("server", "client"):
-        cert = authority.issue_cert("127.0.0.1", "etcd.test", common_name=name)
-        cert.private_key_pem.write_to_path(str(folder / f"{name}.key"))
-        with (folder / f"{name}.pem").open("wb") as file:
-            for blob in cert.cert_chain_pems:
-                file.write(blob.bytes())
-    return folder
-
-
-def encrypted_server(folder: Path, files: Path, *flags: str) -> EtcdServer:
+def encrypted_server(folder: Path, certificates: Path, *flags: str) -> EtcdServer:
     server = EtcdServer(
         folder,
         scheme="https",
-        flags=[f"--cert-file={files}/server.pem", f"--key-file={files}/server.key", *flags],
+        flags=[
+            f"--cert-file={certificates}/server.pem",
+            f"--key-file={certificates}/server.key",
+            *flags,
+        ],
     )
     server.start()
     return server
 
 
 @pytest.fixture(scope="module")
-def encrypted(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with encrypted_server(tmp_path_factory.mktemp("etcd"), files) as server:
+def encrypted(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with encrypted_server(tmp_path_factory.mktemp("etcd"), certificates) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def mutual(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    flags = ["--client-cert-auth", f"--trusted-ca-file={files}/ca.pem"]
-    with encrypted_server(tmp_path_factory.mktemp("etcd"), files, *flags) as server:
+def mutual(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    flags = ["--client-cert-auth", f"--trusted-ca-file={certificates}/ca.pem"]
+    with encrypted_server(tmp_path_factory.mktemp("etcd"), certificates, *flags) as server:
         yield server
 
 
@@ -185,28 +173,30 @@ class TestUsers:
 
 
 class TestTLS:
-    async def test_a_trusted_server_is_used(self, encrypted: EtcdServer, files: Path):
-        async with open_store(f"{encrypted.url}?ca={files}/ca.pem") as store:
+    async def test_a_trusted_server_is_used(self, encrypted: EtcdServer, certificates: Path):
+        async with open_store(f"{encrypted.url}?ca={certificates}/ca.pem") as store:
             await store.commit(Put(b"/a", b""))
             member = (await store.status()).members[0]
             assert member.problem == ""
             assert member.clock_ahead is not None
 
-    async def test_another_name_can_be_expected(self, encrypted: EtcdServer, files: Path):
-        url = f"{encrypted.url}?ca={files}/ca.pem&server_name="
+    async def test_another_name_can_be_expected(self, encrypted: EtcdServer, certificates: Path):
+        url = f"{encrypted.url}?ca={certificates}/ca.pem&server_name="
         async with open_store(url + "etcd.test") as store:
             await store.commit(Put(b"/a", b""))
         async with open_store(url + "wrong.test&timeout=2s") as store:
             with pytest.raises(Unavailable, match="certificate"):
                 await store.read(key(b"/a"))
 
-    async def test_a_client_certificate_lets_in(self, mutual: EtcdServer, files: Path):
-        mine = f"&cert={files}/client.pem&key={files}/client.key"
-        async with open_store(f"{mutual.url}?ca={files}/ca.pem{mine}") as store:
+    async def test_a_client_certificate_lets_in(self, mutual: EtcdServer, certificates: Path):
+        mine = f"&cert={certificates}/client.pem&key={certificates}/client.key"
+        async with open_store(f"{mutual.url}?ca={certificates}/ca.pem{mine}") as store:
             await store.commit(Put(b"/a", b""))
 
-    async def test_a_missing_client_certificate_is_told(self, mutual: EtcdServer, files: Path):
-        async with open_store(f"{mutual.url}?ca={files}/ca.pem&timeout=2s") as store:
+    async def test_a_missing_client_certificate_is_told(
+        self, mutual: EtcdServer, certificates: Path
+    ):
+        async with open_store(f"{mutual.url}?ca={certificates}/ca.pem&timeout=2s") as store:
             with pytest.raises(Unavailable, match="client certificate"):
                 await store.read(key(b"/a"))
 
@@ -220,8 +210,10 @@ class TestTLS:
             with pytest.raises(Unavailable, match="use etcd://"):
                 await store.read(key(b"/a"))
 
-    async def test_an_untrusted_authority_is_told(self, encrypted: EtcdServer, files: Path):
-        async with open_store(f"{encrypted.url}?ca={files}/other-ca.pem&timeout=2s") as store:
+    async def test_an_untrusted_authority_is_told(self, encrypted: EtcdServer, certificates: Path):
+        async with open_store(
+            f"{encrypted.url}?ca={certificates}/other-ca.pem&timeout=2s"
+        ) as store:
             with pytest.raises(Unavailable, match="not trusted"):
                 await store.read(key(b"/a"))
 

@@ -60,6 +60,8 @@ class DurableHost(Host):
         self._users = 0
         self._failing = False
         self._written = uptime
+        if not self._journal.writable:
+            self._failed(sqlite3.OperationalError("it is read-only"))
         self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
         self._thread.start()
 
@@ -161,7 +163,7 @@ class DurableHost(Host):
                     del self._engine.forgotten[: len(list(changes.forgotten))]
                     self._written = now
             if self._failing and changes is not None:
-                self._failing = False
+                self._failing, self.problem = False, ""
                 log.info("%s: writes are possible again", self._journal.path)
         _deliver(requests, answers)
 
@@ -199,7 +201,8 @@ class DurableHost(Host):
         text = f"{self._journal.path} cannot be written ({error}): "
         if not self._failing:
             self._failing = True
-            log.error("%swrites are refused, reads go on", text)
+            self.problem = f"{text}writes are refused, reads go on"
+            log.error(self.problem)
         return OutOfSpace(
             f"{text}nothing was written, reads go on; make room or the file writable, and writes "
             "resume by themselves"

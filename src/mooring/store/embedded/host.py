@@ -25,6 +25,8 @@ class Host(ABC):
     guarantees: Guarantees
     kind: str
     """For people: what kind of store this is."""
+    problem = ""
+    """For people: what is wrong with it at present."""
 
     def __init__(self, engine: Engine) -> None:
         self.lock = threading.Lock()

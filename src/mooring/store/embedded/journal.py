@@ -62,35 +62,27 @@ class Changes:
 
 
 class Journal:
-    """Opening takes the file for this process, makes it where there is none, and upgrades it."""
+    """Opening takes the file for this process, makes it where there is none, and upgrades it.
+
+    A file that is there but may only be read is opened for reading. Each write tries again to take
+    it over, for somebody may have made it writable meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._owner = _own(path)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
-        try:
-            path.touch(mode=0o600)
-            self._database = sqlite3.connect(
-                path, isolation_level=None, check_same_thread=False, timeout=5
-            )
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
-            _upgrade(self._database, path)
-        except (sqlite3.Error, OSError) as error:
-            os.close(self._owner)
-            raise StoreError(f"{path} cannot be opened as a store: {error}") from error
-        except StoreError:
-            os.close(self._owner)
-            raise
+        self.writable = not path.is_file() or _may_write(path)
+        self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
+        self._loaded = 0
 
     def load(self) -> Kept:
-        return _load(self._database)
+        kept = _load(self._database)
+        self._loaded = kept.revision
+        return kept
 
     def write(self, changes: Changes) -> None:
         """All of it, on disk when this returns; raises `sqlite3.Error` and leaves nothing."""
+        if not self.writable:
+            self._take_over()
         with _transaction(self._database) as database:
             database.executemany(SQL["put_entry"], _rows(changes.batches))
             database.executemany(
@@ -101,9 +93,69 @@ class Journal:
             meta = ("revision", "compacted", "uptime")
             database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
 
+    def _take_over(self) -> None:
+        if not _may_write(self.path):
+            raise sqlite3.OperationalError("it is read-only")
+        self.close()
+        try:
+            self._owner, self._database = _open(self.path)
+        except StoreError as error:
+            self._owner, self._database = _open_for_reading(self.path)
+            raise sqlite3.OperationalError(str(error)) from error
+        if dict(self._database.execute(SQL["get_meta"]))["revision"] != self._loaded:
+            raise sqlite3.OperationalError("another process wrote to it meanwhile: start again")
+        self.writable = True
+
     def close(self) -> None:
         self._database.close()
         os.close(self._owner)
+
+
+def _may_write(path: Path) -> bool:
+    """Whether the file, and what SQLite puts beside it, may be written."""
+    effective = os.access in os.supports_effective_ids
+    return all(os.access(p, os.W_OK, effective_ids=effective) for p in (path, path.parent))
+
+
+def _open(path: Path) -> tuple[int, sqlite3.Connection]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = _own(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        path.touch(mode=0o600)
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        _upgrade(database, path)
+    except (sqlite3.Error, OSError) as error:
+        os.close(owner)
+        raise StoreError(f"{path} cannot be opened as a store: {error}") from error
+    except StoreError:
+        os.close(owner)
+        raise
+    return owner, database
+
+
+def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
+    lock = _lock_file(path)
+    # Without a lock file nobody owned it when it became read-only: any descriptor will do.
+    owner = _own(path, os.O_RDONLY) if lock.exists() else os.open(path, os.O_RDONLY)
+    try:
+        database = _connect_for_reading(path)
+        if (version := _version(database, path)) != SCHEMA:
+            raise StoreError(
+                f"{path} is read-only, and must be upgraded from schema {version} to {SCHEMA}: "
+                "make it writable"
+            )
+    except sqlite3.Error as error:
+        os.close(owner)
+        raise StoreError(f"{path} cannot be opened as a store: {error}") from error
+    except StoreError:
+        os.close(owner)
+        raise
+    return owner, database
 
 
 def _rows(batches: Iterable[Batch]) -> Iterator[tuple[int, bytes, int, bytes, int, int, int]]:
@@ -138,6 +190,16 @@ def _load(database: sqlite3.Connection) -> Kept:
 
 def _upgrade(database: sqlite3.Connection, path: Path) -> None:
     """Bring a file to the present schema, one step after another, each whole or not at all."""
+    for step in range(_version(database, path) + 1, SCHEMA + 1):
+        with _transaction(database):
+            for statement in _split((_SQL / f"schema_{step}.sql").read_text()):
+                database.execute(statement)
+            fresh = [("revision", 1), ("compacted", 1), ("uptime", 0.0)] if step == 1 else []
+            database.executemany(SQL["put_meta"], [*fresh, ("schema", step)])
+
+
+def _version(database: sqlite3.Connection, path: Path) -> int:
+    """The schema of a file, one that is known; 0 for an empty one."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if tables and "meta" not in tables:
         raise StoreError(f"{path} is a SQLite file, but not one of Mooring's: choose another path")
@@ -147,12 +209,7 @@ def _upgrade(database: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer Mooring (schema {version}, this one knows {SCHEMA}): "
             "upgrade Mooring"
         )
-    for step in range(version + 1, SCHEMA + 1):
-        with _transaction(database):
-            for statement in _split((_SQL / f"schema_{step}.sql").read_text()):
-                database.execute(statement)
-            fresh = [("revision", 1), ("compacted", 1), ("uptime", 0.0)] if step == 1 else []
-            database.executemany(SQL["put_meta"], [*fresh, ("schema", step)])
+    return version
 
 
 def _split(script: str) -> Iterator[str]:
@@ -165,10 +222,22 @@ def _split(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _own(path: Path) -> int:
+def _connect_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, not even beside the file where that is not allowed."""
+    # Where no log of SQLite's was left and none can be made, nothing can change meanwhile.
+    log_left = path.with_name(path.name + "-wal").exists()
+    mode = "mode=ro" if log_left or _may_write(path) else "mode=ro&immutable=1"
+    address = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(path.name + ".owner")
+
+
+def _own(path: Path, flags: int) -> int:
     """Take the file for this process, until it ends; a descriptor that holds it."""
-    lock = path.with_name(path.name + ".owner")
-    owner = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    owner = os.open(_lock_file(path), flags, 0o600)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -178,9 +247,10 @@ def _own(path: Path) -> int:
             f"{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
             "through it (mooring serve)"
         ) from None
-    os.ftruncate(owner, 0)
-    program = Path(sys.argv[0]).name or "python"
-    os.write(owner, f"process {os.getpid()} ({program}) on {socket.gethostname()}".encode())
+    if flags & os.O_RDWR:
+        os.ftruncate(owner, 0)
+        program = Path(sys.argv[0]).name or "python"
+        os.write(owner, f"process {os.getpid()} ({program}) on {socket.gethostname()}".encode())
     return owner
 
 
@@ -222,7 +292,7 @@ def backup(path: Path, target: Path) -> None:
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise StoreError(f"{path} is not there: name the file of a store")
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+    database = _connect_for_reading(path)
     try:
         database.execute("BEGIN")
         yield database

@@ -90,7 +90,8 @@ class EmbeddedStore(Store):
     async def status(self) -> Status:
         revision = self._open().read(lambda engine: engine.confirmed)
         here = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
-        return Status(self._host.kind, revision, (here,))
+        alarms = (self._host.problem,) if self._host.problem else ()
+        return Status(self._host.kind, revision, (here,), alarms)
 
     async def aclose(self) -> None:
         if self._closed:
