@@ -19,6 +19,7 @@ from bench import (
     etcd_reads,
     machine,
     memory_store,
+    picking,
     report,
     served,
     watch_delivery,
@@ -33,6 +34,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "served": served.run,
     "durable-store": durable_store.run,
     "memory-store": memory_store.run,
+    "picking": picking.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

@@ -2,9 +2,14 @@
 
     MooringError
     ├── InvalidRequest (ValueError)     a rule was broken; nothing was sent
-    │   └── InvalidURL                  the store's URL cannot be used
+    │   ├── InvalidURL                  the store's URL cannot be used
+    │   └── InvalidName                 a name against the grammar
     ├── MissingExtra (ImportError)      an optional dependency is not installed
     ├── SessionLost                     the lease behind a session is gone
+    ├── RegistryError
+    │   ├── Superseded                  another process took this instance's place
+    │   ├── Removed                     an operator took this instance out
+    │   └── NoInstance                  nothing to call: none registered, or none eligible
     └── StoreError
         ├── Conflict                    a check failed; nothing was written
         ├── LeaseNotFound               the lease expired, was revoked or never was
@@ -45,6 +50,10 @@ class InvalidURL(InvalidRequest):
     """The store's URL cannot be used: unknown scheme or option, or a part that makes no sense."""
 
 
+class InvalidName(InvalidRequest):
+    """A name of a group, service or instance is against the grammar; the message says how."""
+
+
 class MissingExtra(MooringError, ImportError):
     """An optional dependency is not installed. The message names the extra that brings it."""
 
@@ -54,6 +63,22 @@ class MissingExtra(MooringError, ImportError):
 
 class SessionLost(MooringError):
     """The lease behind a session expired or was revoked: its keys are gone, or about to be."""
+
+
+class RegistryError(MooringError):
+    """The registry says no."""
+
+
+class Superseded(RegistryError):
+    """Another process registered the same instance later, and lives: it is the one that counts."""
+
+
+class Removed(RegistryError):
+    """An operator deregistered this very instance: it does not come back by itself."""
+
+
+class NoInstance(RegistryError):
+    """There is nothing to call. The message says how many there are and why none is eligible."""
 
 
 class StoreError(MooringError):

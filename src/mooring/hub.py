@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
+from mooring.discovery.copies import Copies
+from mooring.discovery.resilience import Resilience
+from mooring.discovery.rotation import Explanation, Wanted, explain
+from mooring.discovery.view import Empty, View, blames
 from mooring.errors import Closed, MissingExtra
+from mooring.heartbeat.collecting import Collecting
+from mooring.heartbeat.collectors.contract import Collector
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.heartbeat.settings import parse as parse_settings
 from mooring.mirror import Mirror, RangeFeed
+from mooring.model import Instance
+from mooring.registry.contract import Registry
+from mooring.registry.layouts import layout_of
+from mooring.registry.on_store import StoreRegistry
+from mooring.registry.registration import Registration
 from mooring.session import Session
 from mooring.store import Entry, Range, Store
 from mooring.store.embedded.host import Host
@@ -84,18 +99,107 @@ EMBEDDED = ("memory", "sqlite")
 
 
 class Hub:
-    """Everything on one store. Made by `connect`; use it as an async context manager."""
+    """Everything on one store. Made by `connect`; use it as an async context manager.
 
-    def __init__(self, url: str) -> None:
+    Leaving closes what was made with it: registrations deregister, views end. In a forked child it
+    is closed: connect again there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        layout: str = "tree",
+        settings: RegistrySettings | None = None,
+        collectors: Iterable[Collector] = (),
+        cache: str | Path | None = None,
+    ) -> None:
         self._url = parse(url)
+        self._layout = layout_of(layout)
+        self._settings = settings or parse_settings({})
+        self._collectors = tuple(collectors)
+        self._cache = None if cache is None else Path(cache)
         self._store: Store | None = None
+        self._process = os.getpid()
+        self._made: weakref.WeakSet[Registration | View] = weakref.WeakSet()
 
     @property
     def store(self) -> Store:
         """The store itself, for reads, commits and watches of your own."""
         if self._store is None:
             raise Closed(f"{self._url} is not open: use `async with mooring.connect(…) as hub`")
+        if self._process != os.getpid():
+            raise Closed(f"{self._url} was opened before a fork: connect again in this process")
         return self._store
+
+    @property
+    def registry(self) -> Registry:
+        """Who offers what: lists, descriptions, and the operator's word."""
+        self.store  # noqa: B018 - raises where it is not open
+        return self._registry
+
+    def register(
+        self, instance: Instance, *, ttl: float | None = None, wait: float = 5.0
+    ) -> Registration:
+        """Keep an instance registered for as long as it is entered. See `Registration`.
+
+        `ttl` is how long it stays without a sign of life: by default what its layout says.
+        """
+        registration = Registration(
+            self.registry,
+            instance,
+            ttl=ttl,
+            policy=self._settings.policy,
+            metrics=self._metrics,
+            wait=wait,
+        )
+        self._made.add(registration)
+        return registration
+
+    def discover(
+        self,
+        service: str,
+        *,
+        policy: str = "p2c",
+        version: str = "",
+        tags: Mapping[str, str] | None = None,
+        zone: str = "",
+        zone_only: bool = False,
+        where: Callable[[Instance], bool] | None = None,
+        resilience: Resilience | None = None,
+        empty: Empty = "accept",
+        blame: Callable[[BaseException], bool] = blames,
+        wait: float = 5.0,
+    ) -> View:
+        """A live view of a service. See `View`, `mooring.discovery.balance` for the policies, and
+        `mooring.discovery.resilience` for what is done about instances that fail."""
+        service = self._layout.canonical(service)
+        view = View(
+            self.registry.follow(service),
+            service,
+            policy=policy,
+            wanted=Wanted(version, tags or {}, zone, zone_only, where),
+            resilience=resilience,
+            empty=empty,
+            copies=None if self._cache is None else Copies(self._cache, self._registry.url),
+            blame=blame,
+            wait=wait,
+        )
+        self._made.add(view)
+        return view
+
+    async def explain(
+        self,
+        service: str,
+        *,
+        version: str = "",
+        tags: Mapping[str, str] | None = None,
+        zone: str = "",
+    ) -> list[Explanation]:
+        """For each instance of a service, why a caller that asks like this would or would not call
+        it."""
+        listing = await self.registry.instances(service)
+        return explain(listing.instances, Wanted(version, tags or {}, zone), Resilience())
 
     def session(self, *, ttl: float = 15.0) -> Session:
         """A lease that is kept alive; keys that hang on it vanish with this process."""
@@ -106,20 +210,38 @@ class Hub:
         return Mirror(RangeFeed(self.store, range))
 
     async def __aenter__(self) -> Self:
+        self._process = os.getpid()
         self._store = open_store(self._url)
+        self._registry = StoreRegistry(self._store, self._layout)
+        self._metrics = Collecting(self._settings.metrics, self._collectors)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._store is None or self._process != os.getpid():
+            return
+        for made in list(self._made):
+            await made.aclose()
+        await self._metrics.aclose()
+        await self._registry.aclose()
         store, self._store = self._store, None
-        if store is not None:
-            await store.aclose()
+        await store.aclose()
 
 
-def connect(url: str = "memory://") -> Hub:
+def connect(
+    url: str = "memory://",
+    *,
+    layout: str = "tree",
+    settings: RegistrySettings | None = None,
+    collectors: Iterable[Collector] = (),
+    cache: str | Path | None = None,
+) -> Hub:
     """A hub on the store that `url` names. Raises `InvalidURL` at once for one that cannot be.
 
         async with mooring.connect("etcd://127.0.0.1:2379") as hub: ...
 
-    Entering does not wait for the store to be up: what needs it says so.
+    Entering does not wait for the store to be up: what needs it says so. `layout` is how instances
+    lie in the store: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`. `settings` are those of
+    heartbeats and metrics (`mooring.heartbeat.load`), `collectors` metrics of your own. In the
+    folder `cache` the last known instances are kept for a start without the store.
     """
-    return Hub(url)
+    return Hub(url, layout=layout, settings=settings, collectors=collectors, cache=cache)

@@ -103,7 +103,8 @@ class Mirror(Generic[K, V]):
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
         self._heard = 0.0
-        self._loaded = asyncio.Event()
+        self._loaded = False
+        self._turn = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: list[Callable[[Update[K, V]], None]] = []
         self._closed = False
@@ -117,7 +118,13 @@ class Mirror(Generic[K, V]):
     @property
     def loaded(self) -> bool:
         """Whether there ever was a snapshot."""
-        return self._loaded.is_set()
+        return self._loaded
+
+    async def ready(self, *, or_failing: bool = False) -> None:
+        """Wait for the first snapshot, or until it is clear that there is none for now."""
+        while not (self._loaded or (or_failing and self.error is not None)):
+            self._turn.clear()
+            await self._turn.wait()
 
     @property
     def age(self) -> float:
@@ -132,9 +139,11 @@ class Mirror(Generic[K, V]):
         """Whether the state may be old, since nothing was heard for too long."""
         return self.age > self._stale_after
 
-    def subscribe(self, callback: Callable[[Update[K, V]], None]) -> None:
-        """Call back at each update, after it was applied. It must not block."""
+    def subscribe(self, callback: Callable[[Update[K, V]], None]) -> Callable[[], None]:
+        """Call back at each update, after it was applied. It must not block. What is returned
+        ends it."""
         self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[Update[K, V]]]:
@@ -152,8 +161,12 @@ class Mirror(Generic[K, V]):
     async def __aenter__(self) -> Self:
         if self._wait:
             await self._load()
-        self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
+        self.start()
         return self
+
+    def start(self) -> None:
+        """Follow, without waiting for anything."""
+        self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -205,6 +218,7 @@ class Mirror(Generic[K, V]):
                 "%s: no longer followed, the last state is kept: %s", self._feed.name, error
             )
         self.error = error
+        self._turn.set()
 
     async def _load(self) -> None:
         """Read everything and tell the difference to what was there, removals first."""
@@ -218,10 +232,11 @@ class Mirror(Generic[K, V]):
         self._items.clear()  # in place: somebody may hold the view of it
         self._items.update(items)
         self.mark, self._heard = mark, asked
-        self._loaded.set()
+        self._loaded = True
+        self._turn.set()
         if not first:
             self.resyncs += 1
-        if gone or news:
+        if gone or news or first:
             self._tell(Update(mark, (*gone, *news), resync=True))
 
     def _apply(self, step: Step[K, V]) -> None:
@@ -241,7 +256,7 @@ class Mirror(Generic[K, V]):
     def _tell(self, update: Update[K, V]) -> None:
         for reader in self._readers:
             reader.put(update)
-        for callback in self._callbacks:
+        for callback in tuple(self._callbacks):
             try:
                 callback(update)
             except Exception:

@@ -123,13 +123,13 @@ class Session:
         log.warning("session %x is lost: %s", self.lease, reason)
         self.lost.set()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, within: float = _REVOKE_WITHIN) -> None:
         """End it and revoke the lease, within a few seconds whatever the store does."""
         if self._closed or not self.lease:
             return
         was = self.state
         self._closed = True
-        await cleanup(self._end(revoke=was != "lost"), within=_REVOKE_WITHIN)
+        await cleanup(self._end(revoke=was != "lost"), within=within)
 
     async def _end(self, *, revoke: bool) -> None:
         await self._tasks.aclose()

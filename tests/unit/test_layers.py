@@ -11,10 +11,16 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors", "names"},
-    {"durations", "tasks"},
+    {"errors", "version"},
+    {"names", "durations", "tasks"},
+    {"addresses"},
+    {"model"},
+    {"telemetry"},
     {"store"},
     {"session", "mirror"},
+    {"heartbeat"},
+    {"registry"},
+    {"discovery"},
     {"hub"},
     {"doctor", "testing", "server"},
     {"cli"},

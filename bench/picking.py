@@ -1,0 +1,153 @@
+"""What it costs to choose whom to call, among a few nodes and among very many."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count, repeat
+from statistics import median
+
+from bench.measure import Line, Plan, Section, Target, interleaved, ratio
+from mooring.discovery.balance import NAMES, Node, Picker, make
+
+FEW, MANY = "10 nodes", "10 k nodes"
+SIZES = {FEW: 10, MANY: 10_000}
+TARGETS = {"round_robin": 0.5, "p2c": 2.0}
+"""The most microseconds of a pick."""
+
+_STRETCH = 1000  # calls between two looks at the clock
+
+Call = Callable[[], object]
+Rates = Mapping[str, list[float]]
+
+
+async def run(plan: Plan) -> list[Section]:
+    plan = plan.finer(4)
+    return [
+        await _section(
+            plan,
+            "Picking",
+            "The choice alone, among nodes of equal weight, each with a latency of its own. A "
+            "target in picks a second is one in time: 2 M/s are 0.5 µs, 500 k/s are 2 µs.",
+            _pick,
+            targets=TARGETS,
+        ),
+        await _section(
+            plan,
+            "Picking, unequal weights",
+            "The same among nodes with the weights 5, 3 and 2.",
+            _pick,
+            weights=(5.0, 3.0, 2.0),
+        ),
+        await _section(
+            plan,
+            "Picking, with feedback",
+            "A pick, the start of a request and its end, among nodes of equal weight.",
+            _request,
+        ),
+        await _section(
+            plan,
+            "Picking, changes",
+            "One node leaves and comes back, among nodes of equal weight.",
+            _change,
+        ),
+    ]
+
+
+async def _section(
+    plan: Plan,
+    title: str,
+    text: str,
+    call: Callable[[str, Picker, Sequence[Node]], Call],
+    *,
+    weights: Sequence[float] = (1.0,),
+    targets: Mapping[str, float] | None = None,
+) -> Section:
+    lines: list[Line] = []
+    for policy in NAMES:
+        sides: dict[str, Callable[[], Awaitable[float]]] = {}
+        for size, nodes in SIZES.items():
+            sides[size] = _side(call(policy, *_filled(policy, nodes, weights)), plan.seconds)
+        rates = await interleaved(plan, f"{title.lower()}, {policy}", sides, _microseconds)
+        lines += _lines(policy, rates, (targets or {}).get(policy))
+    return Section(title, text, lines)
+
+
+def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
+    few, many = median(rates[FEW]), median(rates[MANY])
+    if most is None:
+        slower = ratio(rates[FEW], rates[MANY])
+        return [
+            Line(f"{policy}, {FEW}", _microseconds(few)),
+            Line(f"{policy}, {MANY}", _microseconds(many), f"{FEW} {_microseconds(few)}", slower),
+        ]
+    target = Target("≥", 1e6 / most, rate=True)
+    return [
+        Line(f"{policy}, {size}", _microseconds(rate), target=target, rate=rate)
+        for size, rate in ((FEW, few), (MANY, many))
+    ]
+
+
+def _side(call: Call, seconds: float) -> Callable[[], Awaitable[float]]:
+    async def measure() -> float:
+        """Calls a second. They await nothing, so neither does this."""
+        clock, done = time.perf_counter, 0
+        start = clock()
+        while (elapsed := clock() - start) < seconds:
+            for _ in repeat(None, _STRETCH):
+                call()
+            done += _STRETCH
+        return done / elapsed
+
+    return measure
+
+
+def _filled(policy: str, nodes: int, weights: Sequence[float]) -> tuple[Picker, list[Node]]:
+    """A picker whose nodes have each answered once."""
+    chance = random.Random(1)
+    picker = make(policy, rng=chance)
+    made = [Node(f"10.0.{n >> 8}.{n & 255}:8080", weights[n % len(weights)]) for n in range(nodes)]
+    for node in made:
+        picker.add(node)
+        picker.started(node)
+        picker.finished(node, chance.expovariate(100), True)
+    # As they lie in memory after an hour of changes, not one right after another.
+    for node in chance.sample(made, len(made)):
+        picker.remove(node)
+        picker.add(node)
+    return picker, made
+
+
+def _pick(policy: str, picker: Picker, _: Sequence[Node]) -> Call:
+    if policy != "consistent_hash":
+        return picker.pick
+    pick, numbers = picker.pick, count()
+    return lambda: pick(b"user-%d" % next(numbers))
+
+
+def _request(policy: str, picker: Picker, nodes: Sequence[Node]) -> Call:
+    pick, started, finished = _pick(policy, picker, nodes), picker.started, picker.finished
+
+    def request() -> None:
+        node = pick()
+        assert isinstance(node, Node)
+        started(node)
+        finished(node, 0.01, True)
+
+    return request
+
+
+def _change(_: str, picker: Picker, nodes: Sequence[Node]) -> Call:
+    numbers, total = count(), len(nodes)
+
+    def change() -> None:
+        node = nodes[next(numbers) % total]
+        picker.remove(node)
+        picker.add(node)
+
+    return change
+
+
+def _microseconds(per_second: float) -> str:
+    return f"{1e6 / per_second:.2f} µs"

@@ -1,0 +1,73 @@
+"""Addresses of instances: `host:port`, with IPv6 in brackets."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+
+from mooring.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+
+
+def join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of an address. Raises `InvalidRequest` where it is none."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not colon or not (port.isascii() and port.isdigit()) or (":" in host) != bracketed:
+        raise InvalidRequest(
+            f"{address!r} is no address: write it like 192.168.0.1:8080 or [::1]:8080"
+        )
+    check_host(host)
+    check_port(int(port))
+    return host, int(port)
+
+
+def check_host(host: object) -> None:
+    """Raise `InvalidRequest` unless others could reach an instance by this host."""
+    if not isinstance(host, str) or not host:
+        raise InvalidRequest(f"a host must be an IP address or a host name, not {host!r}")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+        if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+            raise InvalidRequest(f"{host!r} is neither an IP address nor a host name") from None
+        if all(label.isdigit() for label in labels):
+            raise InvalidRequest(f"{host!r} looks like an IP address, but is none") from None
+        return
+    if address.is_unspecified:
+        raise InvalidRequest(
+            f"{host} means every address of a machine and cannot be called from another: give the "
+            "address that others reach, or none to have it found"
+        )
+
+
+def check_port(port: object) -> None:
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise InvalidRequest(f"port {port!r} is not between 1 and 65535")
+
+
+def reachable_host() -> str:
+    """This machine's address as others see it, by the route that leads out; said in the log."""
+    for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((outside, 9))  # sends nothing: asks the kernel for the route
+            except OSError:
+                continue
+            host = str(probe.getsockname()[0])
+            log.info("no host was given: this machine is advertised as %s", host)
+            return host
+    log.warning("no host was given and no route leads out: 127.0.0.1 is advertised")
+    return "127.0.0.1"

@@ -1,0 +1,250 @@
+"""A live view of a service: who is there, who may be called, and whose turn it is.
+
+async with hub.discover("Common/AuthenticationService") as auth:
+    async with auth.pick() as instance:
+        ...  # how it ends and how long it takes teaches the picker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+
+from mooring import telemetry
+from mooring.discovery.copies import Copies
+from mooring.discovery.resilience import Resilience, RetryBudget
+from mooring.discovery.rotation import Explanation, Rotation, Wanted
+from mooring.errors import NoInstance, Unavailable
+from mooring.mirror import Feed, Mirror, Update
+from mooring.model import Instance
+from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+Empty = Literal["accept", "keep"]
+"""What to do where a service truly has no instances left: believe it, or keep the last list."""
+
+_SAVE_AFTER = 1.0  # seconds: changes that come together are saved together
+
+
+class Seen(NamedTuple):
+    """The instances of a service as they are known here."""
+
+    instances: tuple[Instance, ...]
+    mark: int
+    """The registry's revision that this is; 0 for a copy from disk."""
+    age: float
+    """Seconds since the registry was last heard."""
+    stale: bool
+    """Whether it may be old: the registry is silent, or this is a copy from disk."""
+    kept: bool
+    """Whether this is the last list of a service that has none now (`empty="keep"`)."""
+
+
+def blames(error: BaseException) -> bool:
+    """Whether an error that ends a call is the instance's fault: it could not be reached, or did
+    not answer in time."""
+    return isinstance(error, (OSError, EOFError, asyncio.IncompleteReadError))
+
+
+class View:
+    """Made by `hub.discover`; use it as an async context manager.
+
+    Entering waits for the first list, for at most `wait` seconds; where the registry is away, a
+    copy from disk stands in, and without one it raises `Unavailable`. From then on a failure never
+    takes instances away: the last list is kept and called `stale`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed[str, Instance],
+        service: str,
+        *,
+        policy: str = "p2c",
+        wanted: Wanted | None = None,
+        resilience: Resilience | None = None,
+        empty: Empty = "accept",
+        copies: Copies | None = None,
+        blame: Callable[[BaseException], bool] = blames,
+        wait: float = 5.0,
+    ) -> None:
+        self.service = service
+        self.rotation = Rotation(policy=policy, wanted=wanted, resilience=resilience)
+        self.retries = RetryBudget(self.rotation.resilience)
+        self.blame = blame
+        self._empty: Empty = empty
+        self._copies, self._wait = copies, wait
+        self._mirror: Mirror[str, Instance] = Mirror(feed, wait=False)
+        self._from_disk = self._kept = self._entered = False
+        self._changed = asyncio.Event()
+        self._tasks = Tasks()
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(
+            tuple(seat.instance for seat in self.rotation),
+            self._mirror.mark,
+            self._mirror.age,
+            self.stale,
+            self._kept,
+        )
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Everybody who is registered, whether or not they may be called."""
+        return self.seen.instances
+
+    @property
+    def stale(self) -> bool:
+        """Whether the list may be old."""
+        return self._from_disk or self._mirror.stale
+
+    @property
+    def age(self) -> float:
+        """Seconds since the registry was last heard."""
+        return self._mirror.age
+
+    def pick(self, key: str | bytes | None = None, *, exclude: Collection[str] = ()) -> Pick:
+        """A context manager around one call: gives the instance to call, and learns from how the
+        call ends. Raises `NoInstance` on entering where there is none. `key` is for consistent
+        hashing; `exclude` names ids that were tried already."""
+        return Pick(self, key, exclude)
+
+    def explain(self) -> list[Explanation]:
+        """For each instance, why it is or is not called."""
+        return self.rotation.explain()
+
+    def subscribe(self, callback: Callable[[Update[str, Instance]], None]) -> Callable[[], None]:
+        """Call back at each change, after it was applied; what is returned ends it."""
+        return self._mirror.subscribe(callback)
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Update[str, Instance]]]:
+        """Changes from now on: `async with view.changes() as changes: async for …`."""
+        return self._mirror.changes()
+
+    async def wait(self, count: int = 1, *, timeout: float | None = None) -> None:
+        """Wait until at least so many instances may be called. Raises `NoInstance` after
+        `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while len(self.rotation.picker) < count:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            there = len(self.rotation.picker)
+            raise NoInstance(
+                f"{self.service} has {there} of {count} instances that may be called after "
+                f"{timeout:g} s"
+            ) from None
+
+    async def __aenter__(self) -> Self:
+        self._mirror.subscribe(self._apply)
+        self._mirror.start()
+        try:
+            await self._first_list()
+        except BaseException:
+            await self.aclose()
+            raise
+        self._entered = True
+        self._tasks.start(self._tick(), name=f"view of {self.service}")
+        if self._copies is not None:
+            self._tasks.start(self._save(self._copies), name=f"copy of {self.service}")
+        return self
+
+    async def _first_list(self) -> None:
+        copy = self._copies.load(self.service) if self._copies else None
+        try:
+            async with asyncio.timeout(self._wait):
+                await self._mirror.ready(or_failing=copy is not None)
+        except TimeoutError:
+            pass
+        if self._mirror.loaded:
+            return
+        why = str(self._mirror.error or "no answer in time")
+        if copy is None:
+            raise Unavailable(f"the instances of {self.service} cannot be read: {why}")
+        log.warning("%s: the copy of %s stands in: %s", self.service, copy.saved_at, why)
+        self._from_disk = True
+        for instance in copy.instances:
+            self.rotation.put(instance, time.monotonic(), first=True)
+
+    def _apply(self, update: Update[str, Instance]) -> None:
+        moment = time.monotonic()
+        there = self._mirror.items
+        if not there and self._empty == "keep" and len(self.rotation):
+            if not self._kept:
+                log.warning("%s has no instances left: the last list is kept", self.service)
+            self._kept, self._from_disk = True, False
+            return
+        if self._kept or self._from_disk:
+            self._kept = self._from_disk = False
+            for id in [seat.instance.id for seat in self.rotation if seat.instance.id not in there]:
+                self.rotation.remove(id)
+        for change in update.changes:
+            if change.after is None:
+                self.rotation.remove(change.key)
+            else:
+                self.rotation.put(change.after, moment, first=not self._entered)
+        telemetry.VIEW_INSTANCES.labels(self.service).set(len(self.rotation))
+        self._changed.set()
+
+    async def _tick(self) -> None:
+        """Let time pass for those who were ejected or are new."""
+        while True:
+            pause = self.rotation.tick(time.monotonic())
+            telemetry.VIEW_STALE.labels(self.service).set(self.stale)
+            await asyncio.sleep(1.0 if pause is None else pause)
+
+    async def _save(self, copies: Copies) -> None:
+        while True:
+            if not self._from_disk and not self._kept and len(self.rotation):
+                await asyncio.to_thread(copies.save, self.service, self.instances)
+            self._changed.clear()
+            await self._changed.wait()
+            await asyncio.sleep(_SAVE_AFTER)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+        await self._mirror.aclose()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Pick:
+    """One call to one instance. Works with `async with` and with `with`."""
+
+    __slots__ = ("_began", "_exclude", "_key", "_node", "_view")
+
+    def __init__(self, view: View, key: str | bytes | None, exclude: Collection[str]) -> None:
+        self._view, self._key, self._exclude = view, key, exclude
+
+    def __enter__(self) -> Instance:
+        rotation = self._view.rotation
+        node = self._node = rotation.pick(self._key, self._exclude)
+        rotation.picker.started(node)
+        self._began = time.monotonic()
+        instance: Instance = node.item.instance
+        return instance
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        moment = time.monotonic()
+        view = self._view
+        ok = error is None or not view.blame(error)
+        if view.rotation.finished(self._node, moment - self._began, ok, moment):
+            log.warning("%s: %s is ejected: its calls fail", view.service, self._node.id)
+
+    async def __aenter__(self) -> Instance:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, None)

@@ -1,0 +1,90 @@
+"""Which collectors run: those that the settings enable, whoever wrote them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from mooring.errors import InvalidRequest
+from mooring.heartbeat.collectors.application import ApplicationCollector
+from mooring.heartbeat.collectors.contract import Collector
+from mooring.heartbeat.collectors.cpu import CpuCollector
+from mooring.heartbeat.collectors.database import DatabaseCollector
+from mooring.heartbeat.collectors.disk import DiskCollector
+from mooring.heartbeat.collectors.memory import MemoryCollector
+from mooring.heartbeat.collectors.network import NetworkCollector
+from mooring.names import nearest
+
+log = logging.getLogger(__name__)
+
+GROUP = "mooring.collectors"
+
+BUILT_IN: Mapping[str, Callable[[], Collector]] = {
+    "application": ApplicationCollector,
+    "cpu": CpuCollector,
+    "database": DatabaseCollector,
+    "disk": DiskCollector,
+    "memory": MemoryCollector,
+    "network": NetworkCollector,
+}
+
+INTERVALS: Mapping[str, float] = {
+    "application": 120.0,
+    "cpu": 60.0,
+    "database": 60.0,
+    "disk": 300.0,
+    "memory": 30.0,
+    "network": 60.0,
+}
+INTERVAL = 60.0
+"""Of a collector of the user's own, where the settings name none."""
+
+
+def choose(
+    enabled: Iterable[str], intervals: Mapping[str, float], own: Iterable[Collector] = ()
+) -> list[tuple[Collector, float]]:
+    """The enabled collectors with their intervals, in the order of their first mention.
+
+    One of `own` goes before one of an entry point, and that before a built-in one of the same
+    type. Only what is enabled is loaded. Raises `InvalidRequest` for a name that nobody has.
+    """
+    handed = {collector.type: collector for collector in own}
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    known = handed.keys() | installed.keys() | BUILT_IN.keys()
+    names = list(dict.fromkeys(enabled))
+    _check("enabled-metrics", names, known)
+    _check("collection-intervals", intervals, known)
+    for name in handed.keys() - set(names):
+        log.info("collector %s does not run: registry.metrics.enabled-metrics lacks it", name)
+
+    def collector(name: str) -> Collector:
+        if name in handed:
+            return handed[name]
+        return _load(installed[name]) if name in installed else BUILT_IN[name]()
+
+    return [(collector(name), intervals.get(name, INTERVALS.get(name, INTERVAL))) for name in names]
+
+
+def _check(setting: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(
+                f"registry.metrics.{setting}: no collector {name!r}{nearest(name, known)}"
+            )
+
+
+def _load(point: EntryPoint) -> Collector:
+    try:
+        collector: Collector = point.load()()
+    except Exception as error:
+        raise InvalidRequest(
+            f"collector {point.name!r} of the entry point {point.value} cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if collector.type != point.name:
+        raise InvalidRequest(
+            f"the entry point {point.name!r} gives a collector of type {collector.type!r}: "
+            "give both one name"
+        )
+    return collector

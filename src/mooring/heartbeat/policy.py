@@ -1,0 +1,120 @@
+"""When an instance beats, and when it tells its metrics with the beat. No clock and no I/O here."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mooring.errors import InvalidRequest
+from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, changes, flatten
+
+
+class Decision(enum.StrEnum):
+    """What to send now. The values are the modes of the heartbeat script."""
+
+    NO_UPDATE = "no_update"
+    HEARTBEAT_ONLY = "heartbeat_only"
+    METADATA_UPDATE = "metadata_update"
+    """The metrics, and the beat with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often to send, in seconds, and what is worth sending sooner."""
+
+    heartbeat_interval: float = 10.0
+    metadata_interval: float = 60.0
+    thresholds: Mapping[str, Threshold] = field(default_factory=lambda: THRESHOLDS)
+    immediate: bool = True
+    """Send a significant change at once; otherwise it goes with the next beat."""
+
+    def __post_init__(self) -> None:
+        if not (self.heartbeat_interval > 0 and self.metadata_interval > 0):
+            raise InvalidRequest(
+                f"intervals of {self.heartbeat_interval} s and {self.metadata_interval} s make no "
+                "sense: both must be above 0"
+            )
+
+
+class Beats:
+    """What one instance has sent, and so what it has to send next.
+
+    A caller decides, begins, sends, and says how that went:
+
+        decision = beats.decide(now, metrics)
+        beats.began()
+        ...
+        beats.sent(now, decision, metrics)  # or beats.failed()
+
+    `now` is monotonic and in seconds. While a send is under way nothing else is decided. Changes
+    are measured against the metrics that were last *published*, not last seen, so that a slow
+    drift is told once it adds up. The first decision is a metadata update; one that failed is
+    decided again at once, and the pause between tries is the caller's.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.pending = False
+        """A send is under way."""
+        self._published: dict[str, object] | None = None
+        self._anything = False
+        self._beat_due = self._metadata_due = -math.inf
+
+    def decide(self, now: float, metrics: Mapping[str, object]) -> Decision:
+        """What to send now. Sends nothing and begins nothing."""
+        if self.pending:
+            return Decision.NO_UPDATE
+        if self._published is None:
+            return Decision.METADATA_UPDATE
+        # To have had metrics and to have none is something to tell, too.
+        self._anything = bool(self._published or flatten(metrics))
+        beat_due = now >= self._beat_due
+        if self._anything and now >= self._metadata_due:
+            return Decision.METADATA_UPDATE
+        if (beat_due or self.policy.immediate) and self.changed(metrics):
+            return Decision.METADATA_UPDATE
+        return Decision.HEARTBEAT_ONLY if beat_due else Decision.NO_UPDATE
+
+    def changed(self, metrics: Mapping[str, object]) -> tuple[str, ...]:
+        """The paths that differ significantly from what was last published."""
+        return changes(self._published or {}, metrics, self.policy.thresholds)
+
+    def began(self) -> None:
+        """A send begins. Raises `InvalidRequest` where another is under way."""
+        if self.pending:
+            raise InvalidRequest(
+                "a heartbeat is under way: wait until it was sent or failed before the next"
+            )
+        self.pending = True
+
+    def sent(self, now: float, decision: Decision, metrics: Mapping[str, object]) -> None:
+        """It arrived. `now` is when it was sent: a slow reply does not stretch the interval.
+
+        `metrics` are those that were sent, though there be newer ones. To register counts as a
+        metadata update.
+        """
+        self.pending = False
+        if decision is Decision.NO_UPDATE:
+            return
+        self._beat_due = now + self.policy.heartbeat_interval
+        if decision is Decision.METADATA_UPDATE:
+            self._metadata_due = now + self.policy.metadata_interval
+            self._published = flatten(metrics)
+            self._anything = bool(self._published)
+
+    def failed(self) -> None:
+        """It did not arrive, or nobody knows: nothing counts as published."""
+        self.pending = False
+
+    def next_due(self, now: float) -> float:
+        """Seconds until something is due if the metrics stay as they were last decided upon.
+
+        0 where something is due already; infinite while a send is under way, since only its end
+        makes anything due. New metrics can make it sooner: decide again when they come.
+        """
+        if self.pending:
+            return math.inf
+        due = min(self._beat_due, self._metadata_due) if self._anything else self._beat_due
+        return max(due - now, 0.0)

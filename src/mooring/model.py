@@ -1,0 +1,184 @@
+"""What is registered: instances of services, and what is said about them.
+
+An `Instance` says of itself where it is and what it can (`data`), how it is (`Status`), and an
+operator says what shall be done with it (`Config`). Where the operator and the instance differ,
+the operator wins: see `applied`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from mooring import addresses
+from mooring.errors import InvalidRequest
+from mooring.names import split_service
+
+JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
+
+State = Literal["up", "draining", "down"]
+
+RegistrationState = Literal[
+    "registering", "registered", "suspended", "superseded", "removed", "draining", "closed"
+]
+
+Time: TypeAlias = datetime.datetime
+
+
+def now() -> Time:
+    """The wall clock, for people."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def new_incarnation() -> str:
+    """A name for one start of a process that nobody else has."""
+    return uuid.uuid4().hex
+
+
+class Status(msgspec.Struct, frozen=True, gc=False):
+    """How an instance is, by its own account."""
+
+    state: State = "up"
+    healthy: bool = True
+    registered_at: Time | None = None
+    updated_at: Time | None = None
+    metrics: Mapping[str, JSON] = {}
+    """By collector: `{"memory": {"usagePercent": 41.5}}`."""
+
+
+class Config(msgspec.Struct, frozen=True, gc=False):
+    """What the operator says of an instance or of a whole service. None: nothing."""
+
+    weight: float | None = None
+    enabled: bool | None = None
+    zone: str | None = None
+    metadata: Mapping[str, str] = {}
+    values: Mapping[str, JSON] = {}
+    """Everything else: typed values of the service's own."""
+
+    def over(self, below: Config) -> Config:
+        """Both, this one winning where they differ."""
+        return Config(
+            weight=below.weight if self.weight is None else self.weight,
+            enabled=below.enabled if self.enabled is None else self.enabled,
+            zone=below.zone if self.zone is None else self.zone,
+            metadata={**below.metadata, **self.metadata},
+            values={**below.values, **self.values},
+        )
+
+
+NO_CONFIG = Config()
+NO_STATUS = Status()
+
+
+class Instance(msgspec.Struct, frozen=True, gc=False):
+    """One process that offers a service. Checked as it is made: `InvalidRequest` says what is
+    wrong with it."""
+
+    service: str
+    """`group/name`, or `name` in the default group."""
+    host: str = ""
+    """An IP address or host name that others reach; empty: found when it registers."""
+    port: int = 0
+    protocol: str = "tcp"
+    version: str = "0.0.0"
+    zone: str = ""
+    weight: float = 1.0
+    """Its share of the calls in relation to the others'; 0: none."""
+    metadata: Mapping[str, str] = {}
+    ports: Mapping[str, int] = {}
+    """Ports other than the main one, by what is spoken there."""
+    id: str = ""
+    """`host:port` unless the layout has ids of its own."""
+    incarnation: str = ""
+    """Unique for each start of a process; made when it registers."""
+    enabled: bool = True
+    """Whether it may be called at all; an operator's word."""
+    status: Status = NO_STATUS
+    config: Config = NO_CONFIG
+    """The operator's word on it, as it stands in the registry."""
+
+    def __post_init__(self) -> None:
+        split_service(self.service)
+        if self.host:
+            addresses.check_host(self.host)
+        addresses.check_port(self.port)
+        if not self.weight >= 0 or self.weight == float("inf"):
+            raise InvalidRequest(f"weight {self.weight!r} of {self.service} is not 0 or more")
+        if self.metadata:
+            check_metadata(self.metadata)
+        for name, port in self.ports.items():
+            addresses.check_port(port)
+            if not name:
+                raise InvalidRequest(f"the port {port!r} of {self.service} needs a name")
+        if not self.id and self.host:
+            msgspec.structs.force_setattr(self, "id", self.address)
+        if any(letter.isspace() or not letter.isprintable() for letter in self.id):
+            raise InvalidRequest(f"the id {self.id!r} contains a space or a control character")
+
+    @property
+    def address(self) -> str:
+        return addresses.join(self.host, self.port)
+
+    def port_for(self, protocol: str) -> int:
+        """The port for a protocol: the named one where there is one, else the main port."""
+        return self.ports.get(protocol, self.port)
+
+    def address_for(self, protocol: str) -> str:
+        return addresses.join(self.host, self.port_for(protocol))
+
+
+def check_metadata(metadata: Mapping[object, object] | Mapping[str, str]) -> None:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidRequest(
+                f"metadata is text by text, not {key!r}: {value!r} "
+                f"({type(value).__name__}): write it as text"
+            )
+
+
+def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:
+    """The instance as the operator wants it: its own config wins over the service's, and both win
+    over what the instance says."""
+    config = instance.config.over(service) if service != NO_CONFIG else instance.config
+    if config == NO_CONFIG:
+        return instance
+    return msgspec.structs.replace(
+        instance,
+        weight=instance.weight if config.weight is None else config.weight,
+        enabled=instance.enabled if config.enabled is None else config.enabled,
+        zone=instance.zone if config.zone is None else config.zone,
+        metadata={**instance.metadata, **config.metadata},
+        config=config,
+    )
+
+
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """A group's description."""
+
+    name: str
+    display_name: str = ""
+    """What to show; empty: its name."""
+    department: str = ""
+    description: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name
+
+
+class Service(msgspec.Struct, frozen=True, gc=False):
+    """A service's description."""
+
+    name: str
+    """As it is written: `group/name` or `name`."""
+    display_name: str = ""
+    description: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name

@@ -1,0 +1,160 @@
+"""The registry: register, beat, deregister, list, follow; and what an operator may say.
+
+Everything above this file (registrations, views, the CLI) knows a registry only through it. A
+registry keeps instances for as long as they give signs of life, tells consumers of every change,
+and never brings back what an operator took out.
+
+**Succession.** An instance is known by its id; each start of a process is an *incarnation*. The
+newest to register is the one that counts. An older one that is still alive finds itself
+`Superseded` and never touches the registry again. One that an operator deregistered finds itself
+`Removed`. Anything else that happens to its record (deleted, overwritten, expired) is repaired.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mooring.mirror import Feed
+from mooring.model import JSON, Config, Group, Instance, Service
+from mooring.registry.layouts.contract import Problem
+
+
+class Listing(NamedTuple):
+    """The instances of a service at one moment, and what could not be understood."""
+
+    instances: tuple[Instance, ...]
+    mark: int
+    problems: tuple[Problem, ...] = ()
+
+
+class ServiceCount(NamedTuple):
+    """A service that is known, and how many instances it has at present."""
+
+    name: str
+    instances: int
+
+
+class RegistryGuarantees(msgspec.Struct, frozen=True):
+    """How a registry differs from others, as data."""
+
+    expires: str
+    """How an instance that died goes away, in words."""
+    pushes: bool
+    """Every change reaches consumers by itself; otherwise they also look at an interval."""
+    describes: bool
+    """Groups and services have descriptions, instances status and configuration."""
+
+
+class Enrolment(ABC):
+    """One instance's place in a registry, from `open` to `aclose`."""
+
+    disturbed: bool
+    """Whether the record may no longer be what it should be: `put` again."""
+
+    @property
+    @abstractmethod
+    def suspended(self) -> str:
+        """Why it is in doubt whether the record still stands; empty where it is not."""
+
+    @property
+    @abstractmethod
+    def config(self) -> Config:
+        """The operator's word on the instance and its service, live."""
+
+    @abstractmethod
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call back when any of these may have changed. It must not block."""
+
+    @abstractmethod
+    async def put(self, instance: Instance, *, fresh: bool) -> None:
+        """Make the record what it should be. `fresh`: the first time, as a successor of whoever
+        had this place; otherwise as a repair.
+
+        Raises `Superseded`, `Removed`, `InvalidRequest`, or what a store raises.
+        """
+
+    @abstractmethod
+    async def beat(self, instance: Instance, *, update: bool) -> None:
+        """A sign of life; with `update`, with the status. Raises as `put` does."""
+
+    @abstractmethod
+    async def withdraw(self) -> None:
+        """Take the record out, if it is still ours. Raises what a store raises."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Begin to watch over the record. Writes nothing."""
+
+    @abstractmethod
+    async def aclose(self, *, within: float) -> None:
+        """Watch no longer, and free what was needed, within so many seconds. A record that was
+        not withdrawn is left to expire."""
+
+
+class Registry(ABC):
+    url: str
+    """Where it is, with any password masked."""
+    guarantees: RegistryGuarantees
+
+    @abstractmethod
+    def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
+        """The instance as this registry will hold it (id, incarnation), and the names of those of
+        its fields that cannot be held. Raises `InvalidRequest`. No I/O."""
+
+    @abstractmethod
+    def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
+        """A place for an instance that was prepared. Raises `InUse` where this registry object
+        holds that place already."""
+
+    @abstractmethod
+    async def groups(self) -> list[str]: ...
+
+    @abstractmethod
+    async def services(self, group: str = "") -> list[ServiceCount]:
+        """The services that are known, in order; those of one group where it is given."""
+
+    @abstractmethod
+    async def instances(self, service: str) -> Listing:
+        """The instances of a service, as the operator wants them. Empty where there is no such
+        service."""
+
+    @abstractmethod
+    def follow(self, service: str) -> Feed[str, Instance]:
+        """The same, to be followed: instances by id."""
+
+    @abstractmethod
+    async def deregister(self, service: str, id: str) -> bool:
+        """Take an instance out for good, as an operator: it does not come back by itself until its
+        process starts anew. Whether it was there."""
+
+    @abstractmethod
+    async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
+        """What the operator said of an instance or a service: all fields as they lie there."""
+
+    @abstractmethod
+    async def configure(
+        self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
+    ) -> Mapping[str, JSON]:
+        """Change some of it and leave the rest; what it is afterwards. Raises `InvalidRequest`
+        for a value that cannot be (a weight that is no number)."""
+
+    @abstractmethod
+    async def info(self, *, group: str = "", service: str = "") -> Group | Service:
+        """The description of a group or a service."""
+
+    @abstractmethod
+    async def describe(
+        self, *, group: str = "", service: str = "", set: Mapping[str, str]
+    ) -> Group | Service:
+        """Change some of a description (displayName, department, description)."""
+
+    @abstractmethod
+    async def sweep(self) -> str:
+        """Take out what is dead; what was done, in words."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...

@@ -1,0 +1,237 @@
+"""One instance's place in a registry on a store: keys on a shared lease, watched and repaired."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from mooring.errors import Conflict, LeaseNotFound, Removed, Superseded
+from mooring.mirror import Mirror, RangeFeed
+from mooring.model import Config, Instance
+from mooring.registry.contract import Enrolment
+from mooring.registry.layouts.contract import Layout, Malformed
+from mooring.registry.leases import SharedLease
+from mooring.registry.tombstones import applies, tombstone_key
+from mooring.store.contract import (
+    Check,
+    Delete,
+    Entry,
+    Put,
+    Query,
+    Snapshot,
+    Store,
+    Write,
+    absent,
+    key,
+    on_lease,
+    unchanged,
+)
+
+
+class Repair(NamedTuple):
+    writes: list[Write]
+    checks: list[Check]
+
+
+def repair(
+    desired: Mapping[bytes, bytes],
+    seen: Mapping[bytes, Entry],
+    *,
+    lease: int,
+    ours: Collection[int],
+    tombstone: bytes,
+    incarnation: str,
+    fresh: bool,
+) -> Repair:
+    """What makes the keys what they should be, given what was seen of them (contract M6).
+
+    `lease` is the present one, `ours` all that ever were. Raises `Superseded` or `Removed` where
+    this instance must not touch them any more.
+    """
+    writes: list[Write] = []
+    checks: list[Check] = []
+    for name, value in desired.items():
+        entry = seen.get(name)
+        checks.append(unchanged(name, entry.modified if entry else 0))
+        if entry is not None:
+            if entry.lease == lease and entry.value == value:
+                continue
+            if entry.lease and entry.lease not in ours and not fresh:
+                raise Superseded(
+                    f"{name.decode()} is under the live lease {entry.lease:x} of another process, "
+                    "which registered later: this one leaves it alone"
+                )
+        writes.append(Put(name, value, lease))
+    grave = seen.get(tombstone)
+    checks.append(unchanged(tombstone, grave.modified if grave else 0))
+    if grave is not None:
+        if fresh:
+            writes.append(Delete(key(tombstone)))
+        elif applies(grave.value, incarnation):
+            raise Removed(
+                f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out "
+                "until its process starts anew"
+            )
+    return Repair(writes, checks)
+
+
+class StoreEnrolment(Enrolment):
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        lease: SharedLease,
+        instance: Instance,
+        service_config: Mirror[bytes, Entry] | None,
+        leave: Callable[[], None],
+    ) -> None:
+        self.disturbed = False
+        self._store, self._layout, self._lease = store, layout, lease
+        self._incarnation = instance.incarnation
+        self._tombstone = tombstone_key(instance.service, instance.id)
+        self._home = layout.home(instance)
+        self._desired: dict[bytes, bytes] = {}
+        self._lasting = layout.lasting(instance)
+        self._mirror = Mirror(RangeFeed(store, self._home), wait=False)
+        self._service_config = service_config
+        self._config_key = (
+            layout.config_key(instance.service, instance.id) if service_config else b""
+        )
+        self._leave = leave
+        self._callbacks: list[Callable[[], None]] = []
+        self._in_doubt = False
+        self._ends: list[Callable[[], None]] = []
+        self._lasting_known = False
+
+    def open(self) -> None:
+        self._lease.acquire(self)
+        self._mirror.subscribe(lambda _: self._look())
+        self._mirror.start()
+        if self._service_config is not None:
+            self._ends.append(self._service_config.subscribe(lambda _: self._tell()))
+
+    async def aclose(self, *, within: float) -> None:
+        for end in self._ends:
+            end()
+        await self._mirror.aclose()
+        self._leave()
+        await self._lease.release(self, within=within)
+
+    @property
+    def suspended(self) -> str:
+        session = self._lease.current
+        if session is not None and session.state == "suspended":
+            return "the lease could not be renewed in time"
+        if self._mirror.error is not None:
+            return str(self._mirror.error)
+        return "the store is silent" if self._mirror.loaded and self._mirror.stale else ""
+
+    @property
+    def config(self) -> Config:
+        own = self._decode(self._mirror.items.get(self._config_key))
+        if self._service_config is None:
+            return own
+        return own.over(self._decode(next(iter(self._service_config.items.values()), None)))
+
+    def _decode(self, entry: Entry | None) -> Config:
+        try:
+            return Config() if entry is None else self._layout.decode_config(entry.value)
+        except Malformed:
+            return Config()  # those who list the service report it
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def lost(self) -> None:
+        self.disturbed = True
+        self._tell()
+
+    def pulse(self) -> None:
+        doubt = self.suspended
+        if bool(doubt) != self._in_doubt:
+            self._in_doubt = bool(doubt)
+            self._tell()
+
+    def _look(self) -> None:
+        """Something happened to our keys: are they still what they should be?"""
+        session = self._lease.current
+        lease = 0 if session is None else session.lease
+        held = self._mirror.items
+        for name, value in self._desired.items():
+            entry = held.get(name)
+            if entry is None or entry.value != value or entry.lease != lease:
+                self.disturbed = True
+                self._lasting_known = False  # who took ours may have taken those too
+        self._tell()
+
+    def _tell(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    async def put(self, instance: Instance, *, fresh: bool) -> None:
+        desired = self._layout.encode(instance)
+        seen: Mapping[bytes, Entry] = {} if fresh else self._mirror.items
+        queries = [Query(self._home), Query(key(self._tombstone))]
+        if not self._lasting_known:
+            queries += [Query(key(name), keys_only=True) for name in self._lasting]
+        while True:
+            session = await self._lease.session()
+            plan = repair(
+                desired,
+                seen,
+                lease=session.lease,
+                ours=self._lease.granted,
+                tombstone=self._tombstone,
+                incarnation=self._incarnation,
+                fresh=fresh,
+            )
+            self.disturbed = False
+            try:
+                done = await self._store.commit(*plan.writes, require=plan.checks, read=queries)
+            except Conflict as conflict:
+                seen = _index(conflict.reads)
+            except LeaseNotFound:
+                await self._lease.discard(session)
+            else:
+                break
+        self._desired = desired
+        await self._make_lasting(_index(done.reads))
+
+    async def beat(self, instance: Instance, *, update: bool) -> None:
+        if update:
+            await self.put(instance, fresh=False)
+
+    async def _make_lasting(self, seen: Mapping[bytes, Entry]) -> None:
+        """Descriptions are made where they are missing, and never overwritten."""
+        if self._lasting_known:
+            return
+        for name, value in self._lasting.items():
+            if name not in seen:
+                with contextlib.suppress(Conflict):  # somebody else was first
+                    await self._store.commit(Put(name, value), require=[absent(name)])
+        self._lasting_known = True
+
+    async def withdraw(self) -> None:
+        names, self._desired = list(self._desired), {}
+        ours = self._lease.granted
+        while names:
+            session = self._lease.current
+            lease = 0 if session is None else session.lease
+            try:
+                await self._store.commit(
+                    *(Delete(key(name)) for name in names),
+                    require=[on_lease(name, lease) for name in names],
+                    read=[Query(self._home, keys_only=True)],
+                )
+                return
+            except Conflict as conflict:
+                seen = _index(conflict.reads)
+                left = [name for name in names if name in seen and seen[name].lease in ours]
+                if left == names:
+                    return  # on an older lease of ours, which is about to end by itself
+                names = left
+
+
+def _index(reads: Iterable[Snapshot]) -> dict[bytes, Entry]:
+    return {entry.key: entry for found in reads for entry in found.entries}

@@ -1,0 +1,198 @@
+"""The instances of a service on a store, as a feed that a mirror can follow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from mooring.errors import StoreError
+from mooring.mirror import RangeFeed, Step, Steps
+from mooring.model import NO_CONFIG, Config, Instance, applied
+from mooring.registry.layouts.contract import File, Layout, Malformed, Place, Problem
+from mooring.store.contract import Entry, Store
+from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+
+class Assembly:
+    """The keys of one service, put together into instances; one change costs one instance.
+
+    Problems are kept, by key, for as long as the value that makes them stands.
+    """
+
+    def __init__(self, layout: Layout, service: str) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self.problems: dict[bytes, Problem] = {}
+        self.instances: dict[str, Instance] = {}
+        self._layout, self._service = layout, layout.canonical(service)
+        self._files: dict[str, dict[File, Entry]] = {}
+        self._config: Config = NO_CONFIG
+
+    def put(self, key: bytes, entry: Entry | None) -> set[str]:
+        """One key changed; the ids of the instances that this may touch."""
+        old = self.entries.pop(key, None)
+        if entry is not None:
+            self.entries[key] = entry
+        self.problems.pop(key, None)
+        place = self._layout.locate(key)
+        if place is None:
+            if entry is not None:
+                self._report(Problem(key, "is not a key of this layout"), entry, old)
+            return set()
+        if place.service != self._service or place.file == "info":
+            return set()
+        return self._file(place, entry)
+
+    def _file(self, place: Place, entry: Entry | None) -> set[str]:
+        if not place.id:
+            return self._configure(entry)
+        files = self._files.setdefault(place.id, {})
+        if entry is None:
+            files.pop(place.file, None)
+            if not files:
+                del self._files[place.id]
+        else:
+            files[place.file] = entry
+        return {place.id}
+
+    def _configure(self, entry: Entry | None) -> set[str]:
+        config = NO_CONFIG
+        if entry is not None:
+            try:
+                config = self._layout.decode_config(entry.value)
+            except Malformed as error:
+                self._report(Problem(entry.key, str(error)), entry, None)
+        if config == self._config:
+            return set()
+        self._config = config
+        return set(self._files)
+
+    def build(self, ids: Iterable[str]) -> list[tuple[str, Instance | None]]:
+        """Put these instances together anew; those that changed, None for one that is gone."""
+        changes: list[tuple[str, Instance | None]] = []
+        for id in ids:
+            before = self.instances.get(id)
+            after = self._assemble(id)
+            if after is None:
+                self.instances.pop(id, None)
+            else:
+                self.instances[id] = after
+            if before != after:
+                changes.append((id, after))
+        return changes
+
+    def _assemble(self, id: str) -> Instance | None:
+        files = self._files.get(id)
+        if files is None:
+            return None
+        made = self._layout.assemble(self._service, id, files)
+        for entry in files.values():
+            self.problems.pop(entry.key, None)
+        for problem in made.problems:
+            self._report(problem, self.entries[problem.key], None)
+        return None if made.instance is None else applied(made.instance, self._config)
+
+    def _report(self, problem: Problem, entry: Entry, old: Entry | None) -> None:
+        self.problems[problem.key] = problem
+        if old is None or old.value != entry.value:
+            log.warning("left out: %s", problem)
+
+    def replace(self, entries: Iterable[Entry]) -> None:
+        """Begin anew with these entries."""
+        fresh = {entry.key: entry for entry in entries}
+        for key in [key for key in self.entries if key not in fresh]:
+            self.put(key, None)
+        for key, entry in fresh.items():
+            if self.entries.get(key) != entry:
+                self.put(key, entry)
+        self.build(set(self._files) | set(self.instances))
+
+
+class InstancesFeed:
+    """Instances by id. The mark is the store's revision."""
+
+    def __init__(self, store: Store, layout: Layout, service: str) -> None:
+        self.name = f"{store.url} {service}"
+        self._assembly = Assembly(layout, service)
+        self._feeds = [RangeFeed(store, range) for range in layout.ranges(service)]
+        self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(self._assembly.problems.values())
+
+    async def snapshot(self) -> tuple[dict[str, Instance], int]:
+        mark = 0
+        for number, feed in enumerate(self._feeds):
+            self._held[number], seen = await feed.snapshot()
+            mark = min(mark or seen, seen)  # what came between two reads comes again, and is equal
+        self._assembly.replace(entry for held in self._held for entry in held.values())
+        return dict(self._assembly.instances), mark
+
+    @asynccontextmanager
+    async def follow(
+        self, mark: int, held: Mapping[str, Instance]
+    ) -> AsyncIterator[Steps[str, Instance]]:
+        async with AsyncExitStack() as stack:
+            sources = [
+                await stack.enter_async_context(feed.follow(mark, entries))
+                for feed, entries in zip(self._feeds, self._held, strict=True)
+            ]
+            merged = _Merged(sources, mark, self._apply)
+            stack.push_async_callback(merged.aclose)
+            yield merged
+
+    def _apply(self, source: int, step: Step[bytes, Entry]) -> list[tuple[str, Instance | None]]:
+        touched: set[str] = set()
+        held = self._held[source]
+        for key, entry in step.changes:
+            if entry is None:
+                held.pop(key, None)
+            else:
+                held[key] = entry
+            touched |= self._assembly.put(key, entry)
+        return self._assembly.build(touched)
+
+
+_Apply = Callable[[int, Step[bytes, Entry]], list[tuple[str, Instance | None]]]
+
+
+class _Merged:
+    """The steps of several ranges, one after another. To resume is to go back to the slowest."""
+
+    def __init__(self, sources: Sequence[Steps[bytes, Entry]], mark: int, apply: _Apply) -> None:
+        self._sources, self._apply = sources, apply
+        self._marks = [mark] * len(sources)
+        self._arrived: asyncio.Queue[tuple[int, Step[bytes, Entry] | Exception]] = asyncio.Queue(1)
+        self._tasks = Tasks()
+
+    @property
+    def heard(self) -> float:
+        return min(source.heard for source in self._sources)
+
+    async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
+        if len(self._sources) == 1:
+            async for step in self._sources[0]:
+                yield Step(step.mark, self._apply(0, step))
+            return
+        for number in range(len(self._sources)):
+            self._tasks.start(self._pump(number), name="one of several ranges")
+        while True:
+            number, step_or_error = await self._arrived.get()
+            if isinstance(step_or_error, Exception):
+                raise step_or_error
+            self._marks[number] = step_or_error.mark
+            yield Step(min(self._marks), self._apply(number, step_or_error))
+
+    async def _pump(self, number: int) -> None:
+        try:
+            async for step in self._sources[number]:
+                await self._arrived.put((number, step))
+        except StoreError as error:
+            await self._arrived.put((number, error))
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()

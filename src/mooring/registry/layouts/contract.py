@@ -1,0 +1,160 @@
+"""A layout: how instances lie in a store as keys and values. Pure: it reads and writes nothing.
+
+A layout is a codec. On the fields that it carries (`carries`, contract M3), decoding what was
+encoded gives the same instance; fields that it cannot carry take their defaults. Keys that it does
+not understand belong to somebody else: they are skipped, and told where they look like its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from mooring.errors import InvalidRequest
+from mooring.model import NO_CONFIG, Config, Group, Instance, Service
+from mooring.store.contract import Entry, Range
+
+File = Literal["data", "status", "config", "info"]
+
+Carried = Literal[
+    "protocol",
+    "version",
+    "zone",
+    "weight",
+    "metadata",
+    "ports",
+    "status",
+    "config",
+    "incarnation",
+    "id",
+    "description",
+]
+
+CARRIES: Mapping[str, frozenset[Carried]] = {
+    "tree": frozenset(
+        {
+            "protocol",
+            "version",
+            "zone",
+            "weight",
+            "metadata",
+            "ports",
+            "status",
+            "config",
+            "incarnation",
+            "description",
+        }
+    ),
+    "endpoints": frozenset(
+        {"protocol", "version", "zone", "weight", "metadata", "ports", "incarnation"}
+    ),
+    "hprose": frozenset({"protocol", "id"}),
+    "plain": frozenset(),
+}
+"""What each layout carries beside the service, host and port. `description`: groups and services
+have an `info`."""
+
+
+class Place(NamedTuple):
+    """What a key stands for: a file of an instance; without an id, of the service; without a
+    service, of a group."""
+
+    group: str
+    service: str
+    """As it is written: `group/name` or `name`."""
+    id: str
+    file: File
+
+
+class Problem(NamedTuple):
+    """Something in the store that cannot be understood and was left out."""
+
+    key: bytes
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key.decode(errors='backslashreplace')}: {self.reason}"
+
+
+class Assembled(NamedTuple):
+    instance: Instance | None
+    problems: tuple[Problem, ...] = ()
+
+
+class Malformed(InvalidRequest):
+    """A value that cannot be read; the message says why."""
+
+
+class Layout(ABC):
+    name: str
+    ttl: float
+    """Seconds that an instance stays without a sign of life, unless told otherwise."""
+
+    @property
+    def carries(self) -> frozenset[Carried]:
+        return CARRIES[self.name]
+
+    @abstractmethod
+    def canonical(self, service: str) -> str:
+        """A service's name as this layout shows it. Raises `InvalidName` where it cannot be."""
+
+    @abstractmethod
+    def root(self) -> Range:
+        """Where all services lie. Raises `InvalidRequest` where that would be the whole store."""
+
+    @abstractmethod
+    def ranges(self, service: str) -> tuple[Range, ...]:
+        """Where all that concerns a service lies; the first is where we write."""
+
+    @abstractmethod
+    def home(self, instance: Instance) -> Range:
+        """Where the keys of one instance lie, and nothing else."""
+
+    @abstractmethod
+    def encode(self, instance: Instance) -> dict[bytes, bytes]:
+        """The keys that live and die with the instance, and their values, the one that stands for
+        it first. Raises `InvalidRequest` for what this layout cannot hold at all."""
+
+    def lasting(self, instance: Instance) -> dict[bytes, bytes]:
+        """The keys that must exist beside it: made where they are missing, never overwritten."""
+        return {}
+
+    @abstractmethod
+    def locate(self, key: bytes) -> Place | None:
+        """What a key stands for; None: it is not one of this layout's."""
+
+    @abstractmethod
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+        """The instance that these files make, with what could not be understood. None where they
+        make none: a `config` alone is not an instance."""
+
+    def config_key(self, service: str, id: str = "") -> bytes:
+        """Where the operator's word on an instance lies, or on the service."""
+        raise self._lacks("configuration")
+
+    def decode_config(self, value: bytes) -> Config:
+        """Raises `Malformed`."""
+        return NO_CONFIG
+
+    def info_key(self, *, group: str = "", service: str = "") -> bytes:
+        """Where the description of a group or a service lies."""
+        raise self._lacks("descriptions")
+
+    def decode_info(self, place: Place, value: bytes) -> Group | Service:
+        """Raises `Malformed`."""
+        raise self._lacks("descriptions")
+
+    def cannot_carry(self, instance: Instance) -> list[str]:
+        """The fields of an instance that will be lost in this layout, to be told once."""
+        default = Instance(instance.service, instance.host, instance.port)
+        told: list[Carried] = ["protocol", "version", "zone", "weight", "metadata", "ports"]
+        return [
+            name
+            for name in told
+            if name not in self.carries and getattr(instance, name) != getattr(default, name)
+        ]
+
+    def _lacks(self, what: str) -> InvalidRequest:
+        able = ", ".join(sorted(name for name, fields in CARRIES.items() if "config" in fields))
+        return InvalidRequest(f"the layout {self.name!r} has no {what}: use {able}")

@@ -1,0 +1,107 @@
+"""Hprose domains, contract H: `hprose-service/{domain}/{uuid}`.
+
+The service is the domain, the instance's id the server's UUID. The server's URL carries protocol,
+host and port; a path of its own is kept in the metadata under `path`.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Mapping
+
+from mooring import addresses
+from mooring.errors import InvalidName, InvalidRequest
+from mooring.model import JSON, Instance
+from mooring.names import DEFAULT_GROUP, check_part
+from mooring.registry.layouts import values
+from mooring.registry.layouts.contract import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.store.contract import Entry, Range, key, prefix
+
+ROOT = "hprose-service/"
+SCHEMES = ("tcp", "tcp4", "tcp6", "http", "https", "ws", "wss")
+
+
+class Hprose(Layout):
+    name = "hprose"
+    ttl = 10.0
+
+    def __init__(self, cpus: int | None = None) -> None:
+        self._cpus = cpus or os.cpu_count() or 1
+
+    def canonical(self, service: str) -> str:
+        if "/" in service:
+            raise InvalidName(f"a domain of hprose has no group: {service!r} has a slash")
+        check_part("domain", service)
+        return service
+
+    def root(self) -> Range:
+        return prefix(ROOT.encode())
+
+    def ranges(self, service: str) -> tuple[Range, ...]:
+        name = f"{ROOT}{self.canonical(service)}/"
+        return prefix(name.encode()), prefix(f"/{name}".encode())
+
+    def home(self, instance: Instance) -> Range:
+        return key(self._key(instance))
+
+    def encode(self, instance: Instance) -> dict[bytes, bytes]:
+        fields: dict[str, JSON] = {
+            "UUID": instance.id,
+            "Domain": instance.service,
+            "ServerUrl": server_url(instance),
+            "CPU": self._cpus,
+        }
+        return {self._key(instance): values.encode(fields)}
+
+    def _key(self, instance: Instance) -> bytes:
+        if "/" in instance.id:
+            raise InvalidRequest(f"the UUID {instance.id!r} of a server must not have a slash")
+        return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
+
+    def locate(self, key: bytes) -> Place | None:
+        try:
+            parts = key.decode().removeprefix("/").split("/")
+        except UnicodeDecodeError:
+            return None
+        match parts:
+            case ["hprose-service", domain, id] if domain and id:
+                return Place(DEFAULT_GROUP, domain, id, "data")
+        return None
+
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+        entry = files["data"]
+        try:
+            fields = values.decode(entry.value)
+            values.get(fields, "CPU", int, 1)
+            url = values.get(fields, "ServerUrl", str, "")
+            return Assembled(_instance(service, id, url))
+        except InvalidRequest as error:
+            return Assembled(None, (Problem(entry.key, str(error)),))
+
+
+def server_url(instance: Instance) -> str:
+    """The URL that clients of hprose call. Raises `InvalidRequest` for another protocol."""
+    if instance.protocol not in SCHEMES:
+        raise InvalidRequest(
+            f"hprose cannot be spoken over {instance.protocol!r}: the protocol of "
+            f"{instance.service} must be one of {', '.join(SCHEMES)}"
+        )
+    path = instance.metadata.get("path", "/")
+    return f"{instance.protocol}://{instance.address}{path}"
+
+
+def _instance(service: str, id: str, url: str) -> Instance:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise Malformed(f"has a wrong 'ServerUrl' {url!r}: {error}") from error
+    if parts.scheme not in SCHEMES or not host:
+        raise Malformed(f"has a wrong 'ServerUrl' {url!r}: it must start like tcp://host:port")
+    if port is None:
+        port = {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme, 0)
+    addresses.check_port(port)
+    path = parts._replace(scheme="", netloc="").geturl() or "/"
+    metadata = {} if path == "/" else {"path": path}
+    return Instance(service, host, port, protocol=parts.scheme, metadata=metadata, id=id)

@@ -1,0 +1,81 @@
+"""One lease for all registrations of a process: shared, replaced when lost, revoked by the last."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from mooring.session import Session
+from mooring.store.contract import Store
+from mooring.tasks import Tasks
+
+PULSE = 1.0
+"""Seconds between two looks at whether something is in doubt."""
+
+
+class User(Protocol):
+    def lost(self) -> None:
+        """The lease is gone, and all keys with it."""
+
+    def pulse(self) -> None:
+        """Time to look whether something is in doubt. Must be cheap: there may be thousands."""
+
+
+class SharedLease:
+    """The lease of one time-to-live. Users come with `acquire` and go with `release`."""
+
+    def __init__(self, store: Store, ttl: float) -> None:
+        self.granted: set[int] = set()
+        """Every lease that was ever ours: a key on one of them is no successor's."""
+        self._store, self._ttl = store, ttl
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+        self._users: dict[User, None] = {}
+        self._tasks = Tasks()
+
+    @property
+    def current(self) -> Session | None:
+        return self._session
+
+    def acquire(self, user: User) -> None:
+        if not self._users:
+            self._tasks.start(self._beat(), name="pulse of a shared lease")
+        self._users[user] = None
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(PULSE)
+            for user in tuple(self._users):
+                user.pulse()
+
+    async def session(self) -> Session:
+        """A session that is alive as far as is known; opened where there is none."""
+        async with self._opening:
+            if self._session is not None and self._session.state in ("alive", "suspended"):
+                return self._session
+            session = await Session(self._store, ttl=self._ttl).__aenter__()
+            self.granted.add(session.lease)
+            self._session = session
+            self._tasks.start(self._await_loss(session), name=f"lease {session.lease:x}")
+            return session
+
+    async def discard(self, session: Session) -> None:
+        """The store does not know this session's lease any more."""
+        if self._session is session:
+            self._session = None
+            await session.aclose()
+
+    async def _await_loss(self, session: Session) -> None:
+        await session.lost.wait()
+        for user in tuple(self._users):
+            user.lost()
+
+    async def release(self, user: User, *, within: float) -> None:
+        """One user less; the last one revokes the lease, or gives up after `within` seconds."""
+        self._users.pop(user, None)
+        if self._users:
+            return
+        session, self._session = self._session, None
+        await self._tasks.aclose()
+        if session is not None:
+            await session.aclose(within=within)

@@ -1,0 +1,243 @@
+"""The registry on a store, through a layout."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
+
+import msgspec
+
+from mooring.errors import Conflict, InUse, InvalidRequest
+from mooring.mirror import Feed, Mirror, RangeFeed
+from mooring.model import JSON, Group, Instance, Service, check_metadata, new_incarnation
+from mooring.names import check_name
+from mooring.registry.contract import (
+    Enrolment,
+    Listing,
+    Registry,
+    RegistryGuarantees,
+    ServiceCount,
+)
+from mooring.registry.enrolment import StoreEnrolment
+from mooring.registry.following import Assembly, InstancesFeed
+from mooring.registry.layouts import values
+from mooring.registry.layouts.contract import Layout, Place
+from mooring.registry.leases import SharedLease
+from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
+from mooring.store.contract import (
+    Delete,
+    Entry,
+    Put,
+    Range,
+    Store,
+    after_prefix,
+    key,
+    unchanged,
+)
+from mooring.store.rules import check_ttl
+
+_PAGE = 1000
+
+
+class StoreRegistry(Registry):
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self.url = store.url
+        self.guarantees = RegistryGuarantees(
+            expires="its lease runs out, and its keys are deleted with it",
+            pushes=True,
+            describes="config" in layout.carries,
+        )
+        self.layout = layout
+        self._store = store
+        self._leases: dict[float, SharedLease] = {}
+        self._enrolled: set[bytes] = set()
+        self._configs: dict[str, Mirror[bytes, Entry]] = {}
+
+    def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
+        id = instance.address
+        if "id" in self.layout.carries:
+            id = str(uuid.uuid4()) if instance.id in ("", id) else instance.id
+        ready = msgspec.structs.replace(
+            instance,
+            service=self.layout.canonical(instance.service),
+            id=id,
+            incarnation=instance.incarnation or new_incarnation(),
+        )
+        self.layout.encode(ready)
+        return ready, self.layout.cannot_carry(ready)
+
+    def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
+        ttl = self.layout.ttl if ttl is None else ttl
+        check_ttl(ttl)
+        place = self.layout.home(instance).start
+        if place in self._enrolled:
+            raise InUse(
+                f"{instance.service} {instance.id} is registered here already: close that "
+                "registration first"
+            )
+        self._enrolled.add(place)
+        lease = self._leases.setdefault(ttl, SharedLease(self._store, ttl))
+        return StoreEnrolment(
+            self._store,
+            self.layout,
+            lease,
+            instance,
+            self._service_config(instance.service),
+            lambda: self._enrolled.discard(place),
+        )
+
+    def _service_config(self, service: str) -> Mirror[bytes, Entry] | None:
+        """The operator's word on a service, live; one mirror for all its instances here."""
+        if "config" not in self.layout.carries:
+            return None
+        mirror = self._configs.get(service)
+        if mirror is None:
+            where = key(self.layout.config_key(service))
+            mirror = self._configs[service] = Mirror(RangeFeed(self._store, where), wait=False)
+            mirror.start()
+        return mirror
+
+    async def groups(self) -> list[str]:
+        found: dict[str, None] = {}
+        async for place in self._places(self.layout.root(), by_group=True):
+            found[place.group] = None
+        return list(found)
+
+    async def services(self, group: str = "") -> list[ServiceCount]:
+        counts: dict[str, set[str]] = {}
+        if group:
+            check_name("group", group)
+        async for place in self._places(self.layout.root()):
+            if not place.service or (group and place.group != group):
+                continue
+            instances = counts.setdefault(place.service, set())
+            if place.id and place.file == "data":
+                instances.add(place.id)
+        return [ServiceCount(name, len(ids)) for name, ids in sorted(counts.items())]
+
+    async def _places(self, range: Range, *, by_group: bool = False) -> AsyncIterator[Place]:
+        """What the keys of a range stand for, without their values. `by_group`: once a page is
+        full, go on after the group that it ended in."""
+        at: int | None = None
+        while True:
+            page = await self._store.read(range, keys_only=True, limit=_PAGE, at=at)
+            at = page.revision
+            last = None
+            for entry in page.entries:
+                if (place := self.layout.locate(entry.key)) is not None:
+                    last = place
+                    yield place
+            if not page.more:
+                return
+            start = page.entries[-1].key + b"\0"
+            if by_group and last is not None:
+                folder = range.start[: range.start.find(b"/", 1) + 1] + f"{last.group}/".encode()
+                start = max(start, after_prefix(folder))
+            if range.end and start >= range.end:
+                return
+            range = Range(start, range.end)
+
+    async def instances(self, service: str) -> Listing:
+        assembly = Assembly(self.layout, service)
+        mark = 0
+        entries: list[Entry] = []
+        for where in self.layout.ranges(service):
+            found = await self._store.read(where)
+            mark = found.revision
+            entries += found.entries
+        assembly.replace(entries)
+        listed = sorted(assembly.instances.values(), key=lambda instance: instance.id)
+        return Listing(tuple(listed), mark, tuple(assembly.problems.values()))
+
+    def follow(self, service: str) -> Feed[str, Instance]:
+        return InstancesFeed(self._store, self.layout, service)
+
+    async def deregister(self, service: str, id: str) -> bool:
+        service = self.layout.canonical(service)
+        lease = 0
+        while True:
+            listing = await self.instances(service)
+            instance = next((found for found in listing.instances if found.id == id), None)
+            if instance is None:
+                return False
+            names = list(self.layout.encode(instance))
+            held = {
+                entry.key: entry
+                for entry in (await self._store.read(self.layout.home(instance))).entries
+            }
+            if not lease:
+                lease = (await self._store.grant(KEPT)).id
+            grave = Put(tombstone_key(service, id), tombstone_value(instance.incarnation), lease)
+            try:
+                await self._store.commit(
+                    grave,
+                    *(Delete(key(name)) for name in names),
+                    require=[
+                        unchanged(name, held[name].modified if name in held else 0)
+                        for name in names[:1]
+                    ],
+                )
+                return True
+            except Conflict:
+                continue  # it changed meanwhile: another incarnation, perhaps
+
+    async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
+        found = await self._store.read(key(self.layout.config_key(service, id)))
+        return {} if found.first is None else values.decode(found.first.value)
+
+    async def configure(
+        self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
+    ) -> Mapping[str, JSON]:
+        if "metadata" in set:
+            check_metadata(cast("Mapping[str, str]", set["metadata"]))
+        return await self._edit(self.layout.config_key(service, id), set, unset, config=True)
+
+    async def _edit(
+        self, name: bytes, set: Mapping[str, JSON], unset: tuple[str, ...], *, config: bool
+    ) -> dict[str, JSON]:
+        """Change some fields of a value and leave the others, whoever else writes meanwhile."""
+        while True:
+            entry = (await self._store.read(key(name))).first
+            fields: dict[str, JSON] = {} if entry is None else values.decode(entry.value)
+            fields.update(set)
+            for field in unset:
+                fields.pop(field, None)
+            value = values.encode(fields)
+            if config:
+                self.layout.decode_config(value)  # what we could not read, we do not write
+            write = Put(name, value) if fields or not config else Delete(key(name))
+            try:
+                await self._store.commit(
+                    write, require=[unchanged(name, entry.modified if entry else 0)]
+                )
+                return fields
+            except Conflict:
+                continue
+
+    async def info(self, *, group: str = "", service: str = "") -> Group | Service:
+        name = self.layout.info_key(group=group, service=service)
+        entry = (await self._store.read(key(name))).first
+        return self._info(name, b"{}" if entry is None else entry.value)
+
+    def _info(self, name: bytes, value: bytes) -> Group | Service:
+        place = self.layout.locate(name)
+        assert place is not None
+        return self.layout.decode_info(place, value)
+
+    async def describe(
+        self, *, group: str = "", service: str = "", set: Mapping[str, str]
+    ) -> Group | Service:
+        name = self.layout.info_key(group=group, service=service)
+        known = {"displayName", "description"} | ({"department"} if not service else {*()})
+        if wrong := [field for field in set if field not in known]:
+            raise InvalidRequest(f"a description has no {wrong[0]!r}: {', '.join(sorted(known))}")
+        fields = await self._edit(name, dict(set), (), config=False)
+        return self._info(name, values.encode(fields))
+
+    async def sweep(self) -> str:
+        return "nothing to sweep: " + self.guarantees.expires
+
+    async def aclose(self) -> None:
+        for mirror in self._configs.values():
+            await mirror.aclose()

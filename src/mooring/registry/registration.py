@@ -1,0 +1,356 @@
+"""A registration: one instance, kept registered for as long as it lives.
+
+Whatever happens to the record (its lease lost, its keys deleted or overwritten, the store away or
+restored from a backup, this process held up), it is put right as soon as that is possible. It ends
+in three ways only: it is closed, another process took its place (`superseded`), or an operator took
+it out (`removed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, Self, cast
+
+import msgspec
+
+from mooring import telemetry
+from mooring.addresses import reachable_host
+from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreError, Superseded
+from mooring.heartbeat.policy import Beats, Decision, Policy
+from mooring.model import JSON, Config, Instance, RegistrationState, State, Status, now
+from mooring.registry.contract import Registry
+from mooring.tasks import Backoff, Tasks, cleanup
+
+log = logging.getLogger(__name__)
+
+_WITHDRAW_WITHIN = 3.0
+LINGER = 2.0
+"""Seconds after which every consumer that can be told has been told that an instance is gone."""
+
+
+class Metrics(Protocol):
+    """Where an instance's metrics come from."""
+
+    def start(self) -> None:
+        """Begin, where that has not begun."""
+
+    @property
+    def metrics(self) -> Mapping[str, object]:
+        """By collector; only what JSON can hold."""
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when there are new ones; what is returned ends it."""
+
+
+class Registration:
+    """Made by `hub.register`; use it as an async context manager.
+
+    Entering waits until the instance is registered, for at most `wait` seconds: a store that is
+    away does not keep a service from starting, the registration goes on trying without end.
+    Entering raises `InvalidRequest` for an instance that can never be registered, and
+    `AccessDenied`. Leaving deregisters. In a forked child it is `closed`: the child is not the
+    parent's instance, and whatever it does leaves the parent's registration alone.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        instance: Instance,
+        *,
+        ttl: float | None = None,
+        policy: Policy | None = None,
+        metrics: Metrics | None = None,
+        wait: float = 5.0,
+    ) -> None:
+        if not instance.host:
+            instance = msgspec.structs.replace(instance, host=reachable_host())
+        self._instance, self._lost_fields = registry.prepare(instance)
+        self._registry, self._ttl, self._wait = registry, ttl, wait
+        self._beats = Beats(policy or Policy())
+        self._metrics = metrics
+        self._own_metrics: dict[str, JSON] = {}
+        self._life: State = "up"
+        self._healthy = True
+        self._registered_at = now()
+        self._state: RegistrationState = "closed"
+        self._phase: RegistrationState = "registering"
+        self._fresh = True
+        self._closed = False
+        self._callbacks: list[Callable[[RegistrationState], None]] = []
+        self._config_callbacks: list[Callable[[Config], None]] = []
+        self._config = Config()
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._dirty = False
+        self._trouble = ""
+        self._failed: Exception | None = None
+        self._tasks = Tasks()
+        self._process = os.getpid()
+        self._end_metrics: Callable[[], None] = lambda: None
+        self._labels = (self._instance.service, self._instance.id)
+
+    @property
+    def instance(self) -> Instance:
+        """The instance as it is registered: with its id, incarnation and status."""
+        return self._record()
+
+    @property
+    def state(self) -> RegistrationState:
+        return self._state if self._process == os.getpid() else "closed"
+
+    @property
+    def config(self) -> Config:
+        """What the operator says of this instance and its service, live."""
+        return self._config
+
+    def subscribe(self, callback: Callable[[RegistrationState], None]) -> None:
+        """Call back at each change of the state. It must not block."""
+        self._callbacks.append(callback)
+
+    def on_config(self, callback: Callable[[Config], None]) -> None:
+        """Call back when the operator's word changed, and once with what it is now."""
+        self._config_callbacks.append(callback)
+        callback(self._config)
+
+    def update(
+        self,
+        *,
+        healthy: bool | None = None,
+        metrics: Mapping[str, JSON] | None = None,
+        version: str | None = None,
+        weight: float | None = None,
+        zone: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Change what the instance says of itself; consumers hear of it soon.
+
+        `metrics` are the service's own, beside those that are collected.
+        """
+        said = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
+        changed = {name: value for name, value in said.items() if value is not None}
+        self._instance = msgspec.structs.replace(self._instance, **changed)
+        self._dirty = self._dirty or bool(changed)
+        if healthy is not None and healthy != self._healthy:
+            self._healthy, self._dirty = healthy, True
+        if metrics is not None:
+            self._own_metrics = dict(metrics)
+        self._wake.set()
+
+    async def __aenter__(self) -> Self:
+        enrolment = self._registry.enrol(self._instance, ttl=self._ttl)
+        if self._lost_fields:
+            log.warning(
+                "%s %s: the registry cannot hold its %s",
+                *self._labels,
+                ", ".join(self._lost_fields),
+            )
+        self._enrolment = enrolment
+        enrolment.subscribe(self._look)
+        enrolment.open()
+        if self._metrics is not None:
+            self._metrics.start()
+            self._end_metrics = self._metrics.subscribe(self._wake.set)
+        self._enter("registering")
+        self._tasks.start(self._keep(), name=f"registration of {self._instance.id}")
+        try:
+            async with asyncio.timeout(self._wait):
+                await self._settled.wait()
+        except TimeoutError:
+            log.warning(
+                "%s %s: not registered yet, trying on: %s",
+                *self._labels,
+                self._trouble or "no answer in time",
+            )
+        except BaseException:
+            await self.aclose()
+            raise
+        if self._failed is not None:
+            await self.aclose()
+            raise self._failed
+        return self
+
+    async def registered(self) -> None:
+        """Wait until it is registered. Raises `Superseded` or `Removed` where it never will be."""
+        changed = asyncio.Event()
+        self._callbacks.append(lambda _: changed.set())
+        while self.state != "registered":
+            if self._failed is not None:
+                raise self._failed
+            changed.clear()
+            await changed.wait()
+
+    async def _keep(self) -> None:
+        """Put the record right, stay until it is not, and again."""
+        backoff = Backoff()
+        try:
+            while True:
+                try:
+                    await self._send(Decision.METADATA_UPDATE, put=True)
+                    backoff.reset()
+                    self._enter("registered")
+                    self._settled.set()
+                    await self._stay()
+                    telemetry.REPAIRS.labels(*self._labels).inc()
+                    self._enter("registering", "its record is gone or not as it should be")
+                except StoreError as error:
+                    if isinstance(error, Closed) or (
+                        self._fresh and isinstance(error, AccessDenied)
+                    ):
+                        raise
+                    self._trouble = str(error)
+                    if self._phase == "registered":
+                        self._enter("suspended", self._trouble)
+                    await asyncio.sleep(backoff.next())
+        except Closed as error:
+            self._end("closed", error)
+        except Superseded as error:
+            self._end("superseded", error)
+        except Removed as error:
+            self._end("removed", error)
+        except (InvalidRequest, AccessDenied) as error:
+            self._end("closed", error)
+
+    async def _stay(self) -> None:
+        """Beat until something is wrong with the record."""
+        while not self._enrolment.disturbed:
+            self._wake.clear()
+            moment = time.monotonic()
+            decision = self._beats.decide(moment, self._current_metrics())
+            if self._dirty:
+                decision = Decision.METADATA_UPDATE
+            if decision is not Decision.NO_UPDATE:
+                await self._send(decision)
+                continue
+            try:
+                async with asyncio.timeout(self._beats.next_due(moment)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _send(self, decision: Decision, *, put: bool = False) -> None:
+        metrics = self._current_metrics()
+        moment = time.monotonic()
+        dirty, self._dirty = self._dirty, False
+        self._beats.began()
+        try:
+            record = self._record(metrics)
+            if put:
+                await self._enrolment.put(record, fresh=self._fresh)
+                self._fresh = False
+            else:
+                update = decision is Decision.METADATA_UPDATE
+                await self._enrolment.beat(record, update=update)
+        except BaseException:
+            self._beats.failed()
+            self._dirty = self._dirty or dirty
+            raise
+        self._beats.sent(moment, decision, metrics)
+
+    def _current_metrics(self) -> dict[str, JSON]:
+        collected = self._metrics.metrics if self._metrics else {}
+        return {**cast("Mapping[str, JSON]", collected), **self._own_metrics}
+
+    def _record(self, metrics: Mapping[str, JSON] | None = None) -> Instance:
+        status = Status(
+            state=self._life,
+            healthy=self._healthy,
+            registered_at=self._registered_at,
+            updated_at=now(),
+            metrics=self._current_metrics() if metrics is None else metrics,
+        )
+        return msgspec.structs.replace(self._instance, status=status)
+
+    def _look(self) -> None:
+        """The enrolment has something to tell."""
+        self._show(self._enrolment.suspended)
+        config = self._enrolment.config
+        if config != self._config:
+            self._config = config
+            for callback in self._config_callbacks:
+                callback(config)
+        self._wake.set()
+
+    def _enter(self, phase: RegistrationState, why: str = "") -> None:
+        self._phase = phase
+        self._show(self._enrolment.suspended, why)
+
+    def _end(self, phase: RegistrationState, error: Exception) -> None:
+        self._failed = error
+        self._enter(phase, str(error))
+        self._settled.set()
+
+    def _show(self, doubt: str, why: str = "") -> None:
+        """Tell everybody where the state is another than before."""
+        doubtful = bool(doubt) and self._phase == "registered"
+        state: RegistrationState = "suspended" if doubtful else self._phase
+        if state == self._state:
+            return
+        before, self._state = self._state, state
+        telemetry.REGISTRATION.labels(*self._labels).state(state)
+        level = logging.WARNING if state in ("suspended", "superseded", "removed") else logging.INFO
+        reason = why or doubt
+        log.log(
+            level,
+            "%s %s: %s (was %s)%s",
+            *self._labels,
+            state,
+            before,
+            f": {reason}" if reason else "",
+        )
+        for callback in tuple(self._callbacks):
+            try:
+                callback(state)
+            except Exception:
+                log.exception("%s %s: a subscriber failed", *self._labels)
+
+    async def drain(self, *, grace: float = 10.0, linger: float = LINGER) -> None:
+        """Go away without anybody noticing: mark it draining, deregister, and wait until consumers
+        can have seen it. It takes at most `grace` seconds, also where the store is away."""
+        if self.state in ("superseded", "removed", "closed"):
+            return await self.aclose()
+        deadline = time.monotonic() + grace
+        await self._tasks.aclose()
+        self._enter("draining")
+        self._life = "draining"
+        await cleanup(self._leave(), within=grace / 2)
+        if (left := min(linger, (deadline - time.monotonic()) / 2)) > 0:
+            await asyncio.sleep(left)
+        await self.aclose(within=max(deadline - time.monotonic(), 0.1))
+
+    async def _leave(self) -> None:
+        """Out of the rotation first, then out of the registry."""
+        try:
+            if not self._fresh:
+                await self._enrolment.put(self._record(), fresh=False)
+            await self._enrolment.withdraw()
+        except (StoreError, Superseded, Removed) as error:
+            log.info("%s %s: left to expire: %s", *self._labels, error)
+
+    async def aclose(self, *, within: float = _WITHDRAW_WITHIN) -> None:
+        """Deregister, within a few seconds whatever the store does; then it expires by itself."""
+        if self._process != os.getpid() or self._closed:
+            return
+        self._closed = True
+        await cleanup(self._close(within), within=within + 1)
+
+    async def _close(self, within: float) -> None:
+        deadline = time.monotonic() + within
+        await self._tasks.aclose()
+        self._end_metrics()
+        try:
+            if self._phase in ("registering", "registered", "suspended"):
+                async with asyncio.timeout(within / 2):
+                    await self._enrolment.withdraw()
+        except (StoreError, TimeoutError) as error:
+            reason = str(error) or "the store does not answer"
+            log.info("%s %s: left to expire: %s", *self._labels, reason)
+        self._phase = "closed" if self._failed is None else self._phase
+        self._show("")
+        await self._enrolment.aclose(within=max(deadline - time.monotonic(), 0.1))
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

@@ -1,0 +1,20 @@
+"""The package as a whole: its public names, and what it leans on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mooring.heartbeat
+from tests.unit.test_layers import imports
+
+
+def test_every_public_name_exists():
+    for name in mooring.heartbeat.__all__:
+        assert getattr(mooring.heartbeat, name) is not None
+
+
+def test_it_knows_nothing_of_stores_and_sessions():
+    below = {"errors", "names", "durations", "tasks", "heartbeat"}
+    for file in Path(mooring.heartbeat.__file__).parent.rglob("*.py"):
+        parts = {t.split(".")[1] for t in imports(file) if t.startswith("mooring.")}
+        assert parts <= below, file

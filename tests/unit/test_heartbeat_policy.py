@@ -1,0 +1,203 @@
+"""When an instance beats, over a clock that the test sets. [R8]"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest
+from mooring.heartbeat.policy import Beats, Decision, Policy
+from mooring.heartbeat.thresholds import changes
+
+NOTHING, BEAT, METADATA = Decision.NO_UPDATE, Decision.HEARTBEAT_ONLY, Decision.METADATA_UPDATE
+
+
+def memory(percent: float) -> dict[str, object]:
+    return {"memory": {"usagePercent": percent}}
+
+
+def started(policy: Policy | None = None, at: float = 0.0) -> Beats:
+    """Beats that have published 40 % of memory."""
+    beats = Beats(policy or Policy())
+    beats.sent(at, METADATA, memory(40))
+    return beats
+
+
+def step(beats: Beats, now: float, metrics: dict[str, object]) -> Decision:
+    """Decide, and send without a fault what was decided."""
+    decision = beats.decide(now, metrics)
+    if decision is not NOTHING:
+        beats.began()
+        beats.sent(now, decision, metrics)
+    return decision
+
+
+def test_the_first_decision_is_to_tell_everything():
+    beats = Beats(Policy())
+    assert beats.next_due(0) == 0
+    assert beats.decide(0, {}) is METADATA
+
+
+def test_a_beat_is_due_after_its_interval():
+    beats = started()
+    assert beats.decide(9.9, memory(40)) is NOTHING
+    assert beats.decide(10, memory(40)) is BEAT
+
+
+def test_metrics_are_due_after_theirs_though_they_are_the_same():
+    beats = started()
+    assert [step(beats, now, memory(40)) for now in (10, 20, 30, 40, 50, 60)] == [BEAT] * 5 + [
+        METADATA
+    ]
+
+
+def test_a_metadata_update_is_a_beat_too():
+    beats = started()
+    assert step(beats, 5, memory(90)) is METADATA
+    assert beats.decide(10, memory(90)) is NOTHING
+    assert beats.decide(15, memory(90)) is BEAT
+
+
+def test_without_metrics_only_beats_are_sent():
+    beats = Beats(Policy())
+    assert step(beats, 0, {}) is METADATA
+    assert [step(beats, now, {}) for now in range(10, 101, 10)] == [BEAT] * 10
+    assert beats.next_due(100) == 10
+
+
+def test_metrics_that_are_all_gone_are_something_to_tell():
+    beats = started(Policy(thresholds={}))
+    step(beats, 50, memory(40))
+    assert beats.decide(60, {}) is METADATA
+
+
+def test_a_significant_change_is_told_at_once():
+    beats = started()
+    assert beats.decide(1, memory(50)) is NOTHING
+    assert beats.decide(1, memory(51)) is METADATA
+    assert beats.changed(memory(51)) == ("memory.usagePercent",)
+
+
+def test_or_with_the_next_beat():
+    beats = started(Policy(immediate=False))
+    assert beats.decide(1, memory(51)) is NOTHING
+    assert beats.decide(10, memory(51)) is METADATA
+
+
+def test_a_slow_drift_is_measured_from_what_was_published():
+    beats = started()
+    decisions = [step(beats, now, memory(40 + 4 * now)) for now in (1, 2, 3, 4)]
+    assert decisions == [NOTHING, NOTHING, METADATA, NOTHING]
+
+
+def test_a_beat_alone_publishes_no_metrics():
+    beats = started()
+    assert step(beats, 10, memory(50)) is BEAT
+    assert beats.decide(11, memory(51)) is METADATA
+
+
+def test_what_was_sent_counts_and_not_what_came_meanwhile():
+    beats = started()
+    beats.began()
+    beats.sent(5, METADATA, memory(60))
+    assert beats.decide(6, memory(80)) is METADATA
+
+
+def test_metrics_that_change_after_they_were_sent_are_not_what_was_published():
+    beats, metrics = Beats(Policy()), {"memory": {"usagePercent": 40.0}}
+    beats.sent(0, METADATA, metrics)
+    metrics["memory"]["usagePercent"] = 90.0
+    assert beats.decide(1, metrics) is METADATA
+
+
+def test_while_one_is_under_way_no_other_begins():
+    beats = started()
+    beats.began()
+    assert beats.decide(100, memory(99)) is NOTHING
+    assert beats.next_due(100) == math.inf
+    with pytest.raises(InvalidRequest, match="under way"):
+        beats.began()
+
+
+def test_what_failed_is_decided_again():
+    beats = started()
+    beats.began()
+    beats.failed()
+    assert not beats.pending
+    assert beats.decide(1, memory(51)) is METADATA
+
+
+@pytest.mark.parametrize("interval", [0.0, -1.0, math.nan])
+def test_intervals_make_sense(interval: float):
+    with pytest.raises(InvalidRequest, match="above 0"):
+        Policy(heartbeat_interval=interval)
+    with pytest.raises(InvalidRequest, match="above 0"):
+        Policy(metadata_interval=interval)
+
+
+intervals = st.integers(1, 40).map(lambda quarters: quarters / 4)
+"""Seconds that floats add up without a rest."""
+percents = st.integers(0, 100)
+
+
+@given(st.builds(Policy, intervals, intervals, immediate=st.booleans()), st.integers(1, 200))
+def test_with_constant_metrics_a_sleeper_beats_once_an_interval(policy: Policy, seconds: int):
+    """Each sleep of `next_due` ends with something to send, and there are no more than needed."""
+    beats, now, sends = Beats(policy), 0.0, 0
+    while now < seconds:
+        assert step(beats, now, memory(40)) is not NOTHING
+        sends += 1
+        assert beats.next_due(now) > 0
+        now += beats.next_due(now)
+    pace = min(policy.heartbeat_interval, policy.metadata_interval)
+    # Each metadata update may come between two beats and starts their interval anew.
+    assert seconds / pace - seconds / policy.metadata_interval <= sends
+    assert sends <= seconds / pace + seconds / policy.metadata_interval + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), percents, st.booleans()), max_size=60))
+def test_what_is_published_stays_within_the_thresholds(steps: list[tuple[int, int, bool]]):
+    beats, now = Beats(Policy()), 0.0
+    published: dict[str, object] = {}
+    for quarters, percent, there in steps:
+        now += quarters / 4
+        metrics = memory(percent) if there else {}
+        if step(beats, now, metrics) is METADATA:
+            published = metrics
+        assert changes(published, metrics, beats.policy.thresholds) == ()
+        assert beats.next_due(now) <= beats.policy.heartbeat_interval
+
+
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(st.sampled_from(["decide", "sent", "failed"]), st.integers(0, 80), percents)
+    ),
+)
+def test_never_two_are_under_way_and_silence_never_outlasts_the_interval(
+    immediate: bool, steps: list[tuple[str, int, int]]
+):
+    beats, now, last = Beats(Policy(immediate=immediate)), 0.0, -math.inf
+    under_way: list[tuple[float, Decision, dict[str, object]]] = []
+    for action, quarters, percent in steps:
+        now += quarters / 4
+        if action == "decide":
+            decision = beats.decide(now, memory(percent))
+            if decision is not NOTHING:
+                beats.began()
+                under_way.append((now, decision, memory(percent)))
+            elif not under_way:
+                assert now < last + beats.policy.heartbeat_interval
+                assert beats.next_due(now) > 0
+        elif under_way:
+            send = under_way.pop()
+            if action == "sent":
+                beats.sent(*send)
+                last = send[0]
+            else:
+                beats.failed()
+        assert len(under_way) <= 1
+        assert beats.pending is bool(under_way)

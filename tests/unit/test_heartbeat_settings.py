@@ -1,0 +1,342 @@
+"""The registry's settings: the document's YAML, wrong and renamed keys, the environment. [R11]"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import InvalidRequest
+from mooring.heartbeat.settings import RENAMED, RegistrySettings, load, parse
+from mooring.heartbeat.thresholds import THRESHOLDS, Threshold
+
+DOCUMENT = """\
+registry:
+  # 心跳配置
+  heartbeat:
+    heartbeat-interval: 10s
+    metadata-interval: 60s
+    change-thresholds:
+      memory.usagePercent: { threshold: 10.0, type: "absolute" }
+      cpu.processCpuLoad: { threshold: 20.0, type: "absolute" }
+      health: { threshold: 0, type: "any" }
+
+  # 指标收集配置
+  metrics:
+    enabled-metrics: [memory, cpu, application, disk]
+    collection-intervals:
+      memory: 30s
+      cpu: 60s
+      disk: 5m
+      application: 2m
+    change-thresholds:
+      memory.usagePercent: { threshold: 10.0, type: "absolute" }
+      cpu.processCpuLoad: { threshold: 20.0, type: "absolute" }
+    immediate-update-on-significant-change: true
+    collection-timeout: 5s
+
+  # 清理配置
+  cleanup:
+    interval: 30s
+    global-timeout: 2m
+
+  # Redis配置
+  redis:
+    key-prefix: "registry"
+    connection-timeout: 3s
+"""
+"""The whole configuration of the design document, as it stands there."""
+
+PARTS = [
+    """\
+registry:
+  heartbeat:
+    heartbeat-interval: 10s      # 纯心跳间隔
+    metadata-interval: 60s       # metadata更新间隔（包含心跳）
+""",
+    """\
+registry:
+  metrics:
+    enabled-metrics:
+      - memory
+      - cpu
+      - application
+      - disk
+""",
+    """\
+registry:
+  metrics:
+    change-thresholds:
+      memory.usagePercent: { threshold: 10.0, type: "absolute" }
+      cpu.processCpuLoad: { threshold: 20.0, type: "absolute" }
+    immediate-update-on-significant-change: true
+""",
+]
+"""Its shorter examples."""
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_the_documents_yaml_loads_as_it_stands(caplog: pytest.LogCaptureFixture):
+    settings = load(DOCUMENT, {})
+    assert settings.heartbeat.heartbeat_interval == 10
+    assert settings.heartbeat.metadata_interval == 60
+    assert settings.metrics.enabled_metrics == ("memory", "cpu", "application", "disk")
+    assert settings.metrics.collection_intervals == {
+        "memory": 30,
+        "cpu": 60,
+        "disk": 300,
+        "application": 120,
+    }
+    assert settings.metrics.immediate_update_on_significant_change
+    assert settings.metrics.collection_timeout == 5
+    assert (settings.cleanup.interval, settings.cleanup.global_timeout) == (30, 120)
+    assert (settings.redis.key_prefix, settings.redis.connection_timeout) == ("registry", 3)
+    assert settings.thresholds == {
+        "memory.usagePercent": Threshold(10.0, "absolute"),
+        "cpu.processCpuLoad": Threshold(20.0, "absolute"),
+        "healthy": Threshold(0.0, "any"),
+    }
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_its_shorter_examples_load_too(part: str, caplog: pytest.LogCaptureFixture):
+    settings = load(part, {})
+    assert settings.policy == RegistrySettings().policy
+    assert settings.metrics.enabled_metrics == RegistrySettings().metrics.enabled_metrics
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("empty", ["", "registry:", "registry:\n  heartbeat:\n"])
+def test_what_is_not_told_has_the_documents_values(empty: str):
+    assert load(empty, {}) == RegistrySettings()
+    assert RegistrySettings().policy == load(DOCUMENT, {}).policy
+    cleanup = RegistrySettings().cleanup
+    assert (cleanup.brake_share, cleanup.brake_least, cleanup.brake_release) == (0.5, 3, 600)
+
+
+def test_a_file_is_read_by_its_path(tmp_path: Path):
+    file = tmp_path / "registry.yaml"
+    file.write_text(DOCUMENT, encoding="utf-8")
+    assert load(file, {}) == load(DOCUMENT, {})
+    with pytest.raises(InvalidRequest, match=r"missing\.yaml cannot be read"):
+        load(tmp_path / "missing.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("registri: {}", ["registri", "'registry'"]),
+        ("registry: {heartbeats: {}}", ["registry.heartbeats", "'heartbeat'"]),
+        (
+            "registry: {heartbeat: {heartbeat_interval: 5s}}",
+            ["registry.heartbeat.heartbeat_interval", "'heartbeat-interval'"],
+        ),
+        (
+            "registry: {metrics: {enabled-metric: [cpu]}}",
+            ["registry.metrics.enabled-metric", "'enabled-metrics'"],
+        ),
+        (
+            "registry: {heartbeat: {change-thresholds: {cpu.x: {treshold: 1, type: any}}}}",
+            ["registry.heartbeat.change-thresholds.cpu.x.treshold", "'threshold'"],
+        ),
+        ("registry: {redis: {1: 2}}", ["registry.redis.1", "key-prefix"]),
+    ],
+)
+def test_an_unknown_key_names_its_path_and_the_nearest(text: str, names: list[str]):
+    with pytest.raises(InvalidRequest) as caught:
+        load(text, {})
+    for name in names:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "below `registry:`"),
+        ("a: [", "no YAML"),
+        ("registry: 5", "registry must hold settings"),
+        ("registry: {heartbeat: 5}", "registry.heartbeat must hold settings"),
+        ("registry: {heartbeat: {heartbeat-interval: 10}}", "heartbeat-interval: 10 .* like 10s"),
+        ("registry: {heartbeat: {heartbeat-interval: 0s}}", "heartbeat-interval: 0s is too short"),
+        ("registry: {heartbeat: {metadata-interval: }}", "heartbeat.metadata-interval: None"),
+        (
+            "registry: {metrics: {collection-intervals: {cpu: fast}}}",
+            "registry.metrics.collection-intervals.cpu: 'fast' is not a duration",
+        ),
+        ("registry: {metrics: {enabled-metrics: cpu}}", "registry.metrics.enabled-metrics: .*arr"),
+        (
+            "registry: {metrics: {immediate-update-on-significant-change: sometimes}}",
+            "registry.metrics.immediate-update-on-significant-change",
+        ),
+        (
+            "registry: {heartbeat: {change-thresholds: {x: {threshold: 1, type: most}}}}",
+            "registry.heartbeat.change-thresholds.x.type",
+        ),
+        (
+            "registry: {heartbeat: {change-thresholds: {x: {threshold: -1, type: any}}}}",
+            "registry.heartbeat.change-thresholds.x: .* 0 or more",
+        ),
+        ("registry: {cleanup: {brake-share: 1.5}}", "registry.cleanup.brake-share"),
+        ("registry: {cleanup: {brake-least: 0}}", "registry.cleanup.brake-least"),
+        ("registry: {cleanup: {global-timeout: 10s}}", "registry.cleanup.global-timeout"),
+        ("registry: {redis: {key-prefix: ''}}", "registry.redis.key-prefix"),
+        ("registry: {redis: {key-prefix: 'a b'}}", "registry.redis.key-prefix: .* spaces"),
+        ("registry: {redis: {namespace: 'a{b}'}}", "registry.redis.namespace"),
+    ],
+)
+def test_a_wrong_value_names_its_path(text: str, message: str):
+    with pytest.raises(InvalidRequest, match=message):
+        load(text, {})
+
+
+def test_of_two_thresholds_the_one_under_heartbeat_wins_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+):
+    settings = load(
+        """
+registry:
+  heartbeat:
+    change-thresholds:
+      memory.usagePercent: { threshold: 5, type: absolute }
+      health: { threshold: 0, type: any }
+  metrics:
+    change-thresholds:
+      memory.usagePercent: { threshold: 7, type: percentage }
+      healthy: { threshold: 0, type: any }
+      disk.usagePercent: { threshold: 1, type: absolute }
+""",
+        {},
+    )
+    assert settings.thresholds == {
+        **THRESHOLDS,
+        "memory.usagePercent": Threshold(5.0, "absolute"),
+        "disk.usagePercent": Threshold(1.0, "absolute"),
+    }
+    (warning,) = warnings(caplog)
+    assert "memory.usagePercent" in warning
+
+
+def test_a_threshold_under_metrics_alone_is_no_conflict_with_a_default(
+    caplog: pytest.LogCaptureFixture,
+):
+    settings = load(
+        "registry: {metrics: {change-thresholds: {cpu.processCpuLoad: "
+        "{threshold: 5, type: percentage}}}}",
+        {},
+    )
+    assert settings.policy.thresholds["cpu.processCpuLoad"] == Threshold(5.0, "percentage")
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(("old", "now"), RENAMED.items())
+def test_an_old_name_works_with_a_warning(old: str, now: str, caplog: pytest.LogCaptureFixture):
+    (section, name), (_, name_now) = old.split("."), now.split(".")
+    told = {"registry": {section: {name: "33s"}}}
+    assert parse(told, {}) == parse({"registry": {section: {name_now: "33s"}}}, {})
+    (warning,) = warnings(caplog)
+    assert f"registry.{old}" in warning
+    assert f"registry.{now}" in warning
+    assert told == {"registry": {section: {name: "33s"}}}  # the caller's mapping is left alone
+
+
+def test_an_old_name_beside_the_new_one_is_an_error():
+    with pytest.raises(InvalidRequest, match=r"old name of registry\.heartbeat\.heartbeat-int"):
+        load("registry: {heartbeat: {interval: 5s, heartbeat-interval: 5s}}", {})
+
+
+def test_variables_override_the_file():
+    settings = load(
+        DOCUMENT,
+        {
+            "MOORING_REGISTRY": "redis://elsewhere",
+            "MOORING_STORE": "memory://",
+            "HOME": "/root",
+            "MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL": "5s",
+            "MOORING_REGISTRY_METRICS_ENABLED_METRICS": "memory, cpu",
+            "MOORING_REGISTRY_METRICS_IMMEDIATE_UPDATE_ON_SIGNIFICANT_CHANGE": "false",
+            "MOORING_REGISTRY_METRICS_COLLECTION_INTERVALS": '{"memory": "1s"}',
+            "MOORING_REGISTRY_HEARTBEAT_CHANGE_THRESHOLDS": (
+                '{"cpu.systemCpuLoad": {"threshold": 3, "type": "absolute"}}'
+            ),
+            "MOORING_REGISTRY_CLEANUP_BRAKE_LEAST": "5",
+            "MOORING_REGISTRY_CLEANUP_BRAKE_SHARE": "0.25",
+            "MOORING_REGISTRY_REDIS_NAMESPACE": "shop",
+        },
+    )
+    assert settings.heartbeat.heartbeat_interval == 5
+    assert settings.heartbeat.metadata_interval == 60
+    assert settings.metrics.enabled_metrics == ("memory", "cpu")
+    assert not settings.policy.immediate
+    assert settings.metrics.collection_intervals == {"memory": 1}
+    assert settings.thresholds["cpu.systemCpuLoad"] == Threshold(3.0, "absolute")
+    assert (settings.cleanup.brake_least, settings.cleanup.brake_share) == (5, 0.25)
+    assert settings.redis.namespace == "shop"
+
+
+def test_variables_suffice_without_a_file():
+    assert parse({}, {"MOORING_REGISTRY_CLEANUP_INTERVAL": "1m"}).cleanup.interval == 60
+    assert parse({}, {"MOORING_REGISTRY_METRICS_ENABLED_METRICS": ""}).metrics.enabled_metrics == ()
+
+
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOORING_REGISTRY_REDIS_KEY_PREFIX", "mine")
+    assert parse({}).redis.key_prefix == "mine"
+    assert load(DOCUMENT).redis.key_prefix == "mine"
+
+
+def test_an_unknown_variable_names_the_nearest():
+    with pytest.raises(InvalidRequest, match="did you mean 'MOORING_REGISTRY_CLEANUP_INTERVAL'"):
+        parse({}, {"MOORING_REGISTRY_CLEANUP_INTERVALL": "1m"})
+
+
+def test_an_old_variable_works_with_a_warning(caplog: pytest.LogCaptureFixture):
+    settings = load(DOCUMENT, {"MOORING_REGISTRY_HEARTBEAT_INTERVAL": "4s"})
+    assert settings.heartbeat.heartbeat_interval == 4
+    (warning,) = warnings(caplog)
+    assert "MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL" in warning
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("HEARTBEAT_HEARTBEAT_INTERVAL", "5", r"registry\.heartbeat\.heartbeat-interval"),
+        ("CLEANUP_BRAKE_LEAST", "few", r"registry\.cleanup\.brake-least"),
+        ("METRICS_COLLECTION_INTERVALS", "cpu=5s", "COLLECTION_INTERVALS must hold a map as JSON"),
+        ("METRICS_COLLECTION_INTERVALS", "[]", r"registry\.metrics\.collection-intervals"),
+    ],
+)
+def test_a_wrong_variable_names_its_setting(variable: str, text: str, message: str):
+    with pytest.raises(InvalidRequest, match=message):
+        parse({}, {f"MOORING_REGISTRY_{variable}": text})
+
+
+def test_an_old_variable_beside_the_new_one_is_an_error():
+    both = {
+        "MOORING_REGISTRY_HEARTBEAT_INTERVAL": "4s",
+        "MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL": "4s",
+    }
+    with pytest.raises(InvalidRequest, match="both are set"):
+        parse({}, both)
+
+
+def test_without_yaml_a_mapping_is_read_and_a_file_names_the_extra():
+    script = """
+import sys
+sys.modules["yaml"] = None
+from mooring.errors import MissingExtra
+from mooring.heartbeat import load, parse
+assert parse({"registry": {"cleanup": {"interval": "1s"}}}, {}).cleanup.interval == 1
+try:
+    load("", {})
+except MissingExtra as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "mooring[server]" in run.stdout
