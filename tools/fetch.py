@@ -1,23 +1,38 @@
-"""Bring what the tests need and no wheel of ours brings, below .tools; nothing is installed.
+"""Bring what no wheel of ours brings, below .tools; nothing is installed.
+
+python tools/fetch.py [tests] [zookeeper]
+
+For the tests, which is what is brought where nothing is said:
 
 - Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
 - older protobuf runtimes, for our messages must work with each;
 - other people's etcd clients, for our server must work with them.
+
+For the benchmarks: Debian's ZooKeeper, and the Java that it needs unless this machine has one.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mooring.testing.etcd import EtcdNotFound, find_etcd
 
 TOOLS = Path(".tools")
 ETCD = ("etcd-server", "etcd-client")
+ZOOKEEPER = (
+    "libzookeeper-java",
+    "libdropwizard-metrics-java",
+    "libslf4j-java",
+    "libsnappy-java",
+)
+JAVA = ("openjdk-17-jre-headless",)
 PYTHON_PACKAGES = {
     "protobuf-5": ("--no-deps", "protobuf==5.29.6"),
     "protobuf-6": ("--no-deps", "protobuf==6.33.6"),
@@ -28,7 +43,16 @@ PYTHON_PACKAGES = {
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Bring what no wheel brings, below .tools.")
+    parser.add_argument("what", nargs="*", help=f"{', '.join(FETCHERS)} (tests)")
+    wanted = parser.parse_args().what or ["tests"]
+    if unknown := [name for name in wanted if name not in FETCHERS]:
+        parser.error(f"nobody knows how to bring {unknown[0]!r}")
     TOOLS.mkdir(exist_ok=True)
+    return max(FETCHERS[name]() for name in wanted)
+
+
+def fetch_for_tests() -> int:
     return fetch_etcd() or fetch_python_packages()
 
 
@@ -37,23 +61,51 @@ def fetch_etcd() -> int:
         find_etcd("3.4")
         return 0
     except EtcdNotFound as missing:
-        if shutil.which("apt-get") is None:
-            print(missing, file=sys.stderr)
-            return 1
+        return unpack(TOOLS / "etcd-3.4", ETCD, missing=str(missing))
+
+
+def fetch_zookeeper() -> int:
+    failed = 0
+    if not (TOOLS / "zookeeper").exists():
+        missing = "ZooKeeper is brought from Debian's packages, and this is no Debian"
+        failed = unpack(TOOLS / "zookeeper", ZOOKEEPER, missing=missing)
+    if not failed and shutil.which("java") is None and not (TOOLS / "java").exists():
+        missing = "there is no java here: install a Java runtime, 11 or newer"
+        failed = unpack(TOOLS / "java", JAVA, missing=missing)
+    return failed
+
+
+def unpack(target: Path, packages: tuple[str, ...], *, missing: str) -> int:
+    """Download Debian packages and unpack them into a folder. `missing` is said where this is no
+    Debian."""
+    if shutil.which("apt-get") is None:
+        print(missing, file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory() as folder:
-        if not download(folder) and os.geteuid() == 0:
+        if not download(folder, packages) and os.geteuid() == 0:
             subprocess.run(["apt-get", "update", "-qq"], check=False)
-        if not any(Path(folder).glob("*.deb")) and not download(folder):
-            print(f"could not download: apt-get download {' '.join(ETCD)}", file=sys.stderr)
+        if not any(Path(folder).glob("*.deb")) and not download(folder, packages):
+            print(f"could not download: apt-get download {' '.join(packages)}", file=sys.stderr)
             return 1
         for package in Path(folder).glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, TOOLS / "etcd-3.4"], check=True)
+            subprocess.run(["dpkg", "-x", package, target], check=True)
+    relink(target)
     return 0
 
 
-def download(folder: str) -> bool:
-    command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *ETCD]
+def download(folder: str, packages: tuple[str, ...]) -> bool:
+    command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
     return subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode == 0
+
+
+def relink(target: Path) -> None:
+    """Links to /etc and the like mean the folder's own: Java finds its settings through some."""
+    for link in target.rglob("*"):
+        if link.is_symlink() and (to := os.readlink(link)).startswith("/"):
+            meant = target / to.lstrip("/")
+            if meant.exists():
+                link.unlink()
+                link.symlink_to(os.path.relpath(meant, link.parent))
 
 
 def fetch_python_packages() -> int:
@@ -66,6 +118,12 @@ def fetch_python_packages() -> int:
             shutil.rmtree(target, ignore_errors=True)
             return 1
     return 0
+
+
+FETCHERS: Mapping[str, Callable[[], int]] = {
+    "tests": fetch_for_tests,
+    "zookeeper": fetch_zookeeper,
+}
 
 
 if __name__ == "__main__":
