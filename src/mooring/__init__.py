@@ -4,6 +4,8 @@ from mooring.discovery.resilience import Resilience
 from mooring.errors import MooringError
 from mooring.hub import Hub, connect
 from mooring.model import Config, Group, Instance, Service, Status
+from mooring.registry.registration import Registration
+from mooring.registry.shutdown import until_stopped
 from mooring.version import VERSION as __version__
 
 __all__ = [
@@ -12,9 +14,11 @@ __all__ = [
     "Hub",
     "Instance",
     "MooringError",
+    "Registration",
     "Resilience",
     "Service",
     "Status",
     "__version__",
     "connect",
+    "until_stopped",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from mooring.errors import Conflict, LeaseNotFound, Removed, Superseded
-from mooring.mirror import Mirror, RangeFeed
+from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.model import Config, Instance
 from mooring.registry.contract import Enrolment
 from mooring.registry.layouts.contract import Layout, Malformed
@@ -100,13 +100,14 @@ class StoreEnrolment(Enrolment):
         )
         self._leave = leave
         self._callbacks: list[Callable[[], None]] = []
-        self._in_doubt = False
+        self._in_doubt = self._writing = False
+        self._written = 0
         self._ends: list[Callable[[], None]] = []
         self._lasting_known = False
 
     def open(self) -> None:
         self._lease.acquire(self)
-        self._mirror.subscribe(lambda _: self._look())
+        self._mirror.subscribe(self._hear)
         self._mirror.start()
         if self._service_config is not None:
             self._ends.append(self._service_config.subscribe(lambda _: self._tell()))
@@ -153,8 +154,18 @@ class StoreEnrolment(Enrolment):
             self._in_doubt = bool(doubt)
             self._tell()
 
+    def _hear(self, update: Update[bytes, Entry]) -> None:
+        """Something happened to our keys, or to the operator's word."""
+        if update.resync:
+            self._written = 0  # a restored store counts anew
+        self._look()
+        self._tell()
+
     def _look(self) -> None:
-        """Something happened to our keys: are they still what they should be?"""
+        """Are our keys still what they should be? What came before we last wrote them does not
+        count, and while we write them nobody can tell."""
+        if self._writing or self._mirror.mark < self._written:
+            return
         session = self._lease.current
         lease = 0 if session is None else session.lease
         held = self._mirror.items
@@ -163,7 +174,6 @@ class StoreEnrolment(Enrolment):
             if entry is None or entry.value != value or entry.lease != lease:
                 self.disturbed = True
                 self._lasting_known = False  # who took ours may have taken those too
-        self._tell()
 
     def _tell(self) -> None:
         for callback in self._callbacks:
@@ -186,7 +196,7 @@ class StoreEnrolment(Enrolment):
                 incarnation=self._incarnation,
                 fresh=fresh,
             )
-            self.disturbed = False
+            self.disturbed, self._writing = False, True
             try:
                 done = await self._store.commit(*plan.writes, require=plan.checks, read=queries)
             except Conflict as conflict:
@@ -195,7 +205,10 @@ class StoreEnrolment(Enrolment):
                 await self._lease.discard(session)
             else:
                 break
-        self._desired = desired
+            finally:
+                self._writing = False
+        self._desired, self._written = desired, done.revision
+        self._look()
         await self._make_lasting(_index(done.reads))
 
     async def beat(self, instance: Instance, *, update: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from mooring import addresses
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import JSON, Instance
-from mooring.names import DEFAULT_GROUP, check_part
+from mooring.names import DEFAULT_GROUP, check_part, split_service
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Assembled, File, Layout, Malformed, Place, Problem
 from mooring.store.contract import Entry, Range, key, prefix
@@ -32,6 +32,7 @@ class Hprose(Layout):
     def canonical(self, service: str) -> str:
         if "/" in service:
             raise InvalidName(f"a domain of hprose has no group: {service!r} has a slash")
+        split_service(service)
         check_part("domain", service)
         return service
 

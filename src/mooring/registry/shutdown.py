@@ -1,0 +1,58 @@
+"""Going away without a failed call: wait for SIGTERM, then leave the registry before stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+
+from mooring.errors import InvalidRequest
+from mooring.registry.registration import LINGER, Registration
+from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+
+async def until_stopped(
+    *registrations: Registration,
+    grace: float = 10.0,
+    linger: float = LINGER,
+    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+) -> signal.Signals:
+    """Wait for a signal, then drain: mark the registrations draining, deregister them, and wait
+    until consumers can have seen it. When this returns, no new calls are to be expected: stop the
+    server. It returns at most `grace` seconds after the signal, also where the store is away; a
+    second signal makes it return at once.
+
+    Only in the main thread's event loop, since Python gives signals to no other.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidRequest("signals reach the main thread only: call until_stopped there")
+    loop = asyncio.get_running_loop()
+    tasks = Tasks()
+    told: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in signals:
+        loop.add_signal_handler(number, told.put_nowait, number)
+    try:
+        first = await told.get()
+        log.info("%s: leaving the registry, then stopping", first.name)
+        draining = [
+            tasks.start(each.drain(grace=grace, linger=linger), name="draining")
+            for each in registrations
+        ]
+        again = tasks.start(told.get(), name="a second signal")
+        drained = tasks.start(_all(draining), name="all drained")
+        await asyncio.wait([drained, again], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        for task in (again, drained, *draining):
+            task.cancel()  # what is left is not waited for: somebody is in a hurry
+        return first
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def _all(tasks: Sequence[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        await asyncio.wait([task])

@@ -1,0 +1,267 @@
+"""What every registry promises, over every store and every layout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import InUse, InvalidName, InvalidRequest, Removed, Superseded
+from mooring.hub import Hub
+from mooring.mirror import Mirror
+from mooring.registry.contract import Registry
+from mooring.store import Delete, Put, everything, key, prefix
+from tests.waiting import eventually
+
+LAYOUTS = ("tree", "plain:/services/", "endpoints:/e/", "hprose")
+PLACES = [
+    *((backend, "tree") for backend in ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")),
+    *(("memory", layout) for layout in LAYOUTS[1:]),
+    *(("etcd-3.5", layout) for layout in LAYOUTS[1:]),
+]
+
+
+@pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{place[1].partition(':')[0]}")
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    chosen: tuple[str, str] = request.param
+    return chosen
+
+
+@pytest.fixture
+def backend(place: tuple[str, str]) -> str:
+    return place[0]
+
+
+@pytest.fixture
+def layout(place: tuple[str, str]) -> str:
+    return place[1]
+
+
+@pytest.fixture
+async def hub(store_url: str, layout: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(store_url, layout=layout) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(store_url: str, layout: str) -> AsyncIterator[Hub]:
+    """The same registry, seen by somebody else."""
+    async with mooring.connect(store_url, layout=layout) as opened:
+        yield opened
+
+
+def at(port: int, **fields: object) -> Instance:
+    return Instance("echo", "10.0.0.1", port, **fields)  # type: ignore[arg-type]
+
+
+async def ports(registry: Registry, service: str = "echo") -> list[int]:
+    return sorted(instance.port for instance in (await registry.instances(service)).instances)
+
+
+async def test_a_registered_instance_is_listed_and_gone_when_it_leaves(hub: Hub, other: Hub):
+    async with hub.register(at(1)) as one, hub.register(at(2)):
+        assert one.state == "registered"
+        assert await ports(other.registry) == [1, 2]
+    assert await ports(other.registry) == []
+    assert one.state == "closed"
+
+
+async def test_services_are_listed_with_how_many_they_have(hub: Hub, other: Hub):
+    assert await other.registry.services() == []
+    async with hub.register(at(1)), hub.register(at(2)), hub.register(Instance("b", "h", 1)):
+        assert [*await other.registry.services()] == [("b", 1), ("echo", 2)]
+
+
+async def test_a_follower_sees_who_comes_and_who_goes(hub: Hub, other: Hub):
+    async with Mirror(other.registry.follow("echo")) as mirror:
+        assert mirror.items == {}
+        async with hub.register(at(1)):
+            await eventually(lambda: len(mirror.items) == 1)
+            async with hub.register(at(2)):
+                await eventually(lambda: len(mirror.items) == 2)
+        await eventually(lambda: not mirror.items)
+
+
+async def test_the_same_place_twice_in_one_hub_is_refused(hub: Hub):
+    one = at(1, id="u")
+    async with hub.register(one):
+        with pytest.raises(InUse, match="registered here already"):
+            async with hub.register(one):
+                pass
+    async with hub.register(one) as again:
+        assert again.state == "registered"
+
+
+async def test_the_newest_incarnation_counts_and_the_older_leaves_it_alone(hub: Hub, other: Hub):
+    one = at(1, id="u")
+    async with hub.register(one) as older:
+        async with other.register(one) as newer:
+            await eventually(lambda: older.state == "superseded")
+            assert newer.state == "registered"
+            leases = {entry.lease for entry in (await hub.store.read(everything())).entries}
+            await asyncio.sleep(0.1)
+            held = (await hub.store.read(everything())).entries
+            assert {entry.lease for entry in held} == leases
+        assert await ports(other.registry) == []
+        with pytest.raises(Superseded):
+            await older.registered()
+    assert older.state == "superseded"
+
+
+async def test_what_an_operator_took_out_stays_out(hub: Hub, other: Hub):
+    async with hub.register(at(1, id="u")) as one, hub.register(at(2, id="v")):
+        assert await other.registry.deregister("echo", one.instance.id)
+        await eventually(lambda: one.state == "removed")
+        assert await ports(other.registry) == [2]
+        with pytest.raises(Removed):
+            await one.registered()
+        assert not await other.registry.deregister("echo", one.instance.id)
+
+
+async def test_a_process_that_starts_anew_is_let_in_again(hub: Hub, other: Hub):
+    async with hub.register(at(1, id="u")) as one:
+        await other.registry.deregister("echo", one.instance.id)
+        await eventually(lambda: one.state == "removed")
+    async with hub.register(at(1, id="u")) as again:
+        assert again.state == "registered"
+        assert not (await hub.store.read(prefix(b"/mooring/tombstones/"))).entries
+
+
+async def test_deleted_keys_come_back(hub: Hub, other: Hub):
+    async with hub.register(at(1)):
+        await hub.store.commit(Delete(everything()))
+
+        async def back() -> bool:
+            return await ports(other.registry) == [1]
+
+        await eventually(back, within=2)
+
+
+async def test_an_overwritten_value_is_put_right(hub: Hub, other: Hub):
+    async with hub.register(at(1, id="u")) as one:
+        listed = (await other.registry.instances("echo")).instances
+        held = (await hub.store.read(everything())).entries
+        leased = next(entry for entry in held if entry.lease)
+        await hub.store.commit(Put(leased.key, b"junk"))
+
+        async def right() -> bool:
+            entry = (await hub.store.read(key(leased.key))).first
+            return entry is not None and entry.value != b"junk" and entry.lease == leased.lease
+
+        await eventually(right, within=2)
+        again = (await other.registry.instances("echo")).instances
+        assert [i.address for i in again] == [i.address for i in listed]
+        await eventually(lambda: one.state == "registered")
+
+
+async def test_a_revoked_lease_is_replaced(hub: Hub, other: Hub):
+    async with hub.register(at(1)), hub.register(at(2)):
+        held = (await hub.store.read(everything())).entries
+        (lease,) = {entry.lease for entry in held if entry.lease}
+        await hub.store.revoke(lease)
+
+        async def back() -> bool:
+            return await ports(other.registry) == [1, 2]
+
+        await eventually(back, within=2)
+
+
+async def test_registrations_of_one_process_share_a_lease_and_the_last_revokes_it(hub: Hub):
+    async with hub.register(at(1)):
+        async with hub.register(at(2)):
+            held = (await hub.store.read(everything())).entries
+            assert len({entry.lease for entry in held if entry.lease}) == 1
+        left = (await hub.store.read(everything())).entries
+        assert any(entry.lease for entry in left)
+    left = (await hub.store.read(everything())).entries
+    assert not any(entry.lease for entry in left)
+
+
+async def test_foreign_and_bad_keys_are_left_out_and_told(hub: Hub, other: Hub, layout: str):
+    async with hub.register(at(1, id="u")) as one:
+        folder = next(iter(hub._layout.ranges("echo"))).start
+        bad = folder + (b"10.0.0.9:9/data" if layout == "tree" else b"10.0.0.9:9")
+        await hub.store.commit(Put(bad, b"no JSON"), Put(folder + b"x/y/z/w", b""))
+        listing = await other.registry.instances("echo")
+        assert [instance.id for instance in listing.instances] == [one.instance.id]
+        assert bad in {problem.key for problem in listing.problems}
+        async with other.discover("echo") as view:
+            assert [instance.id for instance in view.instances] == [one.instance.id]
+
+
+@pytest.mark.parametrize("service", ["", "a/b/c", "info", "a\n"])
+async def test_a_bad_name_is_refused_before_anything_is_written(hub: Hub, service: str):
+    before = (await hub.store.read(everything())).revision
+    with pytest.raises(InvalidName):
+        await hub.registry.instances(service)
+    with pytest.raises(InvalidName):
+        hub.discover(service)
+    assert (await hub.store.read(everything())).revision == before
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("nan")])
+async def test_a_bad_ttl_is_refused(hub: Hub, ttl: float):
+    with pytest.raises(InvalidRequest):
+        async with hub.register(at(1), ttl=ttl):
+            pass
+
+
+async def test_the_operator_s_word_reaches_the_instance_and_its_consumers(hub: Hub, other: Hub):
+    if not hub.registry.guarantees.describes:
+        with pytest.raises(InvalidRequest, match="no configuration"):
+            await hub.registry.configure("echo", set={"weight": 1})
+        return
+    async with hub.register(at(1)) as one, other.discover("echo") as view:
+        await other.registry.configure("echo", set={"weight": 7, "timeout": 2.5, "zone": "s"})
+        await other.registry.configure("echo", one.instance.id, set={"zone": "own"})
+        await eventually(lambda: one.config.zone == "own" and one.config.weight == 7)
+        assert one.config.values == {"timeout": 2.5}
+        await eventually(lambda: [(i.weight, i.zone) for i in view.instances] == [(7.0, "own")])
+        await other.registry.configure("echo", one.instance.id, set={"enabled": False})
+        await eventually(lambda: not len(view.rotation.picker))
+        after = await other.registry.configure("echo", set={}, unset=("weight", "zone"))
+        assert after == {"timeout": 2.5}
+        await eventually(lambda: view.instances[0].weight == 1.0)
+    assert await other.registry.config("echo", "10.0.0.1:1") == {"zone": "own", "enabled": False}
+    assert await ports(other.registry) == []
+
+
+async def test_unknown_fields_survive_an_edit(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    name = b"/registry/default/echo/info"
+    await hub.store.commit(Put(name, b'{"displayName":"old","ours":[1]}'))
+    told = await hub.registry.describe(service="echo", set={"displayName": "验证码"})
+    assert told == mooring.Service("echo", "验证码")
+    entry = (await hub.store.read(key(name))).first
+    assert entry is not None
+    assert entry.value == '{"displayName":"验证码","ours":[1]}'.encode()
+
+
+async def test_every_group_and_service_has_a_description_that_is_never_overwritten(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    instance = msgspec.structs.replace(at(1), service="Common/echo")
+    async with hub.register(instance):
+        assert await hub.registry.info(group="Common") == mooring.Group("Common")
+        await hub.registry.describe(group="Common", set={"department": "d"})
+    async with hub.register(instance):
+        assert await hub.registry.info(group="Common") == mooring.Group("Common", department="d")
+    assert await hub.registry.services() == [("Common/echo", 0)]
+    assert await hub.registry.groups() == ["Common"]
+
+
+async def test_two_operators_at_once_lose_nothing(hub: Hub, other: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    await asyncio.gather(
+        *(
+            (hub if n % 2 else other).registry.configure("echo", set={f"key{n}": n})
+            for n in range(20)
+        )
+    )
+    assert await hub.registry.config("echo") == {f"key{n}": n for n in range(20)}

@@ -1,0 +1,272 @@
+"""A registration through its life: states, heartbeats, draining, forks, stores that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+import mooring
+from mooring import Instance
+from mooring.errors import InvalidRequest
+from mooring.heartbeat import parse
+from mooring.hub import Hub
+from mooring.store import everything, key
+from mooring.testing.proxy import FaultProxy
+from tests.waiting import eventually
+
+ONE = Instance("echo", "10.0.0.1", 80)
+STATUS = b"/registry/default/echo/10.0.0.1:80/status"
+
+
+async def status_writes(hub: Hub) -> int:
+    entry = (await hub.store.read(key(STATUS))).first
+    assert entry is not None
+    return entry.version
+
+
+async def test_its_state_is_a_property_a_callback_and_a_metric():
+    seen: list[str] = []
+    async with mooring.connect() as hub:
+        registration = hub.register(ONE)
+        registration.subscribe(seen.append)
+        assert registration.state == "closed"
+        async with registration:
+            labels = {
+                "service": "echo",
+                "instance": "10.0.0.1:80",
+                "mooring_registration": "registered",
+            }
+            assert registration.state == "registered"
+            assert REGISTRY.get_sample_value("mooring_registration", labels) == 1
+        assert registration.state == "closed"
+    assert seen == ["registering", "registered", "closed"]
+
+
+async def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture):
+    async with mooring.connect() as hub:
+        registration = hub.register(ONE)
+        registration.subscribe(lambda _: 1 / 0)
+        async with registration:
+            assert registration.state == "registered"
+    assert "a subscriber failed" in caplog.text
+
+
+async def test_what_a_layout_cannot_hold_is_told_once(caplog: pytest.LogCaptureFixture):
+    async with (
+        mooring.connect(layout="plain:/s/") as hub,
+        hub.register(Instance("echo", "10.0.0.1", 80, zone="z", weight=2)),
+    ):
+        pass
+    assert caplog.text.count("cannot hold its zone, weight") == 1
+
+
+async def test_a_host_that_is_not_given_is_found():
+    async with mooring.connect() as hub, hub.register(Instance("echo", port=80)) as registration:
+        assert registration.instance.host not in ("", "0.0.0.0")
+
+
+async def test_what_it_says_of_itself_can_change():
+    async with mooring.connect() as hub, hub.register(ONE) as one, hub.discover("echo") as view:
+        one.update(weight=5, metadata={"a": "b"}, healthy=False, metrics={"queue": {"length": 7}})
+
+        def told() -> bool:
+            (seen,) = view.instances
+            return (seen.weight, seen.metadata, seen.status.healthy) == (5.0, {"a": "b"}, False)
+
+        await eventually(told)
+        await eventually(lambda: view.instances[0].status.metrics["queue"] == {"length": 7})
+        with pytest.raises(InvalidRequest):
+            one.update(weight=-1)
+
+
+async def test_metrics_are_published_by_the_policy_and_not_more_often():
+    """A change beyond its threshold goes out at once, a small one waits."""
+    settings = parse(
+        {
+            "registry": {
+                "metrics": {
+                    "enabled-metrics": [],
+                    "change-thresholds": {"queue.length": {"threshold": 10, "type": "absolute"}},
+                }
+            }
+        }
+    )
+    async with mooring.connect(settings=settings) as hub, hub.register(ONE) as one:
+        one.update(metrics={"queue": {"length": 100}})
+        await eventually_writes(hub, 2)
+        for length in (101, 105, 110):
+            one.update(metrics={"queue": {"length": length}})
+            await asyncio.sleep(0.02)
+        assert await status_writes(hub) == 2
+        one.update(metrics={"queue": {"length": 111}})
+        await eventually_writes(hub, 3)
+
+
+async def eventually_writes(hub: Hub, count: int) -> None:
+    async def written() -> bool:
+        return await status_writes(hub) >= count
+
+    await eventually(written)
+    assert await status_writes(hub) == count
+
+
+async def test_draining_takes_it_out_before_it_returns():
+    async with mooring.connect() as hub, hub.discover("echo") as view:
+        async with hub.register(ONE) as one:
+            states: list[str] = []
+            view.subscribe(
+                lambda update: states.extend(
+                    change.after.status.state if change.after else "gone"
+                    for change in update.changes
+                )
+            )
+            await one.drain(linger=0.1)
+            assert states[-2:] == ["draining", "gone"]
+            assert one.state == "closed"
+        assert not any(entry.lease for entry in (await hub.store.read(everything())).entries)
+
+
+async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
+    etcd: Callable[[str], object], caplog: pytest.LogCaptureFixture
+):
+    server = etcd("3.5")
+    async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
+        proxy.refuse()
+        url = f"etcd://{proxy.address}?timeout=1s&namespace=/{os.getpid()}-{time.monotonic_ns()}"
+        async with mooring.connect(url) as hub, hub.register(ONE, wait=0.5) as one:
+            assert one.state == "registering"
+            assert "not registered yet, trying on" in caplog.text
+            proxy.heal()
+            await eventually(lambda: one.state == "registered", within=2)
+
+
+async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str], object]):
+    server = etcd("3.5")
+    async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
+        url = f"etcd://{proxy.address}?timeout=1s&namespace=/{os.getpid()}-{time.monotonic_ns()}"
+        states: list[str] = []
+        async with mooring.connect(url) as hub:
+            registration = hub.register(ONE, ttl=30)
+            registration.subscribe(states.append)
+            async with registration:
+                proxy.blackhole()
+                await eventually(lambda: registration.state == "suspended", within=8)
+                proxy.heal()
+                await eventually(lambda: registration.state == "registered", within=2)
+    assert states == ["registering", "registered", "suspended", "registered", "closed"]
+
+
+async def test_a_process_held_up_for_three_ttls_comes_back():
+    async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
+        time.sleep(3)  # noqa: ASYNC251 - that is the point
+        await eventually(lambda: one.state == "registered" and one.instance.id != "", within=2)
+
+        async def listed() -> bool:
+            return len((await hub.registry.instances("echo")).instances) == 1
+
+        await eventually(listed, within=2)
+
+
+FORKED = """
+import asyncio, os, sys
+import mooring
+
+async def main():
+    async with mooring.connect("sqlite://" + sys.argv[1]) as hub:
+        async with hub.register(mooring.Instance("echo", "10.0.0.1", 80)) as registration:
+            child = os.fork()
+            if not child:
+                try:
+                    assert registration.state == "closed", registration.state
+                    for broken in (lambda: hub.store, lambda: hub.registry):
+                        try:
+                            broken()
+                        except mooring.errors.Closed as error:
+                            assert "fork" in str(error)
+                        else:
+                            raise AssertionError("usable after a fork")
+                    closing = registration.aclose()
+                    try:
+                        closing.send(None)
+                    except StopIteration:
+                        pass
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            _, status = os.waitpid(child, 0)
+            assert status == 0, status
+            assert registration.state == "registered"
+            assert len((await hub.registry.instances("echo")).instances) == 1
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_child_is_not_the_parent_s_instance(tmp_path: Path):
+    run = subprocess.run(
+        [sys.executable, "-c", FORKED, str(tmp_path / "store")], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+SERVICE = """
+import asyncio, logging, sys, time
+import mooring
+
+async def main(url):
+    async with mooring.connect(url) as hub:
+        async with hub.register(mooring.Instance("echo", "10.0.0.1", 80), wait=1) as registration:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: print("ready", registration.state, flush=True))
+            await mooring.until_stopped(registration, grace=4, linger=0.5)
+            print("stop", registration.state, flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_sigterm_drains_and_ends_within_its_grace(
+    etcd: Callable[[str], object], reachable: bool
+):
+    server = etcd("3.5")
+    async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
+        url = f"etcd://{proxy.address}?namespace=/{os.getpid()}-{time.monotonic_ns()}"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SERVICE, url, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready registered\n"
+        if not reachable:
+            proxy.blackhole()
+        process.send_signal(signal.SIGTERM)
+        told = time.monotonic()
+        assert (await process.stdout.readline()).startswith(b"stop")
+        assert time.monotonic() - told < 4.5
+        assert await process.wait() == 0
+        if reachable:
+            async with mooring.connect(url) as hub:
+                assert (await hub.registry.instances("echo")).instances == ()
+
+
+def test_settings_of_another_shape_are_refused():
+    with pytest.raises(InvalidRequest, match="did you mean"):
+        mooring.connect(settings=parse({"registry": {"heartbeets": {}}}))
+
+
+def metrics_of(instance: Instance) -> Mapping[str, object]:
+    return instance.status.metrics
+
+
+async def test_host_metrics_travel_with_the_status():
+    async with mooring.connect() as hub, hub.register(ONE), hub.discover("echo") as view:
+        await eventually(lambda: {"memory", "cpu"} <= set(metrics_of(view.instances[0])))

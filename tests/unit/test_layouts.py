@@ -1,0 +1,268 @@
+"""One suite over the four layouts: what is carried survives, what is foreign is left alone."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidName, InvalidRequest
+from mooring.model import Config, Instance, Service, Status
+from mooring.registry.layouts import CARRIES, File, Layout, layout_of
+from mooring.store import Entry
+
+LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]
+
+text = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
+names = text.filter(lambda s: "/" not in s and s == s.strip() and s not in (".", "..", "info"))
+parts = names.filter(lambda s: ":" not in s and not any(c.isspace() for c in s))
+hosts = st.one_of(
+    st.ip_addresses().map(str).filter(lambda s: s not in ("0.0.0.0", "::")),
+    st.from_regex(r"[a-z][a-z0-9]{0,8}(\.[a-z][a-z0-9]{0,8}){0,2}", fullmatch=True),
+)
+ports = st.integers(1, 65535)
+times = st.none() | st.datetimes(
+    datetime.datetime(1980, 1, 1), datetime.datetime(2100, 1, 1), timezones=st.just(datetime.UTC)
+)
+metrics = st.dictionaries(
+    text, st.dictionaries(text, st.integers() | st.booleans() | text), max_size=3
+)
+statuses = st.builds(
+    Status,
+    st.sampled_from(["up", "draining", "down"]),
+    st.booleans(),
+    registered_at=times,
+    updated_at=times,
+    metrics=metrics,
+)
+weights = st.floats(0, 1e6, allow_nan=False) | st.integers(0, 100).map(float)
+
+
+@st.composite
+def instances(draw: st.DrawFn, layout: str = "tree") -> Instance:
+    hprose = layout == "hprose"
+    grouped = draw(st.booleans()) and not hprose
+    name = draw(parts if hprose else names)
+    return Instance(
+        service=f"{draw(names)}/{name}" if grouped else name,
+        host=draw(hosts),
+        port=draw(ports),
+        protocol=draw(st.sampled_from(["tcp", "http", "wss"])),
+        version=draw(text),
+        zone=draw(st.just("") | text),
+        weight=draw(weights),
+        metadata=draw(st.dictionaries(text, text, max_size=3)),
+        ports=draw(st.dictionaries(text, ports, max_size=3)),
+        id=draw(st.uuids().map(str)) if hprose else "",
+        incarnation=draw(st.uuids().map(lambda u: u.hex)),
+        status=draw(statuses),
+    )
+
+
+def entry(key: bytes, value: bytes) -> Entry:
+    return Entry(key, value, 2, 2, 1)
+
+
+def files_of(layout: Layout, values: Mapping[bytes, bytes]) -> dict[File, Entry]:
+    found: dict[File, Entry] = {}
+    for key, value in values.items():
+        place = layout.locate(key)
+        assert place is not None
+        found[place.file] = entry(key, value)
+    return found
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(data=st.data())
+def test_what_is_carried_survives(name: str, data: st.DataObject):
+    layout = layout_of(name)
+    instance = data.draw(instances(layout.name))
+    instance = msgspec.structs.replace(instance, service=layout.canonical(instance.service))
+    values = layout.encode(instance)
+    for key in values:
+        place = layout.locate(key)
+        assert place is not None
+        assert (place.service, place.id) == (instance.service, instance.id)
+        assert key in layout.home(instance)
+        assert key in layout.ranges(instance.service)[0]
+    made = layout.assemble(instance.service, instance.id, files_of(layout, values))
+    assert made.problems == ()
+    default = Instance(instance.service, instance.host, instance.port, id=instance.id)
+    carried = {
+        field: getattr(instance if field in layout.carries else default, field)
+        for field in ("protocol", "version", "zone", "weight", "metadata", "ports", "status",
+                      "incarnation")
+    }  # fmt: skip
+    if layout.name == "hprose" and "path" in instance.metadata:
+        return
+    assert made.instance == msgspec.structs.replace(default, **carried)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(key=st.binary(min_size=1, max_size=60), value=st.binary(max_size=60))
+def test_garbage_never_breaks_it(name: str, key: bytes, value: bytes):
+    layout = layout_of(name)
+    for one in (key, b"/registry/" + key, b"/services/" + key, b"hprose-service/" + key):
+        place = layout.locate(one)
+        if place is not None and place.id:
+            made = layout.assemble(place.service, place.id, {place.file: entry(one, value)})
+            assert made.instance is None or not made.problems
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_service_never_sees_another_whose_name_starts_alike(name: str):
+    layout = layout_of(name)
+    longer = Instance("tcp.hello2", "10.0.0.1", 80, id="u")
+    assert all(key not in r for key in layout.encode(longer) for r in layout.ranges("tcp.hello"))
+
+
+def test_the_table_says_what_each_carries():
+    assert set(CARRIES) == {"tree", "plain", "endpoints", "hprose"}
+    instance = Instance(
+        "a", "10.0.0.1", 80, "http", "1.2", "z", 2, {"a": "b"}, {"http": 81}, id="u"
+    )
+    lost = {name: layout_of(name).cannot_carry(instance) for name in CARRIES}
+    assert lost == {
+        "tree": [],
+        "endpoints": [],
+        "hprose": ["version", "zone", "weight", "metadata", "ports"],
+        "plain": ["protocol", "version", "zone", "weight", "metadata", "ports"],
+    }
+
+
+def test_an_unknown_layout_is_told_with_the_nearest():
+    with pytest.raises(InvalidRequest, match="did you mean 'endpoints'"):
+        layout_of("endpoint:/x")
+    with pytest.raises(InvalidRequest, match="root of its own"):
+        layout_of("tree:/x")
+
+
+def test_listing_the_whole_store_is_refused():
+    with pytest.raises(InvalidRequest, match="name one"):
+        layout_of("plain").root()
+
+
+class TestTree:
+    layout = layout_of("tree")
+    instance = Instance(
+        "Common/VerifyCodeService", "192.168.0.1", 11080, version="1.4.0", metadata={"作者": "李"}
+    )
+
+    def test_keys_are_those_of_the_document(self):
+        folder = "/registry/Common/VerifyCodeService/192.168.0.1:11080"
+        assert [*self.layout.encode(self.instance)] == [
+            f"{folder}/data".encode(),
+            f"{folder}/status".encode(),
+        ]
+        assert [*self.layout.lasting(self.instance)] == [
+            b"/registry/Common/info",
+            b"/registry/Common/VerifyCodeService/info",
+        ]
+        assert self.layout.config_key("Common/VerifyCodeService", "192.168.0.1:11080") == (
+            f"{folder}/config".encode()
+        )
+
+    def test_values_are_readable_json_with_the_fields_of_the_document(self):
+        value = next(iter(self.layout.encode(self.instance).values()))
+        assert "李".encode() in value
+        fields = json.loads(value)
+        assert fields["serviceType"] == "dolphin"
+        assert fields["frameworkVersion"]
+        assert (fields["serviceVersion"], fields["tags"]) == ("1.4.0", {"作者": "李"})
+        assert fields["weight"] == 1
+        assert b'"weight":1,' in value
+
+    def test_a_bare_name_lives_in_the_default_group(self):
+        bare = Instance("echo", "10.0.0.1", 80)
+        assert next(iter(self.layout.encode(bare))).startswith(b"/registry/default/echo/")
+        assert self.layout.canonical("default/echo") == "echo"
+
+    def test_what_others_wrote_is_read_with_defaults(self):
+        files: dict[File, Entry] = {"data": entry(b"k", b'{"serviceVersion":"2","more":[1]}')}
+        made = self.layout.assemble("a", "10.0.0.1:80", files).instance
+        assert made == Instance("a", "10.0.0.1", 80, version="2")
+
+    @pytest.mark.parametrize(
+        ("value", "says"),
+        [
+            (b"", "is no JSON"),
+            (b"[]", "no JSON object"),
+            (b'{"tags":{"a":1}}', "wrong 'tags'"),
+            (b'{"weight":-1}', "0 or more"),
+            (b'{"ports":{"a":0}}', "between 1 and 65535"),
+            (b"\xff", "is no JSON"),
+        ],
+    )
+    def test_a_bad_value_is_reported_with_its_key(self, value: bytes, says: str):
+        made = self.layout.assemble("a", "10.0.0.1:80", {"data": entry(b"/key", value)})
+        assert made.instance is None
+        (problem,) = made.problems
+        assert problem.key == b"/key"
+        assert says in problem.reason
+
+    def test_a_bad_status_does_not_hide_the_instance(self):
+        files: dict[File, Entry] = {
+            "data": entry(b"/d", b"{}"),
+            "status": entry(b"/s", b"junk"),
+            "config": entry(b"/c", b'{"weight":"x"}'),
+        }
+        made = self.layout.assemble("a", "10.0.0.1:80", files)
+        assert made.instance == Instance("a", "10.0.0.1", 80)
+        assert [problem.key for problem in made.problems] == [b"/s", b"/c"]
+
+    def test_a_config_alone_is_no_instance(self):
+        made = self.layout.assemble("a", "10.0.0.1:80", {"config": entry(b"/c", b"{}")})
+        assert made == (None, ())
+
+    def test_config_has_typed_values_of_the_service_s_own(self):
+        config = self.layout.decode_config(b'{"weight":3,"enabled":false,"timeout":2.5,"on":[1]}')
+        assert config == Config(3.0, False, values={"timeout": 2.5, "on": [1]})
+
+    def test_descriptions(self):
+        key = self.layout.info_key(service="Common/A")
+        place = self.layout.locate(key)
+        assert place is not None
+        info = self.layout.decode_info(place, '{"displayName":"验证码"}'.encode())
+        assert info == Service("Common/A", "验证码")
+
+
+class TestHprose:
+    layout = layout_of("hprose")
+
+    def test_the_value_has_its_fields_in_order_without_spaces(self):
+        from mooring.registry.layouts import Hprose
+
+        server = Instance("tcp.hello", "169.254.128.35", 4321, "tcp4", id="fe09")
+        assert Hprose(cpus=8).encode(server) == {
+            b"hprose-service/tcp.hello/fe09": (
+                b'{"UUID":"fe09","Domain":"tcp.hello",'
+                b'"ServerUrl":"tcp4://169.254.128.35:4321/","CPU":8}'
+            )
+        }
+
+    def test_a_leading_slash_is_accepted(self):
+        place = self.layout.locate(b"/hprose-service/tcp.hello/u")
+        assert place is not None
+        assert place.service == "tcp.hello"
+
+    def test_an_unknown_scheme_is_refused(self):
+        with pytest.raises(InvalidRequest, match="cannot be spoken over 'udp'"):
+            self.layout.encode(Instance("a", "10.0.0.1", 80, "udp", id="u"))
+
+    def test_a_group_is_refused(self):
+        with pytest.raises(InvalidName, match="has no group"):
+            self.layout.canonical("Common/a")
+
+
+class TestEndpoints:
+    layout = layout_of("endpoints:/e/")
+
+    def test_what_a_go_service_writes_is_read(self):
+        value = b'{"Op":0,"Addr":"10.0.0.1:80","Metadata":"whatever"}'
+        made = self.layout.assemble("echo", "10.0.0.1:80", {"data": entry(b"/e/echo/x", value)})
+        assert made.instance == Instance("echo", "10.0.0.1", 80)

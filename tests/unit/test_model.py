@@ -1,0 +1,65 @@
+"""Instances: checked as they are made, and what an operator's word does to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooring.errors import InvalidRequest
+from mooring.model import Config, Instance, applied
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"port": 0}, "between 1 and 65535"),
+        ({"port": 70000}, "between 1 and 65535"),
+        ({"port": "80"}, "between 1 and 65535"),
+        ({"port": True}, "between 1 and 65535"),
+        ({"host": "0.0.0.0"}, "every address"),
+        ({"host": "::"}, "every address"),
+        ({"host": "a b"}, "neither"),
+        ({"service": "a//b"}, "two slashes"),
+        ({"weight": -1}, "0 or more"),
+        ({"weight": float("nan")}, "0 or more"),
+        ({"weight": float("inf")}, "0 or more"),
+        ({"metadata": {"a": 1}}, "write it as text"),
+        ({"metadata": {1: "a"}}, "write it as text"),
+        ({"ports": {"http": 0}}, "between 1 and 65535"),
+        ({"ports": {"": 80}}, "needs a name"),
+        ({"id": "a b"}, "space or a control"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, object], says: str):
+    with pytest.raises(InvalidRequest, match=says):
+        Instance(**{"service": "a", "host": "10.0.0.1", "port": 80, **fields})  # type: ignore[arg-type]
+
+
+def test_the_id_is_the_address_unless_another_is_given():
+    assert Instance("a", "10.0.0.1", 80).id == "10.0.0.1:80"
+    assert Instance("a", "::1", 80).id == "[::1]:80"
+    assert Instance("a", "10.0.0.1", 80, id="x").id == "x"
+
+
+def test_callers_of_a_protocol_use_its_port_where_there_is_one():
+    instance = Instance("a", "10.0.0.1", 80, ports={"http": 8080})
+    assert instance.address_for("http") == "10.0.0.1:8080"
+    assert instance.address_for("grpc") == "10.0.0.1:80"
+
+
+def test_the_operator_wins_and_the_instance_s_own_config_over_the_service_s():
+    own = Config(weight=3, metadata={"a": "own"}, values={"x": 1})
+    service = Config(
+        weight=5, enabled=False, zone="z", metadata={"a": "s", "b": "s"}, values={"x": 0, "y": [2]}
+    )
+    instance = Instance(
+        "a", "10.0.0.1", 80, zone="q", metadata={"a": "said", "c": "said"}, config=own
+    )
+    seen = applied(instance, service)
+    assert (seen.weight, seen.enabled, seen.zone) == (3, False, "z")
+    assert seen.metadata == {"a": "own", "b": "s", "c": "said"}
+    assert seen.config.values == {"x": 1, "y": [2]}
+
+
+def test_without_an_operator_s_word_it_is_what_it_says():
+    instance = Instance("a", "10.0.0.1", 80, zone="q", weight=2)
+    assert applied(instance) is instance
