@@ -80,8 +80,8 @@ async def _puts(plan: Plan, folder: Path) -> Section:
         "durable put",
         per_second(puts),
         f"the disk synchronises {per_second(syncs)}",
-        target=Target("≥", bound, rate=True),
-        rate=puts,
+        target=Target("≥", bound, per_second),
+        value=puts,
     )
     text = (
         f"`sqlite:///path`, {IN_FLIGHT} in flight in one process, each answered when it is on "

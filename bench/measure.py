@@ -48,29 +48,29 @@ Verdict = Literal["yes", "no", "unclear"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for a ratio, or for a rate."""
+    """A bound for a ratio, or for a value: `show` writes it."""
 
     sign: Literal["≥", "≤"]
     bound: float
-    rate: bool = False
+    show: Callable[[float], str] = lambda bound: f"{bound:g} ×"
 
     def met(self, value: float) -> bool:
         return value >= self.bound if self.sign == "≥" else value <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.sign} {per_second(self.bound) if self.rate else f'{self.bound:g} ×'}"
+        return f"{self.sign} {self.show(self.bound)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was measured. The target bounds the ratio, or where there is none `rate`."""
+    """One thing that was measured. The target bounds the ratio, or where there is none `value`."""
 
     what: str
     measured: str
     against: str = ""
     ratio: Ratio | None = None
     target: Target | None = None
-    rate: float | None = None
+    value: float | None = None
     remark: str = ""
     """What to know where the target is not met; or why there is nothing to see."""
 
@@ -79,7 +79,7 @@ class Line:
         """Whether the target is met; unclear where the noise is wider than the distance to it."""
         if self.target is None:
             return None
-        values = (self.ratio.low, self.ratio.high) if self.ratio else (self.rate or 0.0,)
+        values = (self.ratio.low, self.ratio.high) if self.ratio else (self.value or 0.0,)
         within = {self.target.met(value) for value in values}
         return "unclear" if len(within) > 1 else "yes" if True in within else "no"
 
@@ -164,6 +164,14 @@ def per_second(value: float, unit: str = "") -> str:
 
 def milliseconds(value: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def microseconds(value: float) -> str:
+    return f"{value:.2f} µs"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.3g} %"
 
 
 def microseconds_each(per_second: float) -> str:

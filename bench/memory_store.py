@@ -47,8 +47,8 @@ def _targets(rates: Mapping[str, Rates], watched: Rates) -> Section:
         Line(
             operation,
             per_second(median(rates[operation][few])),
-            target=Target("≥", bound, rate=True),
-            rate=median(rates[operation][few]),
+            target=Target("≥", bound, per_second),
+            value=median(rates[operation][few]),
         )
         for operation, bound in (("get", 200_000), ("put", 50_000))
     ]

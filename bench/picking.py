@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count, repeat
 from statistics import median
 
-from bench.measure import Line, Plan, Section, Target, interleaved, ratio
+from bench.measure import Line, Plan, Section, Target, interleaved, microseconds, ratio
 from mooring.discovery.balance import NAMES, Node, Picker, make
 
 FEW, MANY = "10 nodes", "10 k nodes"
@@ -28,8 +28,7 @@ async def run(plan: Plan) -> list[Section]:
         await _section(
             plan,
             "Picking",
-            "The choice alone, among nodes of equal weight, each with a latency of its own. A "
-            "target in picks a second is one in time: 2 M/s are 0.5 µs, 500 k/s are 2 µs.",
+            "The choice alone, among nodes of equal weight, each with a latency of its own.",
             _pick,
             targets=TARGETS,
         ),
@@ -69,7 +68,7 @@ async def _section(
         sides: dict[str, Callable[[], Awaitable[float]]] = {}
         for size, nodes in SIZES.items():
             sides[size] = _side(call(policy, *_filled(policy, nodes, weights)), plan.seconds)
-        rates = await interleaved(plan, f"{title.lower()}, {policy}", sides, _microseconds)
+        rates = await interleaved(plan, f"{title.lower()}, {policy}", sides, _each)
         lines += _lines(policy, rates, (targets or {}).get(policy))
     return Section(title, text, lines)
 
@@ -79,12 +78,12 @@ def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
     if most is None:
         slower = ratio(rates[FEW], rates[MANY])
         return [
-            Line(f"{policy}, {FEW}", _microseconds(few)),
-            Line(f"{policy}, {MANY}", _microseconds(many), f"{FEW} {_microseconds(few)}", slower),
+            Line(f"{policy}, {FEW}", _each(few)),
+            Line(f"{policy}, {MANY}", _each(many), f"{FEW} {_each(few)}", slower),
         ]
-    target = Target("≥", 1e6 / most, rate=True)
+    target = Target("≤", most, microseconds)
     return [
-        Line(f"{policy}, {size}", _microseconds(rate), target=target, rate=rate)
+        Line(f"{policy}, {size}", _each(rate), target=target, value=1e6 / rate)
         for size, rate in ((FEW, few), (MANY, many))
     ]
 
@@ -149,5 +148,5 @@ def _change(_: str, picker: Picker, nodes: Sequence[Node]) -> Call:
     return change
 
 
-def _microseconds(per_second: float) -> str:
-    return f"{1e6 / per_second:.2f} µs"
+def _each(per_second: float) -> str:
+    return microseconds(1e6 / per_second)
