@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +12,8 @@ from bench.bare_etcd import bare, fresh_etcd
 from bench.etcd_client import IN_FLIGHT, compared, fill, show
 from bench.load import Load
 from bench.measure import Line, Plan, Section, Target, interleaved
+from bench.processes import ROOT, ProcessFailed, output
 
-_ROOT = Path(__file__).parents[1]
 _VENVS = Path(".bench", "venvs")
 _INSTALL_WITHIN = 300.0
 _START_WITHIN = 30.0
@@ -59,10 +57,6 @@ _OURS = "mooring"
 _AGAIN = "mooring again"
 
 
-class PeerFailed(Exception):
-    """A peer could not be installed or did not work; the message says why."""
-
-
 async def run(plan: Plan) -> list[Section]:
     plan = plan.finer(2)
     failed: dict[str, str] = {}
@@ -70,7 +64,7 @@ async def run(plan: Plan) -> list[Section]:
     for peer in PEERS:
         try:
             pythons[peer.name] = await _installed(peer, plan)
-        except PeerFailed as problem:
+        except ProcessFailed as problem:
             failed[peer.name] = str(problem)
     lines: list[Line] = []
     with fresh_etcd() as server:
@@ -99,8 +93,8 @@ async def _compare(
         if name in failed:
             return None
         try:
-            return await _run(name, pythons[name], address, operation, plan.seconds)
-        except PeerFailed as problem:
+            return await run_peer(name, pythons[name], address, operation, plan.seconds)
+        except ProcessFailed as problem:
             failed[name] = str(problem)
             return None
 
@@ -113,7 +107,7 @@ async def _compare(
     ours = [load for load in taken[_OURS] if load is not None]
     again = [load for load in taken[_AGAIN] if load is not None]
     if _OURS in failed:
-        raise PeerFailed(f"ours, {operation}: {failed[_OURS]}")
+        raise ProcessFailed(f"ours, {operation}: {failed[_OURS]}")
     lines = [compared(f"{operation}, ours again", ours, again)]
     for peer in PEERS:
         theirs = [load for load in taken.get(peer.name, ()) if load is not None]
@@ -131,47 +125,22 @@ def _shown(load: Load | None) -> str:
 
 async def _installed(peer: Peer, plan: Plan) -> Path:
     """The interpreter that has the peer, in an environment made where there is none yet."""
-    folder = _ROOT / _VENVS / peer.name
+    folder = ROOT / _VENVS / peer.name
     python = folder / "bin" / "python"
     done, wanted = folder / "installed", "\n".join(peer.requirements)
     if done.is_file() and done.read_text() == wanted:
         return python
     plan.say(f"peers: installing {peer.title}")
-    await _output(sys.executable, "-m", "venv", "--clear", str(folder), within=_INSTALL_WITHIN)
+    await output(sys.executable, "-m", "venv", "--clear", str(folder), within=_INSTALL_WITHIN)
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    await _output(str(python), *pip, *peer.requirements, within=_INSTALL_WITHIN)
+    await output(str(python), *pip, *peer.requirements, within=_INSTALL_WITHIN)
     done.write_text(wanted)
     return python
 
 
-async def _run(name: str, python: Path, address: str, operation: str, seconds: float) -> Load:
+async def run_peer(name: str, python: Path, address: str, operation: str, seconds: float) -> Load:
+    """The load of one client on one server, from a process of its own."""
     script = f"bench.peers.{name.replace('-', '_')}"
     arguments = (address, operation, str(IN_FLIGHT), str(seconds))
     command = (str(python), "-m", script, *arguments)
-    return Load(**json.loads(await _output(*command, within=seconds + _START_WITHIN)))
-
-
-async def _output(*command: str, within: float) -> str:
-    """What a command prints, or `PeerFailed` with the last line of its complaint."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=_ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(within):
-            output, complaint = await process.communicate()
-    except TimeoutError:
-        raise PeerFailed(f"no end within {within:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise PeerFailed(_last_line(complaint.decode(errors="replace").splitlines()))
-    return output.decode()
-
-
-def _last_line(lines: Sequence[str]) -> str:
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
+    return Load(**json.loads(await output(*command, within=seconds + _START_WITHIN)))
