@@ -21,6 +21,7 @@ from bench import (
     memory_store,
     picking,
     report,
+    seen,
     served,
     watch_delivery,
 )
@@ -35,6 +36,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "durable-store": durable_store.run,
     "memory-store": memory_store.run,
     "picking": picking.run,
+    "seen": seen.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

@@ -1,0 +1,1 @@
+"""One script a role, each run as a process of its own by what measures it."""

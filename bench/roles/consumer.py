@@ -1,0 +1,88 @@
+"""Who waits for instances to come and go, and tells when it saw that.
+
+python -m bench.roles.consumer {mooring,bare,kazoo} ADDRESS
+
+It tells "ready", then for each change [name, whether it is there, when]. The time is of the
+machine's monotonic clock, which all processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+
+import uvloop
+
+from bench.bare_etcd import METADATA
+from bench.population import SERVICE
+from bench.processes import tell
+from bench.zookeeper import client
+from mooring import Instance, connect
+from mooring.mirror import Update
+from mooring.store import prefix
+from mooring.store.etcd.connection import Endpoint
+from mooring.store.etcd.proto import DELETE, WatchCreateRequest, WatchRequest
+
+BARE = prefix(b"/bench/bare/")
+"""What the bare watch watches."""
+NODES = "/bench/nodes"
+"""The node whose children kazoo watches."""
+
+
+async def mooring(address: str) -> None:
+    """A live view of the service: an instance is seen when it may be picked."""
+
+    def changed(update: Update[str, Instance]) -> None:
+        moment = time.monotonic()
+        for change in update.changes:
+            if (change.before is None) != (change.after is None):
+                tell([change.key, change.after is not None, moment])
+
+    async with connect(f"etcd://{address}") as hub, hub.discover(SERVICE) as view:
+        view.subscribe(changed)
+        tell("ready")
+        await asyncio.Event().wait()
+
+
+async def bare(address: str) -> None:
+    """gRPC's own stub: a key is seen when its event was read."""
+    call = Endpoint(address, None, "").methods.watch(metadata=METADATA)
+    create = WatchCreateRequest(key=BARE.start, range_end=BARE.end)
+    await call.write(WatchRequest(create_request=create))
+    assert (await call.read()).created
+    tell("ready")
+    while True:
+        events = (await call.read()).events
+        moment = time.monotonic()
+        for event in events:
+            tell([event.kv.key.decode(), event.type != DELETE, moment])
+
+
+async def kazoo(address: str) -> None:
+    """kazoo's recipe: a node is seen when it is among the children that the watch gives."""
+    with client(address) as connected:
+        known: set[str] = set(connected.get_children(NODES))
+
+        def changed(children: list[str]) -> None:
+            moment, there = time.monotonic(), set(children)
+            for name in sorted(known ^ there):
+                tell([name, name in there, moment])
+            known.clear()
+            known.update(there)
+
+        connected.ChildrenWatch(NODES, changed)
+        tell("ready")
+        signal.pause()  # kazoo works in threads of its own
+
+
+KINDS: Mapping[str, Callable[[str], Coroutine[object, object, None]]] = {
+    "mooring": mooring,
+    "bare": bare,
+    "kazoo": kazoo,
+}
+
+if __name__ == "__main__":
+    uvloop.run(KINDS[sys.argv[1]](sys.argv[2]))

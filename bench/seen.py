@@ -1,0 +1,229 @@
+"""How soon a consumer sees an instance that registers: ours, the bare driver's, and kazoo's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import count, takewhile
+from statistics import median, quantiles
+from typing import NamedTuple, Protocol
+
+from bench.bare_etcd import METADATA, TIMEOUT, bare, fresh_etcd
+from bench.measure import Line, Plan, Section, Target, in_rounds, milliseconds, ratio
+from bench.population import LAYOUT, SERVICE, instance, populate
+from bench.processes import ProcessFailed, Script, script
+from bench.roles.consumer import BARE, NODES
+from bench.zookeeper import KazooClient, client, fresh_zookeeper
+from mooring import Hub, Instance, connect
+from mooring.registry.registration import Registration
+from mooring.store.etcd.proto import DeleteRangeRequest, Methods, PutRequest
+from mooring.testing.etcd import EtcdServer
+
+OTHERS = 100
+"""Instances that are there already, on each side."""
+
+_WITHIN = 20.0
+_clock = time.monotonic  # the consumers are other processes, with the same clock
+
+
+class Latency(NamedTuple):
+    """Of one side in one round, in milliseconds."""
+
+    p50: float
+    p99: float
+
+
+class Side(Protocol):
+    """One way to register, one instance at a time."""
+
+    async def join(self, number: int) -> str:
+        """Register it. The name under which the consumer sees it."""
+
+    async def leave(self, number: int) -> None: ...
+
+
+async def run(plan: Plan) -> list[Section]:
+    async with AsyncExitStack() as stack:
+        sides = await stack.enter_async_context(_on_etcd())
+        problem = ""
+        try:
+            sides["kazoo"] = await stack.enter_async_context(_on_zookeeper())
+        except ProcessFailed as failed:
+            problem = str(failed)
+        await _round(sides, 2.0)
+        measure = partial(_round, sides, 4 * plan.seconds)
+        taken = await in_rounds(plan, "registered until seen", measure, _show)
+    lines = [
+        _line("p50", taken["ours"], "bare", taken["bare"], Target("≤", 1.5)),
+        _line("p99", taken["ours"], "bare", taken["bare"]),
+        _line("p50", taken["first"], "bare", taken["bare"], what="first of a process until seen"),
+    ]
+    if problem:
+        lines.append(Line("kazoo", "", remark=f"it could not be measured: {problem}"))
+    else:
+        lines.append(_line("p50", taken["ours"], "kazoo", taken["kazoo"], Target("≤", 1.0)))
+        lines.append(_line("p99", taken["ours"], "kazoo", taken["kazoo"]))
+    text = (
+        "From just before `hub.register` until a view in another process has the instance, one at "
+        f"a time, {OTHERS} others being there; each leaves again before the next comes. Bare is a "
+        "put of one key with the bare driver, until its event was read from the bare stream in "
+        "another process. kazoo is the creation of one ephemeral node, until another process's "
+        "`ChildrenWatch` gives it. The process that registers has another instance registered, "
+        "save in the first of a process, which needs a lease before. Ratios are of time."
+    )
+    return [Section("Registered until seen", text, lines)]
+
+
+def _line(
+    field: str,
+    ours: Sequence[Latency],
+    name: str,
+    theirs: Sequence[Latency],
+    target: Target | None = None,
+    what: str = "registered until seen",
+) -> Line:
+    mine = [getattr(latency, field) for latency in ours]
+    other = [getattr(latency, field) for latency in theirs]
+    return Line(
+        f"{what}, {field}",
+        milliseconds(median(mine)),
+        f"{name} {milliseconds(median(other))}",
+        ratio(mine, other),
+        target,
+    )
+
+
+def _show(latency: Latency) -> str:
+    return f"{milliseconds(latency.p50)} (p99 {milliseconds(latency.p99)})"
+
+
+Sides = dict[str, tuple[Side, Script]]
+"""Each with the consumer that sees what it registers."""
+
+
+async def _round(sides: Sides, seconds: float) -> dict[str, Latency]:
+    latencies: dict[str, list[float]] = {name: [] for name in sides}
+    end = _clock() + seconds
+    for number in takewhile(lambda _: _clock() < end, count(OTHERS)):
+        for name, (side, consumer) in sides.items():
+            sent = _clock()
+            seen = await side.join(number)
+            latencies[name].append((await _told(consumer, seen, True) - sent) * 1000)
+            await side.leave(number)
+            await _told(consumer, seen, False)
+    return {
+        name: Latency(median(taken), quantiles(taken, n=100)[98])
+        for name, taken in latencies.items()
+    }
+
+
+async def _told(consumer: Script, name: str, there: bool) -> float:
+    """When it saw that the instance came or went. Nothing else may come or go meanwhile."""
+    message = await consumer.told(within=_WITHIN)
+    assert isinstance(message, list)
+    assert message[:2] == [name, there]
+    moment: float = message[2]
+    return moment
+
+
+@asynccontextmanager
+async def _consumer(kind: str, address: str) -> AsyncIterator[Script]:
+    async with script("bench.roles.consumer", kind, address) as consumer:
+        assert await consumer.told(within=_WITHIN) == "ready"
+        yield consumer
+
+
+@asynccontextmanager
+async def _on_etcd() -> AsyncIterator[Sides]:
+    with fresh_etcd() as server:
+        async with (
+            connect(server.url) as hub,
+            connect(server.url) as another,
+            bare(server) as methods,
+        ):
+            await populate(hub.store, range(OTHERS))
+            async with (
+                hub.register(_elsewhere()),
+                _consumers(server) as (view, stream),
+            ):
+                yield {
+                    "ours": (_Ours(hub), view),
+                    "first": (_Ours(another), view),
+                    "bare": (_Bare(methods), stream),
+                }
+
+
+def _elsewhere() -> Instance:
+    """What makes the next registration of the same process not its first."""
+    return Instance(f"{SERVICE}-beside", host="10.255.255.255", port=8080)
+
+
+@asynccontextmanager
+async def _consumers(server: EtcdServer) -> AsyncIterator[tuple[Script, Script]]:
+    async with (
+        _consumer("mooring", server.address) as view,
+        _consumer("bare", server.address) as stream,
+    ):
+        yield view, stream
+
+
+class _Ours:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._registration: Registration | None = None
+
+    async def join(self, number: int) -> str:
+        registration = self._registration = self._hub.register(instance(number))
+        await registration.__aenter__()
+        return registration.instance.id
+
+    async def leave(self, number: int) -> None:
+        assert self._registration is not None
+        await self._registration.aclose()
+
+
+class _Bare:
+    def __init__(self, methods: Methods) -> None:
+        self._methods = methods
+
+    async def join(self, number: int) -> str:
+        request = PutRequest(key=BARE.start + b"%d" % number, value=_data(number))
+        await self._methods.put(request, timeout=TIMEOUT, metadata=METADATA)
+        return f"{BARE.start.decode()}{number}"
+
+    async def leave(self, number: int) -> None:
+        request = DeleteRangeRequest(key=BARE.start + b"%d" % number)
+        await self._methods.delete_range(request, timeout=TIMEOUT, metadata=METADATA)
+
+
+@asynccontextmanager
+async def _on_zookeeper() -> AsyncIterator[tuple[Side, Script]]:
+    async with fresh_zookeeper() as server:
+        with client(server.address) as kazoo:
+            kazoo.ensure_path(NODES)
+            side = _Kazoo(kazoo)
+            for number in range(OTHERS):
+                await side.join(number)
+            async with _consumer("kazoo", server.address) as consumer:
+                yield side, consumer
+
+
+class _Kazoo:
+    """It blocks the loop, which has nothing else to do meanwhile."""
+
+    def __init__(self, client: KazooClient) -> None:
+        self._client = client
+
+    async def join(self, number: int) -> str:
+        name = instance(number).id
+        self._client.create(f"{NODES}/{name}", _data(number), ephemeral=True)
+        return name
+
+    async def leave(self, number: int) -> None:
+        self._client.delete(f"{NODES}/{instance(number).id}")
+
+
+def _data(number: int) -> bytes:
+    return next(iter(LAYOUT.encode(instance(number)).values()))
