@@ -20,6 +20,7 @@ from bench import (
     machine,
     memory_store,
     picking,
+    registering,
     report,
     seen,
     served,
@@ -37,6 +38,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "memory-store": memory_store.run,
     "picking": picking.run,
     "seen": seen.run,
+    "registering": registering.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

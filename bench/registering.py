@@ -1,0 +1,54 @@
+"""How many instances a process registers in a second: ours on etcd, kazoo's on ZooKeeper."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from bench.bare_etcd import fresh_etcd
+from bench.etcd_client import IN_FLIGHT, compared, show
+from bench.etcd_peers import run_peer
+from bench.measure import Line, Plan, Section, Target, interleaved
+from bench.processes import ProcessFailed
+from bench.zookeeper import fresh_zookeeper
+
+_TARGET = Target("≥", 2.0)
+_WARM_UP = 3.0  # seconds until Java has compiled what it will compile
+
+_PYTHON = Path(sys.executable)
+
+
+async def run(plan: Plan) -> list[Section]:
+    try:
+        lines = await _compare(plan)
+    except ProcessFailed as problem:
+        lines = [Line("registrations", "", remark=f"they could not be measured: {problem}")]
+    text = (
+        f"{IN_FLIGHT} registrations in flight from one process, each of another instance of the "
+        "same service, which stays registered. Ours are entered with `hub.register`: two keys on "
+        "a lease, with the checks that nobody else has them, and a watch that sees to them from "
+        "then on. kazoo creates, asynchronously, one ephemeral node an instance, or both that "
+        "ours has in one transaction; nothing watches them."
+    )
+    return [Section("Registrations in flight", text, lines)]
+
+
+async def _compare(plan: Plan) -> list[Line]:
+    with fresh_etcd() as etcd:
+        async with fresh_zookeeper() as zookeeper:
+            kazoo = partial(run_peer, "kazoo", _PYTHON, zookeeper.address)
+            await kazoo("register both", _WARM_UP)
+            sides = {
+                "kazoo, one node": partial(kazoo, "register one", plan.seconds),
+                "ours": partial(
+                    run_peer, "mooring", _PYTHON, etcd.address, "register", plan.seconds
+                ),
+                "kazoo, both nodes": partial(kazoo, "register both", plan.seconds),
+            }
+            taken = await interleaved(plan, "registrations", sides, show)
+    return [
+        compared(f"registrations, {name}", taken["ours"], theirs, _TARGET)
+        for name, theirs in taken.items()
+        if name != "ours"
+    ]
