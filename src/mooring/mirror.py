@@ -87,10 +87,18 @@ class Update(Generic[K, V]):
 
 
 class Mirror(Generic[K, V]):
-    """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails."""
+    """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails.
+
+    `quiet`: its owner tells of breaks, and it does not.
+    """
 
     def __init__(
-        self, feed: Feed[K, V], *, wait: bool = True, stale_after: float = STALE_AFTER
+        self,
+        feed: Feed[K, V],
+        *,
+        wait: bool = True,
+        stale_after: float = STALE_AFTER,
+        quiet: bool = False,
     ) -> None:
         self.mark = 0
         """The mark of the newest step that was applied; 0 before the first snapshot."""
@@ -99,6 +107,7 @@ class Mirror(Generic[K, V]):
         self.error: StoreError | None = None
         """Why it does not follow at present."""
         self._feed = feed
+        self._level = logging.DEBUG if quiet else logging.WARNING
         self._wait, self._stale_after = wait, stale_after
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
@@ -210,12 +219,15 @@ class Mirror(Generic[K, V]):
         self._heard = time.monotonic()
         if self.error is not None:
             self.error = None
-            log.info("%s: followed again", self._feed.name)
+            log.log(self._level, "%s: followed again", self._feed.name)
 
     def _breaks(self, error: StoreError) -> None:
         if self.error is None:
-            log.warning(
-                "%s: no longer followed, the last state is kept: %s", self._feed.name, error
+            log.log(
+                self._level,
+                "%s: no longer followed, the last state is kept: %s",
+                self._feed.name,
+                error,
             )
         self.error = error
         self._turn.set()

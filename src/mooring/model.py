@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -18,7 +18,10 @@ from mooring import addresses
 from mooring.errors import InvalidRequest
 from mooring.names import split_service
 
-JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
+if TYPE_CHECKING:
+    JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
+else:
+    JSON = Any  # msgspec knows no types that contain themselves
 
 State = Literal["up", "draining", "down"]
 

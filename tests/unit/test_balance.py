@@ -186,6 +186,28 @@ def test_nodes_are_themselves_whatever_their_ids():
     assert Node("a") != Node("a")
 
 
+@given(operations, st.booleans())
+def test_an_urn_holds_each_node_once_with_its_own_numbers(operations, alike):
+    picker = P2C(rng(), Clock())
+    world = World(picker)
+    for operation, number, weight in operations:
+        world.do(operation, number, 3.0 if alike else weight)
+    lying = [node for shelf in picker._shelves for node in shelf.nodes]
+    assert Counter(lying) == Counter(world.there)
+    for shelf in picker._shelves:
+        assert shelf.nodes
+        assert shelf.width == shelf.top * len(shelf.nodes)
+        for place, node in enumerate(shelf.nodes):
+            assert picker._places[node] == (shelf, place)
+            assert shelf.top / 2 < shelf.weights[place] == node.weight <= shelf.top
+            assert shelf.load[place] == node.active / node.weight
+            assert bool(shelf.slowness[place]) <= bool(node.latency)
+    shares = {node.weight for node in world.there}
+    assert (picker._even is not None) == (len(shares) == 1)
+    if picker._even is not None:
+        assert shares == {picker._usual}
+
+
 class TestRandom:
     def test_chances_are_the_weights(self):
         picker = Random(rng())
@@ -475,6 +497,18 @@ class TestP2C:
         clock.now += 300
         assert 30 < picks(picker, 100)[slow] < 70
 
+    def test_what_another_picker_knows_comes_along(self):
+        clock = Clock()
+        picker = P2C(rng(), clock)
+        clock.now += 10**6
+        other = P2C(rng(), clock)
+        slow, fast = filled(other, 1, 1)
+        answer(other, fast, 0.01)
+        answer(other, slow, 1.0)
+        picker.add(slow)
+        picker.add(fast)
+        assert picks(picker, 100) == {fast: 100}
+
     def test_a_new_epoch_changes_no_choice(self):
         clock = Clock()
         picker = P2C(rng(), clock)
@@ -536,6 +570,7 @@ class TestConsistentHash:
     def test_it_answers_alike_in_every_process_and_release(self):
         picker = ConsistentHash()
         filled(picker, 1, 1, 1, 1, 2, 0.25)
+        known: dict[str | bytes, str]
         known = {"b": "n4", "c": "n0", "user-1": "n3", b"user-1": "n3", "用户": "n0", b"\xff": "n1"}
         assert {key: picker.pick(key).id for key in known} == known
 

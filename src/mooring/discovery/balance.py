@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from math import exp
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from mooring.discovery.hashing import Ring
@@ -134,9 +135,9 @@ class _Counting:
 class _Urn(_Counting):
     """Nodes to draw from by weight, in O(1) on average; changes in O(1).
 
-    Nodes lie on shelves by the power of two that their weight comes up to. A shelf is drawn by what
-    it could hold at most, then a place on it, and a node lighter than its shelf is put back as
-    often as it is lighter, which is less than half of the time. No sums of weights, no drift.
+    Nodes lie on shelves by the power of two in their weight. A shelf is drawn by what it would hold
+    if all on it were as heavy as the heaviest, then a place on it, and a lighter node is put back
+    as often as it is lighter: never on a shelf of like ones, and never more than half of the time.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -156,17 +157,15 @@ class _Urn(_Counting):
     def add(self, node: Node) -> None:
         _admit(node, self._places)
         weight = node.weight
-        fraction, exponent = math.frexp(weight)
-        top = math.ldexp(1.0, exponent - (fraction == 0.5))
+        exponent = math.frexp(weight)[1]
         for shelf in self._shelves:
-            if shelf.top == top:
+            if shelf.exponent == exponent:
                 break
         else:
-            shelf = _Shelf(top)
+            shelf = _Shelf(exponent)
             self._shelves.append(shelf)
         self._places[node] = (shelf, shelf.append(node))
         self._weights[weight] = self._weights.get(weight, 0) + 1
-        self._width += top
         self._changed()
 
     def remove(self, node: Node) -> None:
@@ -180,7 +179,6 @@ class _Urn(_Counting):
             self._weights[node.weight] -= 1
         else:
             del self._weights[node.weight]
-        self._width -= shelf.top
         self._changed()
 
     def reweight(self, node: Node, weight: float) -> None:
@@ -192,10 +190,16 @@ class _Urn(_Counting):
             self.add(node)
 
     def _changed(self) -> None:
-        count = len(self._places)
-        even = len(self._weights) == 1
-        self._even = self._shelves[0] if even else None
-        self._usual = next(iter(self._weights)) if even else self._width / count if count else 1.0
+        shelves = self._shelves
+        if len(self._weights) == 1:
+            self._even = shelf = shelves[0]
+            self._usual = shelf.top = next(iter(self._weights))  # heavier ones may have left it
+            self._width = shelf.width = shelf.top * len(shelf.nodes)
+            return
+        self._even = None
+        shelves.sort(key=_width, reverse=True)  # a handful, and the first is drawn most often
+        self._width = sum(map(_width, shelves))
+        self._usual = self._width / max(len(self._places), 1)
 
     def _draw(self) -> tuple[_Shelf, int]:
         """A shelf and a place on it."""
@@ -215,16 +219,17 @@ class _Urn(_Counting):
 
 
 class _Shelf:
-    """The nodes of an urn whose weight is at most `top`, and more than half of it.
+    """Nodes of an urn, none of them twice as heavy as another, and none heavier than `top`.
 
     What a pick looks at lies beside the nodes in arrays: with 10,000 nodes all over the memory, to
     look into two of them would take as long as all the rest.
     """
 
-    __slots__ = ("load", "nodes", "slowness", "top", "weights", "width")
+    __slots__ = ("exponent", "load", "nodes", "slowness", "top", "weights", "width")
 
-    def __init__(self, top: float) -> None:
-        self.top = top
+    def __init__(self, exponent: int) -> None:
+        self.exponent = exponent
+        self.top = 0.0
         self.width = 0.0
         self.nodes: list[Node] = []
         self.weights = array("d")
@@ -237,6 +242,7 @@ class _Shelf:
         self.weights.append(node.weight)
         self.load.append(0.0)
         self.slowness.append(0.0)
+        self.top = max(self.top, node.weight)
         self.width = self.top * len(self.nodes)
         return len(self.nodes) - 1
 
@@ -251,6 +257,9 @@ class _Shelf:
                 column[at] = value
         self.width = self.top * len(self.nodes)
         return last
+
+
+_width = attrgetter("width")
 
 
 class Random(_Urn):
@@ -498,8 +507,6 @@ class P2C(_Urn):
     def finished(self, node: Node, seconds: float, ok: bool) -> None:
         node.active -= 1
         now, known = self._clock(), node.latency
-        if now - self._epoch > _EPOCH:
-            self._begin_epoch(now)
         sample = max(seconds, 1e-6)
         if not ok:
             sample = max(sample, _PENALTY * (1.0 if self._typical is None else exp(self._typical)))
@@ -516,6 +523,8 @@ class P2C(_Urn):
     def _slowness(self, node: Node) -> float:
         if not node.latency:
             return 0.0
+        if node.sampled - self._epoch > _EPOCH:
+            self._begin_epoch(node.sampled)
         slowness = math.log(node.latency) - (self._typical or 0.0)
         return slowness * exp((node.sampled - self._epoch) * _FADING)
 

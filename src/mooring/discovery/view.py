@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager
@@ -185,7 +186,10 @@ class View:
             self._kept = self._from_disk = False
             for id in [seat.instance.id for seat in self.rotation if seat.instance.id not in there]:
                 self.rotation.remove(id)
-        for change in update.changes:
+        changes = list(update.changes)
+        if not self._entered:
+            random.shuffle(changes)  # callers that start together must not march in step
+        for change in changes:
             if change.after is None:
                 self.rotation.remove(change.key)
             else:

@@ -93,7 +93,7 @@ class StoreEnrolment(Enrolment):
         self._home = layout.home(instance)
         self._desired: dict[bytes, bytes] = {}
         self._lasting = layout.lasting(instance)
-        self._mirror = Mirror(RangeFeed(store, self._home), wait=False)
+        self._mirror = Mirror(RangeFeed(store, self._home), wait=False, quiet=True)
         self._service_config = service_config
         self._config_key = (
             layout.config_key(instance.service, instance.id) if service_config else b""

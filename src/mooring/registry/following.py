@@ -28,7 +28,7 @@ class Assembly:
         self.problems: dict[bytes, Problem] = {}
         self.instances: dict[str, Instance] = {}
         self._layout, self._service = layout, layout.canonical(service)
-        self._files: dict[str, dict[File, Entry]] = {}
+        self._files: dict[str, dict[bytes, tuple[File, Entry]]] = {}
         self._config: Config = NO_CONFIG
 
     def put(self, key: bytes, entry: Entry | None) -> set[str]:
@@ -44,18 +44,18 @@ class Assembly:
             return set()
         if place.service != self._service or place.file == "info":
             return set()
-        return self._file(place, entry)
+        return self._file(place, key, entry)
 
-    def _file(self, place: Place, entry: Entry | None) -> set[str]:
+    def _file(self, place: Place, key: bytes, entry: Entry | None) -> set[str]:
         if not place.id:
             return self._configure(entry)
         files = self._files.setdefault(place.id, {})
         if entry is None:
-            files.pop(place.file, None)
+            files.pop(key, None)
             if not files:
                 del self._files[place.id]
         else:
-            files[place.file] = entry
+            files[key] = place.file, entry
         return {place.id}
 
     def _configure(self, entry: Entry | None) -> set[str]:
@@ -69,6 +69,11 @@ class Assembly:
             return set()
         self._config = config
         return set(self._files)
+
+    def of(self, id: str) -> list[tuple[File, Entry]]:
+        """What lives and dies with an instance."""
+        held = self._files.get(id, {}).values()
+        return [(file, entry) for file, entry in held if file != "config"]
 
     def build(self, ids: Iterable[str]) -> list[tuple[str, Instance | None]]:
         """Put these instances together anew; those that changed, None for one that is gone."""
@@ -85,15 +90,20 @@ class Assembly:
         return changes
 
     def _assemble(self, id: str) -> Instance | None:
-        files = self._files.get(id)
-        if files is None:
-            return None
-        made = self._layout.assemble(self._service, id, files)
-        for entry in files.values():
+        held = sorted(self._files.get(id, {}).values(), key=lambda item: item[1].modified)
+        for _, entry in held:
             self.problems.pop(entry.key, None)
-        for problem in made.problems:
-            self._report(problem, self.entries[problem.key], None)
-        return None if made.instance is None else applied(made.instance, self._config)
+        while held:
+            files = dict(held)  # of two keys for one file, the one written last counts
+            made = self._layout.assemble(self._service, id, files)
+            for problem in made.problems:
+                self._report(problem, self.entries[problem.key], None)
+            if made.instance is not None:
+                return applied(made.instance, self._config)
+            if len(files) == len(held):
+                return None
+            held = [(file, entry) for file, entry in held if entry is not files[file]]
+        return None
 
     def _report(self, problem: Problem, entry: Entry, old: Entry | None) -> None:
         self.problems[problem.key] = problem
@@ -112,25 +122,28 @@ class Assembly:
 
 
 class InstancesFeed:
-    """Instances by id. The mark is the store's revision."""
+    """Instances by id. The mark is the store's revision.
+
+    A service may lie in several ranges. Each is followed by itself, from its own mark: a range
+    where nothing happens must not hold back the others until their past is compacted.
+    """
 
     def __init__(self, store: Store, layout: Layout, service: str) -> None:
         self.name = f"{store.url} {service}"
         self._assembly = Assembly(layout, service)
         self._feeds = [RangeFeed(store, range) for range in layout.ranges(service)]
         self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
+        self._marks = [0] * len(self._feeds)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         return tuple(self._assembly.problems.values())
 
     async def snapshot(self) -> tuple[dict[str, Instance], int]:
-        mark = 0
         for number, feed in enumerate(self._feeds):
-            self._held[number], seen = await feed.snapshot()
-            mark = min(mark or seen, seen)  # what came between two reads comes again, and is equal
+            self._held[number], self._marks[number] = await feed.snapshot()
         self._assembly.replace(entry for held in self._held for entry in held.values())
-        return dict(self._assembly.instances), mark
+        return dict(self._assembly.instances), max(self._marks)
 
     @asynccontextmanager
     async def follow(
@@ -138,14 +151,15 @@ class InstancesFeed:
     ) -> AsyncIterator[Steps[str, Instance]]:
         async with AsyncExitStack() as stack:
             sources = [
-                await stack.enter_async_context(feed.follow(mark, entries))
-                for feed, entries in zip(self._feeds, self._held, strict=True)
+                await stack.enter_async_context(feed.follow(seen, entries))
+                for feed, seen, entries in zip(self._feeds, self._marks, self._held, strict=True)
             ]
-            merged = _Merged(sources, mark, self._apply)
+            merged = _Merged(sources, self._apply)
             stack.push_async_callback(merged.aclose)
             yield merged
 
-    def _apply(self, source: int, step: Step[bytes, Entry]) -> list[tuple[str, Instance | None]]:
+    def _apply(self, source: int, step: Step[bytes, Entry]) -> Step[str, Instance]:
+        self._marks[source] = step.mark
         touched: set[str] = set()
         held = self._held[source]
         for key, entry in step.changes:
@@ -154,18 +168,17 @@ class InstancesFeed:
             else:
                 held[key] = entry
             touched |= self._assembly.put(key, entry)
-        return self._assembly.build(touched)
+        return Step(max(self._marks), self._assembly.build(touched))
 
 
-_Apply = Callable[[int, Step[bytes, Entry]], list[tuple[str, Instance | None]]]
+_Apply = Callable[[int, Step[bytes, Entry]], Step[str, Instance]]
 
 
 class _Merged:
-    """The steps of several ranges, one after another. To resume is to go back to the slowest."""
+    """The steps of several ranges, one after another."""
 
-    def __init__(self, sources: Sequence[Steps[bytes, Entry]], mark: int, apply: _Apply) -> None:
+    def __init__(self, sources: Sequence[Steps[bytes, Entry]], apply: _Apply) -> None:
         self._sources, self._apply = sources, apply
-        self._marks = [mark] * len(sources)
         self._arrived: asyncio.Queue[tuple[int, Step[bytes, Entry] | Exception]] = asyncio.Queue(1)
         self._tasks = Tasks()
 
@@ -176,7 +189,7 @@ class _Merged:
     async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
         if len(self._sources) == 1:
             async for step in self._sources[0]:
-                yield Step(step.mark, self._apply(0, step))
+                yield self._apply(0, step)
             return
         for number in range(len(self._sources)):
             self._tasks.start(self._pump(number), name="one of several ranges")
@@ -184,8 +197,7 @@ class _Merged:
             number, step_or_error = await self._arrived.get()
             if isinstance(step_or_error, Exception):
                 raise step_or_error
-            self._marks[number] = step_or_error.mark
-            yield Step(min(self._marks), self._apply(number, step_or_error))
+            yield self._apply(number, step_or_error)
 
     async def _pump(self, number: int) -> None:
         try:

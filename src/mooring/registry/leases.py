@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from mooring.errors import StoreError
 from mooring.session import Session
 from mooring.store.contract import Store
 from mooring.tasks import Tasks
@@ -29,7 +30,7 @@ class SharedLease:
         """Every lease that was ever ours: a key on one of them is no successor's."""
         self._store, self._ttl = store, ttl
         self._session: Session | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Future[Session] | None = None
         self._users: dict[User, None] = {}
         self._tasks = Tasks()
 
@@ -49,15 +50,31 @@ class SharedLease:
                 user.pulse()
 
     async def session(self) -> Session:
-        """A session that is alive as far as is known; opened where there is none."""
-        async with self._opening:
-            if self._session is not None and self._session.state in ("alive", "suspended"):
-                return self._session
+        """A session that is alive as far as is known; opened where there is none. Those who ask
+        at the same time share one try, and its failure."""
+        if self._session is not None and self._session.state in ("alive", "suspended"):
+            return self._session
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_future()
+            self._tasks.start(self._open(self._opening), name="opening a shared lease")
+        return await asyncio.shield(self._opening)
+
+    async def _open(self, opened: asyncio.Future[Session]) -> None:
+        try:
             session = await Session(self._store, ttl=self._ttl).__aenter__()
+        except StoreError as error:
+            opened.set_exception(error)
+            opened.exception()  # seen, though everybody who asked may be gone
+        except BaseException:
+            opened.cancel()
+            raise
+        else:
             self.granted.add(session.lease)
             self._session = session
             self._tasks.start(self._await_loss(session), name=f"lease {session.lease:x}")
-            return session
+            opened.set_result(session)
+        finally:
+            self._opening = None
 
     async def discard(self, session: Session) -> None:
         """The store does not know this session's lease any more."""

@@ -94,26 +94,29 @@ class StoreRegistry(Registry):
         mirror = self._configs.get(service)
         if mirror is None:
             where = key(self.layout.config_key(service))
-            mirror = self._configs[service] = Mirror(RangeFeed(self._store, where), wait=False)
+            mirror = Mirror(RangeFeed(self._store, where), wait=False, quiet=True)
+            self._configs[service] = mirror
             mirror.start()
         return mirror
 
     async def groups(self) -> list[str]:
         found: dict[str, None] = {}
-        async for place in self._places(self.layout.root(), by_group=True):
-            found[place.group] = None
+        for root in self.layout.roots():
+            async for place in self._places(root, by_group=True):
+                found[place.group] = None
         return list(found)
 
     async def services(self, group: str = "") -> list[ServiceCount]:
         counts: dict[str, set[str]] = {}
         if group:
             check_name("group", group)
-        async for place in self._places(self.layout.root()):
-            if not place.service or (group and place.group != group):
-                continue
-            instances = counts.setdefault(place.service, set())
-            if place.id and place.file == "data":
-                instances.add(place.id)
+        for root in self.layout.roots():
+            async for place in self._places(root):
+                if not place.service or (group and place.group != group):
+                    continue
+                instances = counts.setdefault(place.service, set())
+                if place.id and place.file == "data":
+                    instances.add(place.id)
         return [ServiceCount(name, len(ids)) for name, ids in sorted(counts.items())]
 
     async def _places(self, range: Range, *, by_group: bool = False) -> AsyncIterator[Place]:
@@ -139,16 +142,16 @@ class StoreRegistry(Registry):
             range = Range(start, range.end)
 
     async def instances(self, service: str) -> Listing:
-        assembly = Assembly(self.layout, service)
-        mark = 0
-        entries: list[Entry] = []
-        for where in self.layout.ranges(service):
-            found = await self._store.read(where)
-            mark = found.revision
-            entries += found.entries
-        assembly.replace(entries)
+        assembly, mark = await self._assembly(service)
         listed = sorted(assembly.instances.values(), key=lambda instance: instance.id)
         return Listing(tuple(listed), mark, tuple(assembly.problems.values()))
+
+    async def _assembly(self, service: str) -> tuple[Assembly, int]:
+        """The keys of a service, and the revision from which on something may be missing."""
+        assembly = Assembly(self.layout, service)
+        found = [await self._store.read(where) for where in self.layout.ranges(service)]
+        assembly.replace(entry for part in found for entry in part.entries)
+        return assembly, min(part.revision for part in found)
 
     def follow(self, service: str) -> Feed[str, Instance]:
         return InstancesFeed(self._store, self.layout, service)
@@ -157,25 +160,22 @@ class StoreRegistry(Registry):
         service = self.layout.canonical(service)
         lease = 0
         while True:
-            listing = await self.instances(service)
-            instance = next((found for found in listing.instances if found.id == id), None)
+            assembly, _ = await self._assembly(service)
+            instance = assembly.instances.get(id)
             if instance is None:
                 return False
-            names = list(self.layout.encode(instance))
-            held = {
-                entry.key: entry
-                for entry in (await self._store.read(self.layout.home(instance))).entries
-            }
+            held = assembly.of(id)
             if not lease:
                 lease = (await self._store.grant(KEPT)).id
             grave = Put(tombstone_key(service, id), tombstone_value(instance.incarnation), lease)
             try:
                 await self._store.commit(
                     grave,
-                    *(Delete(key(name)) for name in names),
+                    *(Delete(key(entry.key)) for _, entry in held),
                     require=[
-                        unchanged(name, held[name].modified if name in held else 0)
-                        for name in names[:1]
+                        unchanged(entry.key, entry.modified)
+                        for file, entry in held
+                        if file == "data"
                     ],
                 )
                 return True

@@ -79,7 +79,7 @@ class Registration:
         self._state: RegistrationState = "closed"
         self._phase: RegistrationState = "registering"
         self._fresh = True
-        self._closed = False
+        self._entered = self._closed = False
         self._callbacks: list[Callable[[RegistrationState], None]] = []
         self._config_callbacks: list[Callable[[Config], None]] = []
         self._config = Config()
@@ -148,7 +148,7 @@ class Registration:
                 *self._labels,
                 ", ".join(self._lost_fields),
             )
-        self._enrolment = enrolment
+        self._enrolment, self._entered = enrolment, True
         enrolment.subscribe(self._look)
         enrolment.open()
         if self._metrics is not None:
@@ -335,6 +335,8 @@ class Registration:
         if self._process != os.getpid() or self._closed:
             return
         self._closed = True
+        if not self._entered:
+            return  # there is nothing to take back
         await cleanup(self._close(within), within=within + 1)
 
     async def _close(self, within: float) -> None:

@@ -103,6 +103,10 @@ class Layout(ABC):
     def root(self) -> Range:
         """Where all services lie. Raises `InvalidRequest` where that would be the whole store."""
 
+    def roots(self) -> tuple[Range, ...]:
+        """The same, with places where others may write."""
+        return (self.root(),)
+
     @abstractmethod
     def ranges(self, service: str) -> tuple[Range, ...]:
         """Where all that concerns a service lies; the first is where we write."""

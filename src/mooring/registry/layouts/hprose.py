@@ -39,6 +39,9 @@ class Hprose(Layout):
     def root(self) -> Range:
         return prefix(ROOT.encode())
 
+    def roots(self) -> tuple[Range, ...]:
+        return self.root(), prefix(f"/{ROOT}".encode())
+
     def ranges(self, service: str) -> tuple[Range, ...]:
         name = f"{ROOT}{self.canonical(service)}/"
         return prefix(name.encode()), prefix(f"/{name}".encode())

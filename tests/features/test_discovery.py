@@ -1,0 +1,251 @@
+"""A live view of a service: followed, picked from, kept through failures, saved on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+import mooring
+from mooring import Instance, Resilience
+from mooring.errors import InvalidRequest, NoInstance, Unavailable
+from mooring.hub import Hub
+from mooring.store import Delete, prefix
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.waiting import eventually
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    async with mooring.connect() as opened:
+        yield opened
+
+
+def at(port: int, **fields: object) -> Instance:
+    return Instance("echo", "10.0.0.1", port, **fields)  # type: ignore[arg-type]
+
+
+def called(view: mooring.discovery.view.View) -> list[int]:
+    return sorted(seat.instance.port for seat in view.rotation if seat.seated)
+
+
+async def test_the_snapshot_has_a_mark_an_age_and_is_not_stale(hub: Hub):
+    async with hub.register(at(1)), hub.discover("echo") as view:
+        seen = view.seen
+        assert [instance.port for instance in seen.instances] == [1]
+        assert seen.mark == (await hub.store.read(prefix(b"/registry/"))).revision
+        assert seen.age < 5
+        assert not seen.stale
+
+
+async def test_changes_can_be_iterated_and_called_back(hub: Hub):
+    seen: list[int] = []
+    async with hub.discover("echo") as view:
+        end = view.subscribe(lambda update: seen.append(len(update.changes)))
+        async with view.changes() as changes, hub.register(at(1)):
+            async with asyncio.timeout(5):
+                update = await anext(changes)
+            assert update.changes[0].before is None
+            assert update.changes[0].after is not None
+            assert update.changes[0].after.port == 1
+        end()
+        count = len(seen)
+        async with hub.register(at(2)):
+            await eventually(lambda: len(view.instances) == 1)
+        assert len(seen) <= count + 1
+
+
+async def test_calls_are_spread_by_weight(hub: Hub):
+    calm = Resilience(slow_start=0)
+    async with (
+        hub.register(at(1, weight=5)),
+        hub.register(at(2, weight=3)),
+        hub.register(at(3, weight=2)),
+        hub.discover("echo", policy="weighted", resilience=calm) as view,
+    ):
+        counts: Counter[int] = Counter()
+        for _ in range(100):
+            async with view.pick() as instance:
+                counts[instance.port] += 1
+        assert counts == {1: 50, 2: 30, 3: 20}
+
+
+async def test_who_cannot_be_reached_is_left_alone_for_a_while(hub: Hub):
+    async with (
+        hub.register(at(1)),
+        hub.register(at(2)),
+        hub.register(at(3)),
+        hub.discover("echo", policy="round_robin") as view,
+    ):
+        for _ in range(30):
+            try:
+                async with view.pick() as instance:
+                    if instance.port == 1:
+                        raise ConnectionRefusedError
+            except ConnectionRefusedError:
+                pass
+        assert called(view) == [2, 3]
+        told = {e.instance.port: str(e) for e in view.explain()}
+        assert "ejected: calls to it failed" in told[1]
+
+
+async def test_an_error_of_the_caller_s_own_blames_nobody(hub: Hub):
+    async with hub.register(at(1)), hub.register(at(2)), hub.discover("echo") as view:
+        for _ in range(30):
+            with pytest.raises(KeyError):
+                async with view.pick():
+                    raise KeyError("mine")
+        assert called(view) == [1, 2]
+
+
+async def test_pick_works_without_async_too(hub: Hub):
+    async with hub.register(at(1)), hub.discover("echo") as view:
+        with view.pick() as instance:
+            assert instance.port == 1
+
+
+async def test_nobody_there_is_an_error_in_words(hub: Hub):
+    async with hub.discover("echo") as view:
+        with pytest.raises(NoInstance, match="no instance is registered"):
+            async with view.pick():
+                pass
+        with pytest.raises(NoInstance, match="has 0 of 1 instances"):
+            await view.wait(timeout=0.05)
+
+
+async def test_waiting_for_instances(hub: Hub):
+    async with hub.discover("echo") as view:
+        waiting = asyncio.ensure_future(view.wait(2, timeout=5))
+        async with hub.register(at(1)), hub.register(at(2)):
+            await waiting
+
+
+async def test_the_draining_and_the_disabled_are_not_called(hub: Hub):
+    async with hub.register(at(1)) as one, hub.register(at(2)), hub.discover("echo") as view:
+        await hub.registry.configure("echo", "10.0.0.1:2", set={"enabled": False})
+        await eventually(lambda: called(view) == [1])
+        await hub.registry.configure("echo", "10.0.0.1:2", set={}, unset=("enabled",))
+        await eventually(lambda: called(view) == [1, 2])
+        await one.drain(linger=0)
+        await eventually(lambda: called(view) == [2])
+
+
+@pytest.mark.parametrize("empty", ["accept", "keep"])
+async def test_a_genuine_empty_list(hub: Hub, empty: str):
+    async with hub.discover("echo", empty=empty) as view:  # type: ignore[arg-type]
+        async with hub.register(at(1)):
+            await eventually(lambda: called(view) == [1])
+        if empty == "accept":
+            await eventually(lambda: not view.instances)
+            return
+        await eventually(lambda: view.seen.kept)
+        assert called(view) == [1]
+        async with hub.register(at(2)):
+            await eventually(lambda: called(view) == [2])
+        assert not view.stale
+
+
+async def test_an_unknown_policy_is_told(hub: Hub):
+    with pytest.raises(InvalidRequest, match="did you mean 'round_robin'"):
+        hub.discover("echo", policy="roundrobin")
+
+
+async def test_explain_without_a_view(hub: Hub):
+    async with hub.register(at(1, zone="a")), hub.register(at(2, zone="b")):
+        told = {e.instance.port: e.called for e in await hub.explain("echo", zone="a")}
+        assert told == {1: True, 2: False}
+
+
+async def test_garbage_under_the_registry_hides_nobody(hub: Hub):
+    async with hub.register(at(1)), hub.discover("echo") as view:
+        from mooring.store import Put
+
+        await hub.store.commit(Put(b"/registry/default/echo/10.0.0.1:9/data", b"{"))
+        async with hub.register(at(2)):
+            await eventually(lambda: called(view) == [1, 2])
+
+
+class TestTheRegistryAway:
+    async def test_consumers_go_on_and_the_view_says_that_it_is_stale(
+        self, etcd: Callable[[str], EtcdServer], tmp_path: Path
+    ):
+        server = etcd("3.5")
+        async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:
+            name = f"namespace=/{tmp_path.name}"
+            async with (
+                mooring.connect(f"{server.url}?{name}") as near,
+                mooring.connect(f"etcd://{proxy.address}?{name}&timeout=1s") as far,
+                near.register(at(1)),
+                far.discover("echo") as view,
+            ):
+                proxy.blackhole()
+                await eventually(lambda: view.stale, within=5)
+                async with view.pick() as instance:
+                    assert instance.port == 1
+                async with near.register(at(2)):
+                    proxy.heal()
+                    await eventually(lambda: called(view) == [1, 2], within=2)
+                    await eventually(lambda: not view.stale, within=2)
+
+    async def test_a_cold_start_uses_the_copy_on_disk(
+        self, etcd: Callable[[str], EtcdServer], tmp_path: Path
+    ):
+        server = etcd("3.5")
+        async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:
+            url = f"etcd://{proxy.address}?namespace=/{tmp_path.name}&timeout=1s"
+            cache = tmp_path / "cache"
+            file = cache / "echo.json"
+            async with mooring.connect(url, cache=cache) as hub, hub.register(at(1)):
+                async with hub.discover("echo"):
+                    await eventually(file.exists)
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            proxy.refuse()
+            async with mooring.connect(url, cache=cache) as hub, hub.discover("echo") as view:
+                assert view.stale
+                async with view.pick() as instance:
+                    assert instance.port == 1
+                proxy.heal()
+                await eventually(lambda: not view.stale and not view.instances, within=5)
+
+    async def test_without_a_copy_it_says_what_is_wrong(self, tmp_path: Path):
+        async with mooring.connect("etcd://127.0.0.1:1?timeout=1s", cache=tmp_path) as hub:
+            with pytest.raises(Unavailable, match="instances of echo cannot be read"):
+                async with hub.discover("echo", wait=1):
+                    pass
+
+    async def test_a_copy_of_another_registry_is_not_used(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        async with (
+            mooring.connect(cache=tmp_path) as hub,
+            hub.register(at(1)),
+            hub.discover("echo"),
+        ):
+            await eventually((tmp_path / "echo.json").exists)
+        async with mooring.connect("etcd://127.0.0.1:1?timeout=1s", cache=tmp_path) as hub:
+            with pytest.raises(Unavailable):
+                async with hub.discover("echo", wait=1):
+                    pass
+        assert "another registry" in caplog.text
+
+    async def test_a_damaged_copy_is_not_used(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        (tmp_path / "echo.json").write_text('{"service":')
+        async with mooring.connect(cache=tmp_path) as hub, hub.discover("echo") as view:
+            assert view.instances == ()
+        assert "cannot be used" in caplog.text
+
+
+async def test_keys_deleted_behind_its_back_are_followed(hub: Hub):
+    async with hub.discover("echo") as view:
+        registration = hub.register(at(1))
+        async with registration:
+            await eventually(lambda: called(view) == [1])
+            await hub.store.commit(Delete(prefix(b"/registry/")))
+            await eventually(lambda: called(view) == [1], within=2)

@@ -1,0 +1,211 @@
+"""Who is in rotation: objections, panic, zones, ejection, slow start; against a plain model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mooring.discovery.resilience import Resilience
+from mooring.discovery.rotation import Rotation, Wanted, objection
+from mooring.errors import NoInstance
+from mooring.model import Instance, Status
+
+CALM = Resilience(slow_start=0)
+
+
+def one(port: int, **fields: object) -> Instance:
+    healthy = fields.pop("healthy", True)
+    state = fields.pop("state", "up")
+    status = Status(state=state, healthy=healthy)  # type: ignore[arg-type]
+    return Instance("echo", "10.0.0.1", port, status=status, **fields)  # type: ignore[arg-type]
+
+
+def rotation_of(*instances: Instance, wanted: Wanted | None = None, **more: object) -> Rotation:
+    rotation = Rotation(policy="round_robin", wanted=wanted, resilience=CALM, **more)
+    for instance in instances:
+        rotation.put(instance, 0.0, first=True)
+    return rotation
+
+
+def called(rotation: Rotation) -> list[int]:
+    return sorted(seat.instance.port for seat in rotation if seat.seated)
+
+
+@pytest.mark.parametrize(
+    ("instance", "wanted", "says"),
+    [
+        (one(1), Wanted(), ""),
+        (one(1, enabled=False), Wanted(), "disabled"),
+        (one(1, state="draining"), Wanted(), "draining"),
+        (one(1, weight=0), Wanted(), "weight is 0"),
+        (one(1, version="1"), Wanted(version="2"), "version is 1, not 2"),
+        (one(1, metadata={"a": "x"}), Wanted(tags={"a": "y"}), "its a is 'x', not 'y'"),
+        (one(1, zone="q"), Wanted(zone="z", zone_only=True), "zone is q, not z"),
+        (one(1), Wanted(where=lambda i: i.port > 1), "condition"),
+        (one(1, healthy=False), Wanted(), ""),
+    ],
+)
+def test_objections(instance: Instance, wanted: Wanted, says: str):
+    found = objection(instance, wanted)
+    assert says in found
+    assert bool(found) == bool(says)
+
+
+def test_the_unhealthy_are_left_out_while_enough_are_well():
+    assert called(rotation_of(one(1), one(2), one(3, healthy=False))) == [1, 2]
+
+
+def test_below_the_panic_threshold_a_bad_instance_is_better_than_none():
+    rotation = rotation_of(one(1), one(2, healthy=False), one(3, healthy=False))
+    assert rotation.mode == "panic"
+    assert called(rotation) == [1, 2, 3]
+    rotation.put(one(2), 1.0)
+    assert called(rotation) == [1, 2]
+
+
+def test_a_zone_is_preferred_and_left_when_nobody_is_there():
+    rotation = rotation_of(
+        one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), wanted=Wanted(zone="a")
+    )
+    assert called(rotation) == [1]
+    rotation.remove("10.0.0.1:1")
+    assert called(rotation) == [2, 3]
+
+
+def test_who_fails_is_ejected_and_comes_back():
+    rotation = rotation_of(one(1), one(2), one(3))
+    for _ in range(5):
+        node = next(seat.node for seat in rotation if seat.instance.port == 1)
+        rotation.picker.started(node)
+        ejected = rotation.finished(node, 0.1, False, 1.0)
+    assert ejected
+    assert called(rotation) == [2, 3]
+    pause = rotation.tick(1.0)
+    assert pause is not None
+    assert pause > 5
+    rotation.tick(60.0)
+    assert called(rotation) == [1, 2, 3]
+
+
+def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
+    rotation = Rotation(policy="weighted", resilience=Resilience(slow_start=10))
+    rotation.put(one(1), 0.0, first=True)
+    rotation.put(one(2), 0.0)
+    weights = {seat.instance.port: seat.node.weight for seat in rotation}
+    assert weights[1] == 1.0
+    assert weights[2] == pytest.approx(0.1)
+    assert rotation.tick(5.0) is not None
+    assert next(s.node.weight for s in rotation if s.instance.port == 2) == pytest.approx(0.55)
+    assert rotation.tick(10.0) is None
+    assert next(s.node.weight for s in rotation if s.instance.port == 2) == 1.0
+
+
+def test_another_process_at_the_same_address_is_cold_again():
+    rotation = Rotation(policy="weighted", resilience=Resilience(slow_start=10))
+    rotation.put(one(1, incarnation="a"), 0.0, first=True)
+    rotation.put(one(1, incarnation="b"), 100.0)
+    (seat,) = rotation
+    assert seat.node.weight == pytest.approx(0.1)
+
+
+def test_nobody_to_call_is_told_with_the_reasons():
+    with pytest.raises(NoInstance, match="no instance is registered"):
+        rotation_of().pick()
+    with pytest.raises(NoInstance, match="2 × disabled by an operator"):
+        rotation_of(one(1, enabled=False), one(2, enabled=False)).pick()
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "consistent_hash", "p2c"])
+def test_those_who_were_tried_are_not_tried_again_while_there_is_another(policy: str):
+    rotation = Rotation(policy=policy, resilience=CALM)
+    for port in range(1, 5):
+        rotation.put(one(port), 0.0, first=True)
+    tried: list[str] = []
+    for _ in range(4):
+        tried.append(rotation.pick("key", tried).id)
+    assert len(set(tried)) == 4
+    assert rotation.pick("key", tried).id in tried
+
+
+def test_explanations():
+    rotation = rotation_of(
+        one(1, zone="a"),
+        one(2, zone="a", healthy=False),
+        one(3, zone="b"),
+        one(4, enabled=False),
+        wanted=Wanted(zone="a"),
+    )
+    told = [str(explanation) for explanation in rotation.explain()]
+    assert told[0] == "10.0.0.1:1: called: in rotation"
+    assert "not called: it says that it is not healthy" in told[1]
+    assert "it is in b, and there are instances in a" in told[2]
+    assert "disabled by an operator" in told[3]
+
+
+fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "healthy": st.booleans(),
+        "state": st.sampled_from(["up", "draining", "down"]),
+        "weight": st.sampled_from([0.0, 1.0, 3.0]),
+        "zone": st.sampled_from(["a", "b", ""]),
+        "enabled": st.booleans(),
+    },
+)
+
+
+class AgainstTheModel(RuleBasedStateMachine):
+    """After any sequence of changes the picker holds exactly who should be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted = Wanted(zone="a")
+        self.rotation = Rotation(policy="p2c", wanted=self.wanted, resilience=CALM)
+        self.there: dict[int, Instance] = {}
+        self.now = 0.0
+
+    @rule(port=st.integers(1, 6), fields=fields)
+    def put(self, port: int, fields: dict[str, object]) -> None:
+        self.there[port] = one(port, **fields)
+        self.rotation.put(self.there[port], self.now)
+
+    @rule(port=st.integers(1, 6))
+    def remove(self, port: int) -> None:
+        self.there.pop(port, None)
+        self.rotation.remove(f"10.0.0.1:{port}")
+
+    @rule(ok=st.booleans())
+    def call(self, ok: bool) -> None:
+        if len(self.rotation.picker):
+            node = self.rotation.pick()
+            self.rotation.picker.started(node)
+            self.rotation.finished(node, 0.01, ok, self.now)
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.rotation.tick(self.now)
+
+    @invariant()
+    def the_right_ones_are_called(self) -> None:
+        ejected = {seat.instance.port for seat in self.rotation if seat.ejected}
+        may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
+        well = {p: i for p, i in may.items() if i.status.healthy and p not in ejected}
+        here = {p for p, i in well.items() if i.zone == "a"}
+        expected = set(may) if len(well) < len(may) * 0.5 else (here or set(well))
+        assert set(called(self.rotation)) == expected
+        assert len(self.rotation.picker) == len(expected)
+
+
+TestAgainstTheModel = AgainstTheModel.TestCase
+
+
+@given(st.lists(fields, min_size=1, max_size=8))
+def test_an_instance_s_effective_weight_is_what_counts(many: list[dict[str, object]]):
+    instances = [one(n + 1, **each) for n, each in enumerate(many)]
+    rotation = rotation_of(*instances)
+    for seat in rotation:
+        if seat.seated:
+            assert seat.node.weight == seat.instance.weight
