@@ -270,3 +270,10 @@ def metrics_of(instance: Instance) -> Mapping[str, object]:
 async def test_host_metrics_travel_with_the_status():
     async with mooring.connect() as hub, hub.register(ONE), hub.discover("echo") as view:
         await eventually(lambda: {"memory", "cpu"} <= set(metrics_of(view.instances[0])))
+
+
+async def test_one_that_was_never_entered_is_closed_without_a_trace():
+    async with mooring.connect() as hub:
+        registration = hub.register(ONE)
+    await registration.drain()
+    assert registration.state == "closed"
