@@ -1,0 +1,206 @@
+"""Looking at the load: power of two choices, and least requests."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from array import array
+from heapq import heappop, heappush
+from math import exp
+
+from mooring.discovery.balance.contract import (
+    SLACK,
+    Clock,
+    Node,
+    admit,
+    effective,
+    must_be_there,
+    nobody,
+)
+from mooring.discovery.balance.urn import Urn
+
+
+class P2C(Urn):
+    """The better one of two at random: the power of two choices, on peak EWMA latency.
+
+    A node costs its latency times one more than the requests under way there. The latency jumps to
+    any slower answer at once and comes down within some ten seconds, with faster answers or
+    without: what is known of a node fades, and what is not known is taken to be typical of all, so
+    that a node never tried is neither starved nor flooded, and a bad one is tried again. A failure
+    counts as an answer ten times slower than typical, else a node that fails fast would draw all.
+
+    With equal weights the two are distinct. With unequal ones each is drawn by weight, so that idle
+    nodes are picked in proportion, and requests under way count relative to the weight, so that
+    busy ones carry in proportion too. There a node drawn twice is taken, unless it is slow or busy.
+    """
+
+    # A node's slowness is log(latency / typical), which fades by exp(-age / 10 s). All fade alike,
+    # so the arrays hold it as if it had been found at `_epoch`, and a pick reckons what has faded
+    # since then once, not for each node.
+
+    def __init__(self, rng: random.Random | None = None, clock: Clock = time.monotonic) -> None:
+        super().__init__(rng)
+        self._clock = clock
+        self._epoch = clock()
+        self._typical: float | None = None  # the logarithm of a typical latency
+
+    def add(self, node: Node) -> None:
+        super().add(node)
+        self._note(node, self._slowness(node))
+
+    def pick(self, key: str | bytes | None = None) -> Node:
+        shelf = self._even
+        if shelf is None:
+            return self._pick_by_weight()
+        nodes = shelf.nodes
+        count = len(nodes)
+        if count == 1:
+            return nodes[0]
+        # One random number makes both: its whole part the first, the rest the second.
+        at = self._random() * count
+        one = int(at)
+        other = int((at - one) * (count - 1))
+        if other >= one:
+            other += 1
+        faded = exp((self._epoch - self._clock()) * _FADING)
+        slowness, load, usual = shelf.slowness, shelf.load, self._usual
+        cost = exp(slowness[one] * faded) * (load[one] * usual + 1)
+        if exp(slowness[other] * faded) * (load[other] * usual + 1) < cost * _CLEARLY:
+            return nodes[other]
+        return nodes[one]
+
+    def _pick_by_weight(self) -> Node:
+        draw, usual = self._draw, self._usual
+        faded = exp((self._epoch - self._clock()) * _FADING)
+        shelf, place = draw()
+        other, there = draw()
+        cost = exp(shelf.slowness[place] * faded) * (shelf.load[place] * usual + 1)
+        if place == there and shelf is other:
+            if cost <= 2:
+                return shelf.nodes[place]
+            for _ in range(4):
+                other, there = draw()
+                if place != there or shelf is not other:
+                    break
+        if exp(other.slowness[there] * faded) * (other.load[there] * usual + 1) < cost * _CLEARLY:
+            return other.nodes[there]
+        return shelf.nodes[place]
+
+    def started(self, node: Node) -> None:
+        node.active += 1
+        if (found := self._places.get(node)) is not None:
+            found[0].load[found[1]] = node.active / node.weight
+
+    def finished(self, node: Node, seconds: float, ok: bool) -> None:
+        node.active -= 1
+        now, known = self._clock(), node.latency
+        sample = max(seconds, 1e-6)
+        if not ok:
+            sample = max(sample, _PENALTY * (1.0 if self._typical is None else exp(self._typical)))
+        if sample < known:
+            sample += (known - sample) * exp((node.sampled - now) * _FADING)
+        node.latency, node.sampled = sample, now
+        if ok:
+            # A geometric mean, and without failures: one timeout must not move what is typical.
+            log, typical = math.log(sample), self._typical
+            self._typical = log if typical is None else typical + (log - typical) / 64
+        if node in self._places:
+            self._note(node, self._slowness(node))
+
+    def _slowness(self, node: Node) -> float:
+        if not node.latency:
+            return 0.0
+        if node.sampled - self._epoch > _EPOCH:
+            self._begin_epoch(node.sampled)
+        slowness = math.log(node.latency) - (self._typical or 0.0)
+        return slowness * exp((node.sampled - self._epoch) * _FADING)
+
+    def _note(self, node: Node, slowness: float) -> None:
+        shelf, place = self._places[node]
+        shelf.load[place] = node.active / node.weight
+        shelf.slowness[place] = slowness
+
+    def _begin_epoch(self, now: float) -> None:
+        """Before the numbers grow out of range; once in an hour it may take a millisecond."""
+        faded = exp((self._epoch - now) * _FADING)
+        for shelf in self._shelves:
+            shelf.slowness = array("d", [slowness * faded for slowness in shelf.slowness])
+        self._epoch = now
+
+
+_CLEARLY = 0.98  # a lower cost than that wins; else the last trace of a slow answer would decide
+_FADING = 1 / 10.0
+_EPOCH = 3600.0
+_PENALTY = 10.0
+
+
+class LeastRequests:
+    """Who has the fewest requests under way, relative to weight; among equals, anyone.
+
+    Exact for any weights: the least (active + 1) / weight wins, so that of idle nodes the heaviest
+    come first. Nodes of the same load share a bucket, and a heap holds the loads that occur; with
+    equal weights these are only a few, and everything is O(1) in effect.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._random = (rng or random.Random()).random
+        self._buckets: dict[float, list[Node]] = {}
+        self._heap: list[float] = []  # the keys of the buckets, empty ones too
+        self._places: dict[Node, tuple[list[Node], int]] = {}
+
+    def add(self, node: Node) -> None:
+        admit(node, self._places)
+        self._put(node)
+
+    def remove(self, node: Node) -> None:
+        self._take(node)
+
+    def reweight(self, node: Node, weight: float) -> None:
+        must_be_there(node, self._places)
+        node.weight = effective(weight, node.id)
+        self._take(node)
+        self._put(node)
+
+    def pick(self, key: str | bytes | None = None) -> Node:
+        heap, buckets = self._heap, self._buckets
+        while heap:
+            bucket = buckets[heap[0]]
+            if bucket:
+                return bucket[int(self._random() * len(bucket))]
+            del buckets[heappop(heap)]
+        raise nobody()
+
+    def started(self, node: Node) -> None:
+        node.active += 1
+        if node in self._places:
+            self._take(node)
+            self._put(node)
+
+    def finished(self, node: Node, seconds: float, ok: bool) -> None:
+        node.active -= 1
+        if node in self._places:
+            self._take(node)
+            self._put(node)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _put(self, node: Node) -> None:
+        load = (node.active + 1) / node.weight
+        bucket = self._buckets.get(load)
+        if bucket is None:
+            if len(self._heap) > 2 * len(self._places) + SLACK:
+                self._buckets = {key: full for key, full in self._buckets.items() if full}
+                self._heap = sorted(self._buckets)
+            bucket = self._buckets[load] = []
+            heappush(self._heap, load)
+        self._places[node] = (bucket, len(bucket))
+        bucket.append(node)
+
+    def _take(self, node: Node) -> None:
+        bucket, at = self._places.pop(node)
+        last = bucket.pop()
+        if last is not node:
+            bucket[at] = last
+            self._places[last] = (bucket, at)
