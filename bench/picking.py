@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import count, repeat
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count, cycle, islice, repeat
 from statistics import median
 
 from bench.measure import Line, Plan, Section, Target, interleaved, microseconds, ratio
+from bench.population import SERVICE, populate
+from mooring import connect
 from mooring.discovery.balance import NAMES, Node, Picker, make
+from mooring.discovery.view import View
 
 FEW, MANY = "10 nodes", "10 k nodes"
 SIZES = {FEW: 10, MANY: 10_000}
 TARGETS = {"round_robin": 0.5, "p2c": 2.0}
 """The most microseconds of a pick."""
+VIEW_TARGETS = {"p2c": 3.0}
+"""The same through a view, for the policy that it has where nothing is said."""
 
 _STRETCH = 1000  # calls between two looks at the clock
 
@@ -51,6 +57,7 @@ async def run(plan: Plan) -> list[Section]:
             "One node leaves and comes back, among nodes of equal weight.",
             _change,
         ),
+        await _through_views(plan),
     ]
 
 
@@ -71,6 +78,53 @@ async def _section(
         rates = await interleaved(plan, f"{title.lower()}, {policy}", sides, _each)
         lines += _lines(policy, rates, (targets or {}).get(policy))
     return Section(title, text, lines)
+
+
+async def _through_views(plan: Plan) -> Section:
+    lines: list[Line] = []
+    for policy in NAMES:
+        async with AsyncExitStack() as stack:
+            sides: dict[str, Callable[[], Awaitable[float]]] = {}
+            for size, instances in SIZES.items():
+                view = await stack.enter_async_context(_view(policy, instances))
+                sides[size] = _calls(policy, view, plan.seconds)
+            rates = await interleaved(plan, f"view.pick, {policy}", sides, _each)
+        lines += _lines(policy, rates, VIEW_TARGETS.get(policy))
+    text = (
+        "`async with view.pick()` around nothing: the choice, the start and the end of a call, and "
+        "what is kept of how it ended."
+    )
+    return Section("Picking, through a view", text, lines)
+
+
+@asynccontextmanager
+async def _view(policy: str, instances: int) -> AsyncIterator[View]:
+    async with connect("memory://") as hub:
+        await populate(hub.store, range(instances))
+        async with hub.discover(SERVICE, policy=policy) as view:
+            yield view
+
+
+def _calls(policy: str, view: View, seconds: float) -> Callable[[], Awaitable[float]]:
+    keys = cycle([f"user-{number}" for number in range(1000)])
+    sticky = policy == "consistent_hash"
+
+    async def measure() -> float:
+        clock, done, pick = time.perf_counter, 0, view.pick
+        start = clock()
+        while (elapsed := clock() - start) < seconds:
+            if sticky:
+                for key in islice(keys, _STRETCH):
+                    async with pick(key):
+                        pass
+            else:
+                for _ in repeat(None, _STRETCH):
+                    async with pick():
+                        pass
+            done += _STRETCH
+        return done / elapsed
+
+    return measure
 
 
 def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
