@@ -94,6 +94,48 @@ async def test_who_cannot_be_reached_is_left_alone_for_a_while(hub: Hub):
         assert "ejected: calls to it failed" in told[1]
 
 
+async def test_a_call_moves_on_to_another_instance(hub: Hub):
+    async def work(instance: Instance) -> int:
+        if instance.port == 1:
+            raise ConnectionRefusedError
+        return instance.port
+
+    async with hub.register(at(1)), hub.register(at(2)), hub.discover("echo") as view:
+        assert {await view.call(work) for _ in range(20)} == {2}
+
+        async def broken(instance: Instance) -> None:
+            raise ConnectionResetError(instance.port)
+
+        with pytest.raises(ConnectionResetError):
+            await view.call(broken)
+
+        async def wrong(instance: Instance) -> None:
+            raise KeyError(instance.port)
+
+        with pytest.raises(KeyError):
+            await view.call(wrong)
+
+
+async def test_retries_stay_within_their_budget(hub: Hub):
+    calls = 0
+
+    async def broken(_: Instance) -> None:
+        nonlocal calls
+        calls += 1
+        raise ConnectionResetError
+
+    strict = Resilience(retry_ratio=0.1, retry_least=0, ejected_share=0)
+    async with (
+        hub.register(at(1)),
+        hub.register(at(2)),
+        hub.discover("echo", resilience=strict) as view,
+    ):
+        for _ in range(100):
+            with pytest.raises(ConnectionResetError):
+                await view.call(broken)
+    assert calls == 110
+
+
 async def test_an_error_of_the_caller_s_own_blames_nobody(hub: Hub):
     async with hub.register(at(1)), hub.register(at(2)), hub.discover("echo") as view:
         for _ in range(30):

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from mooring import telemetry
 from mooring.discovery.copies import Copies
@@ -26,6 +26,8 @@ from mooring.model import Instance
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Empty = Literal["accept", "keep"]
 """What to do where a service truly has no instances left: believe it, or keep the last list."""
@@ -115,6 +117,31 @@ class View:
         call ends. Raises `NoInstance` on entering where there is none. `key` is for consistent
         hashing; `exclude` names ids that were tried already."""
         return Pick(self, key, exclude)
+
+    async def call(
+        self,
+        work: Callable[[Instance], Awaitable[T]],
+        *,
+        key: str | bytes | None = None,
+        tries: int = 3,
+    ) -> T:
+        """Do `work` with an instance, and with another where the first is to blame for an error,
+        up to so many `tries` and within the retry budget. Only for work that may be done twice.
+        """
+        tried: list[str] = []
+        self.retries.request(time.monotonic())
+        while True:
+            try:
+                async with self.pick(key, exclude=tried) as instance:
+                    tried.append(instance.id)
+                    return await work(instance)
+            except Exception as error:
+                if (
+                    not self.blame(error)
+                    or len(tried) >= tries
+                    or not self.retries.try_retry(time.monotonic())
+                ):
+                    raise
 
     def explain(self) -> list[Explanation]:
         """For each instance, why it is or is not called."""
