@@ -17,6 +17,7 @@ from bench import (
     etcd_client,
     etcd_peers,
     etcd_reads,
+    following,
     machine,
     memory_store,
     picking,
@@ -39,6 +40,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "picking": picking.run,
     "seen": seen.run,
     "registering": registering.run,
+    "following": following.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

@@ -1,0 +1,41 @@
+"""Who has a view of a service, does nothing with it, and tells what that costs.
+
+python -m bench.roles.follower URL SECONDS
+
+It tells "ready", then every so many seconds [its share of one core, changes seen in a second, how
+many instances it has].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import uvloop
+
+from bench.population import SERVICE
+from bench.processes import tell
+from mooring import Instance, connect
+from mooring.mirror import Update
+
+
+async def follow(url: str, seconds: float) -> None:
+    changes = 0
+
+    def changed(update: Update[str, Instance]) -> None:
+        nonlocal changes
+        changes += len(update.changes)
+
+    async with connect(url) as hub, hub.discover(SERVICE) as view:
+        view.subscribe(changed)
+        tell("ready")
+        while True:
+            before, started, used = changes, time.monotonic(), time.process_time()
+            await asyncio.sleep(seconds)
+            share, elapsed = time.process_time() - used, time.monotonic() - started
+            tell([share / elapsed, (changes - before) / elapsed, len(view.rotation)])
+
+
+if __name__ == "__main__":
+    uvloop.run(follow(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,53 @@
+"""Who makes a service change, so many times a second: half of the changes are of a status, and an
+instance joins for each one that leaves.
+
+python -m bench.roles.producer URL INSTANCES CHANGES_PER_SECOND
+
+It tells "ready" once the instances are there, and then changes them until it is killed. Each change
+is a commit of its own, of the keys that a registration would write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+
+import uvloop
+
+from bench.population import LAYOUT, instance, populate, puts
+from bench.processes import tell
+from mooring.hub import open_store
+from mooring.store import Delete, Put, Store, key
+
+_PER_TICK = 10  # changes that are sent together
+
+
+async def produce(url: str, instances: int, per_second: float) -> None:
+    async with open_store(url) as store:
+        await populate(store, range(instances))
+        tell("ready")
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        for tick in itertools.count():
+            numbers = range(tick * _PER_TICK, (tick + 1) * _PER_TICK)
+            await asyncio.gather(*(_change(store, instances, number) for number in numbers))
+            await asyncio.sleep(start + numbers.stop / per_second - clock())
+
+
+async def _change(store: Store, instances: int, number: int) -> None:
+    turn = number // 4
+    if number % 4 == 0:
+        await store.commit(*puts(instance(instances + turn)))
+    elif number % 4 == 2:
+        names = LAYOUT.encode(instance(turn))
+        await store.commit(*(Delete(key(name)) for name in names))
+    else:
+        # Among those in the middle, which are there and will be for a while.
+        changed = instance(turn + instances // 4 + number * 7919 % (instances // 2), load=number)
+        (_, (name, value)) = LAYOUT.encode(changed).items()
+        await store.commit(Put(name, value))
+
+
+if __name__ == "__main__":
+    uvloop.run(produce(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
