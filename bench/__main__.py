@@ -23,6 +23,7 @@ from bench import (
     picking,
     registering,
     report,
+    resting,
     seen,
     served,
     watch_delivery,
@@ -41,6 +42,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "seen": seen.run,
     "registering": registering.run,
     "following": following.run,
+    "resting": resting.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

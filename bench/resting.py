@@ -1,0 +1,61 @@
+"""What registrations cost while nothing happens to them."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import NamedTuple, cast
+
+from bench.bare_etcd import fresh_etcd
+from bench.measure import Line, Plan, Section, Target, per_second, percent
+from bench.processes import script
+
+FEW, MANY = 1, 1_000
+
+# A status is written once a minute where nothing changed, so less than a minute is no measure.
+_MINUTE = 60.0
+_WITHIN = 120.0
+
+
+class Rest(NamedTuple):
+    share: float
+    wakeups: float
+    registered: float
+
+
+async def run(plan: Plan) -> list[Section]:
+    seconds = _MINUTE * max(plan.seconds, 0.1)
+    plan.say(f"at rest: {2 * seconds:g} s")
+    with fresh_etcd() as server:
+        async with AsyncExitStack() as stack:
+            processes = {}
+            # One after another: their instances have the same names, and the later wins.
+            for count, url in ((FEW, f"{server.url}?namespace=/few"), (MANY, server.url)):
+                arguments = (url, str(count), str(seconds), str(seconds))
+                resident = script("bench.roles.resident", *arguments)
+                processes[count] = await stack.enter_async_context(resident)
+                assert await processes[count].told(within=_WITHIN) == "ready"
+            few, many = [
+                Rest(*cast("list[float]", await process.told(within=2 * seconds + _WITHIN)))
+                for process in processes.values()
+            ]
+    assert (few.registered, many.registered) == (FEW, MANY)
+    lines = [
+        Line(
+            f"{MANY:,} registrations, share of one core",
+            percent(many.share),
+            f"{FEW} registration {percent(few.share)}",
+            target=Target("≤", 0.02, percent),
+            value=many.share,
+        ),
+        Line(
+            f"{MANY:,} registrations, wake-ups",
+            per_second(many.wakeups),
+            f"{FEW} registration {per_second(few.wakeups)}",
+        ),
+    ]
+    text = (
+        f"A process with so many registrations on etcd, with the settings and the metrics that "
+        f"are there where nothing is said, for {seconds:g} s, as long after the last of them. What "
+        "is told is the processor time of all threads, and how often one of them waited."
+    )
+    return [Section("Registrations at rest", text, lines)]

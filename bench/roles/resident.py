@@ -1,0 +1,51 @@
+"""Who has so many instances registered, does nothing else, and tells what that costs.
+
+python -m bench.roles.resident URL INSTANCES SETTLE SECONDS
+
+It tells "ready" once all are registered. After another SETTLE seconds it measures for SECONDS, and
+tells [its share of one core, how often it woke up in a second, how many are registered].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import resource
+import sys
+import time
+
+import uvloop
+
+from bench.population import instance
+from bench.processes import tell
+from mooring import connect
+from mooring.registry.registration import Registration
+
+_TOGETHER = 16
+
+
+async def rest(url: str, instances: int, settle: float, seconds: float) -> None:
+    numbers, registered = iter(range(instances)), list[Registration]()
+    async with connect(url) as hub:
+
+        async def register() -> None:
+            for number in numbers:
+                registered.append(await hub.register(instance(number)).__aenter__())
+
+        await asyncio.gather(*itertools.starmap(register, itertools.repeat((), _TOGETHER)))
+        tell("ready")
+        await asyncio.sleep(settle)
+        before, used, started = _wakeups(), time.process_time(), time.monotonic()
+        await asyncio.sleep(seconds)
+        elapsed = time.monotonic() - started
+        share, wakeups = (time.process_time() - used) / elapsed, (_wakeups() - before) / elapsed
+        tell([share, wakeups, sum(each.state == "registered" for each in registered)])
+
+
+def _wakeups() -> int:
+    """How often any of its threads has waited for something."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+if __name__ == "__main__":
+    uvloop.run(rest(sys.argv[1], *map(int, sys.argv[2:3]), *map(float, sys.argv[3:])))
