@@ -1,0 +1,56 @@
+"""How many keys get another owner when one of so many nodes leaves, under consistent hashing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+
+from bench.measure import Line, Plan, Section, Target
+from mooring.discovery.balance import Node, make
+
+SIZES = (10, 100, 1_000)
+
+_LEAST, _FOR_EACH = 100_000, 1_000  # keys: so many that chance moves a node's share by 3 %
+
+
+async def run(plan: Plan) -> list[Section]:
+    lines: list[Line] = []
+    for size in SIZES:
+        plan.say(f"keys that move when one of {size:,} leaves")
+        moved, typical = _moved(size)
+        lines.append(
+            Line(
+                f"the fullest of {size:,} leaves",
+                f"{_times(moved * size)} 1/n of all keys",
+                f"one in the middle {_times(typical * size)}",
+                target=Target("≤", 1.2, _times),
+                value=moved * size,
+            )
+        )
+    text = (
+        "How many keys have another owner once a node has left, among nodes of equal weight: the "
+        "one that had most, which is the worst case. 1/n is what must move on average. None move "
+        "but its own. It is the same in every run, for it depends on the names alone."
+    )
+    return [Section("Consistent hashing, one leaves", text, lines)]
+
+
+def _moved(size: int) -> tuple[float, float]:
+    """The share of keys that move when the fullest leaves, and of those that the one in the middle
+    has."""
+    picker = make("consistent_hash")
+    nodes = [Node(f"10.0.{number >> 8}.{number & 255}:8080") for number in range(size)]
+    for node in nodes:
+        picker.add(node)
+    keys = [b"user-%d" % number for number in range(max(_LEAST, _FOR_EACH * size))]
+    before = [picker.pick(key) for key in keys]
+    owned = Counter(before)
+    fullest, most = owned.most_common(1)[0]
+    picker.remove(fullest)
+    moved = sum(picker.pick(key) is not owner for key, owner in zip(keys, before, strict=True))
+    assert moved == most
+    return moved / len(keys), median(owned[node] for node in nodes) / len(keys)
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f} ×"
