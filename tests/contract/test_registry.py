@@ -13,6 +13,7 @@ from mooring import Instance
 from mooring.errors import InUse, InvalidName, InvalidRequest, Removed, Superseded
 from mooring.hub import Hub
 from mooring.mirror import Mirror
+from mooring.model import JSON
 from mooring.registry.contract import Registry
 from mooring.store import Delete, Put, everything, key, prefix
 from tests.waiting import eventually
@@ -251,6 +252,24 @@ async def test_every_group_and_service_has_a_description_that_is_never_overwritt
         assert await hub.registry.info(group="Common") == mooring.Group("Common", department="d")
     assert await hub.registry.services() == [("Common/echo", 0)]
     assert await hub.registry.groups() == ["Common"]
+
+
+async def test_what_an_operator_cannot_say_is_refused_with_the_key(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    wrong: dict[str, JSON] = {"weight": "heavy", "enabled": 1, "zone": [], "metadata": 5}
+    for field, value in wrong.items():
+        with pytest.raises(InvalidRequest, match=f"echo/config .*{field}"):
+            await hub.registry.configure("echo", set={field: value})
+    assert await hub.registry.config("echo") == {}
+    for file in ("config", "info"):
+        await hub.store.commit(Put(f"/registry/default/echo/{file}".encode(), b"{"))
+    with pytest.raises(InvalidRequest, match="echo/config is no JSON"):
+        await hub.registry.config("echo")
+    with pytest.raises(InvalidRequest, match="echo/config is no JSON"):
+        await hub.registry.configure("echo", set={"weight": 1})
+    with pytest.raises(InvalidRequest, match="echo/info is no JSON"):
+        await hub.registry.info(service="echo")
 
 
 async def test_two_operators_at_once_lose_nothing(hub: Hub, other: Hub):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import msgspec
@@ -22,7 +23,7 @@ from mooring.registry.contract import (
 from mooring.registry.enrolment import StoreEnrolment
 from mooring.registry.following import Assembly, InstancesFeed
 from mooring.registry.layouts import values
-from mooring.registry.layouts.contract import Layout, Place
+from mooring.registry.layouts.contract import Layout, Malformed, Place
 from mooring.registry.leases import SharedLease
 from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
 from mooring.store.contract import (
@@ -183,14 +184,16 @@ class StoreRegistry(Registry):
                 continue  # it changed meanwhile: another incarnation, perhaps
 
     async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
-        found = await self._store.read(key(self.layout.config_key(service, id)))
-        return {} if found.first is None else values.decode(found.first.value)
+        name = self.layout.config_key(service, id)
+        found = await self._store.read(key(name))
+        with _naming(name):
+            return {} if found.first is None else values.decode(found.first.value)
 
     async def configure(
         self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
     ) -> Mapping[str, JSON]:
-        if "metadata" in set:
-            check_metadata(cast("Mapping[str, str]", set["metadata"]))
+        if isinstance(metadata := set.get("metadata"), dict):
+            check_metadata(cast("Mapping[str, str]", metadata))
         return await self._edit(self.layout.config_key(service, id), set, unset, config=True)
 
     async def _edit(
@@ -199,13 +202,14 @@ class StoreRegistry(Registry):
         """Change some fields of a value and leave the others, whoever else writes meanwhile."""
         while True:
             entry = (await self._store.read(key(name))).first
-            fields: dict[str, JSON] = {} if entry is None else values.decode(entry.value)
-            fields.update(set)
-            for field in unset:
-                fields.pop(field, None)
-            value = values.encode(fields)
-            if config:
-                self.layout.decode_config(value)  # what we could not read, we do not write
+            with _naming(name):
+                fields: dict[str, JSON] = {} if entry is None else values.decode(entry.value)
+                fields.update(set)
+                for field in unset:
+                    fields.pop(field, None)
+                value = values.encode(fields)
+                if config:
+                    self.layout.decode_config(value)  # what we could not read, we do not write
             write = Put(name, value) if fields or not config else Delete(key(name))
             try:
                 await self._store.commit(
@@ -223,7 +227,8 @@ class StoreRegistry(Registry):
     def _info(self, name: bytes, value: bytes) -> Group | Service:
         place = self.layout.locate(name)
         assert place is not None
-        return self.layout.decode_info(place, value)
+        with _naming(name):
+            return self.layout.decode_info(place, value)
 
     async def describe(
         self, *, group: str = "", service: str = "", set: Mapping[str, str]
@@ -241,3 +246,12 @@ class StoreRegistry(Registry):
     async def aclose(self) -> None:
         for mirror in self._configs.values():
             await mirror.aclose()
+
+
+@contextmanager
+def _naming(name: bytes) -> Iterator[None]:
+    """Say of which key something cannot be."""
+    try:
+        yield
+    except Malformed as error:
+        raise Malformed(f"{name.decode()} {error}") from error
