@@ -8,7 +8,7 @@ import pytest
 
 from mooring.errors import InvalidURL
 from mooring.hub import connect, open_store
-from mooring.store.url import parse
+from mooring.store.url import StoreURL, parse
 
 
 def test_the_parts_of_an_etcd_url():
@@ -17,6 +17,51 @@ def test_the_parts_of_an_etcd_url():
     assert (url.user, url.password) == ("app", "p@ss")
     assert url.path("ca") == Path("/ca.pem")
     assert url.path("cert") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("sqlite:///a/store", "/a/store"),
+        ("sqlite:///mia@home/store", "/mia@home/store"),
+        ("sqlite:///a:b@c/d", "/a:b@c/d"),
+        ("sqlite:///a%20b/%E6%9C%8D", "/a b/服"),
+        ("sqlite:///服 务/x+y", "/服 务/x+y"),
+        ("sqlite:///what%3F/%23%25", "/what?/#%"),
+        ("sqlite:///100%/x", "/100%/x"),
+        ("sqlite:///%FF", "/\udcff"),
+        ("sqlite://relative/store/", "relative/store"),
+    ],
+)
+def test_the_path_of_a_file(text: str, path: str):
+    url = parse(text)
+    assert url.file == Path(path)
+    assert (url.user, url.password) == ("", "")
+    assert parse(str(url)).file == Path(path)
+    assert str(url).isprintable()
+
+
+def test_a_path_of_any_character_can_be_a_store():
+    path = "/tmp/" + "".join(map(chr, range(1, 300))).replace("/", "") + "\udc80"
+    url = StoreURL("sqlite", path)
+    assert url.file == Path(path)
+    assert parse(str(url)) == url
+
+
+def test_a_file_in_the_home_of_somebody():
+    assert parse("sqlite://~/store").file == Path.home() / "store"
+    with pytest.raises(InvalidURL, match="home"):
+        print(parse("sqlite://~nobody-of-this-name/store").file)
+
+
+def test_the_name_of_a_memory_store_is_whole():
+    assert parse("memory://a@b").location == "a@b"
+
+
+def test_how_much_history_is_kept():
+    assert parse("memory://?history_bytes=1000").size("history_bytes", 5) == 1000
+    assert parse("sqlite:///x?history_bytes=16MiB").size("history_bytes", 5) == 16 * 1024**2
+    assert parse("sqlite:///x").size("history_bytes", 5) == 5
 
 
 def test_user_and_password_may_be_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -61,6 +106,9 @@ def test_a_password_is_masked_wherever_a_url_shows(text: str):
         ("memory://x?history=many", "history=many"),
         ("memory://x?history=-1000", "history=-1000"),
         ("memory://x?history=0", "history=0"),
+        ("memory://x?history_bytes=0", "history_bytes=0"),
+        ("memory://x?history_bytes=16MB", "256MiB"),
+        ("sqlite:///a%00b", "zero byte"),
         ("etcd://h?timeout=0s", "more than nothing"),
         ("etcd://a b:2379", "is no host"),
         ("etcd://[::1", "is no host"),

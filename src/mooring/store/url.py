@@ -1,11 +1,12 @@
 """A store's URL: parsed once, checked whole, its password never shown.
 
-    memory://[name][?history=100000&history_age=1h]
-    sqlite:///path/to/file[?history=…&history_age=…]
+    memory://[name][?history=100000&history_age=1h&history_bytes=256MiB]
+    sqlite:///path/to/file[?history=…&history_age=…&history_bytes=…]
     etcd://[user:password@]host[:2379][,host…][?user=&password=&password_file=&timeout=5s]
     etcds://…                                  [&ca=FILE&cert=FILE&key=FILE&server_name=NAME]
 
-Every scheme takes `namespace=PREFIX`, below which everything is put.
+Every scheme takes `namespace=PREFIX`, below which everything is put. In the path of a file `?`, `#`
+and `%` are written as %3F, %23 and %25, and any other character may be.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from mooring import durations
 from mooring.errors import InvalidURL
@@ -36,6 +37,16 @@ def _count(value: str) -> int:
     return int(value)
 
 
+_UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def _bytes(value: str) -> int:
+    match = re.fullmatch(r"([0-9]+)(KiB|MiB|GiB)?", value)
+    if match is None or not int(match[1]):
+        raise ValueError("it must be a number of bytes from 1 up, like 1000000 or 256MiB")
+    return int(match[1]) * _UNITS[match[2] or ""]
+
+
 def _duration(value: str) -> float:
     if not (seconds := durations.parse(value)):
         raise ValueError("it must be more than nothing")
@@ -44,7 +55,12 @@ def _duration(value: str) -> float:
 
 Options = Mapping[str, Callable[[str], object]]
 
-_EMBEDDED: Options = {"namespace": _text, "history": _count, "history_age": _duration}
+_EMBEDDED: Options = {
+    "namespace": _text,
+    "history": _count,
+    "history_age": _duration,
+    "history_bytes": _bytes,
+}
 _ETCD: Options = {
     "namespace": _text,
     "user": str,
@@ -68,7 +84,7 @@ class StoreURL:
 
     scheme: str
     location: str
-    """What stands between `//` and `?`: hosts or a name."""
+    """What stands between `//` and `?`: hosts, a name, or the path of a file."""
     user: str = ""
     password: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -77,7 +93,8 @@ class StoreURL:
         secret = f":{MASK}" if self.password else ""
         user = f"{self.user}{secret}@" if self.user else ""
         options = "&".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.scheme}://{user}{self.location}{'?' if options else ''}{options}"
+        where = _quoted(self.location) if self.scheme == "sqlite" else self.location
+        return f"{self.scheme}://{user}{where}{'?' if options else ''}{options}"
 
     def hosts(self, port: int) -> tuple[str, ...]:
         """The hosts, each with its port."""
@@ -86,6 +103,17 @@ class StoreURL:
 
     def path(self, name: str) -> Path | None:
         return Path(value).expanduser() if (value := self.options.get(name)) else None
+
+    @property
+    def file(self) -> Path:
+        """The file of `sqlite://`."""
+        try:
+            return Path(self.location).expanduser()
+        except RuntimeError as error:
+            raise InvalidURL(f"{self}: there is no such home folder") from error
+
+    def size(self, name: str, default: int) -> int:
+        return _bytes(self.options[name]) if name in self.options else default
 
     def count(self, name: str, default: int) -> int:
         return _count(self.options[name]) if name in self.options else default
@@ -115,8 +143,7 @@ def parse(text: str) -> StoreURL:
             read(value)
         except ValueError as error:
             raise InvalidURL(f"{name}={value} for {scheme}://: {error}") from error
-    userinfo, _, location = where.rstrip("/").rpartition("@")
-    user, _, password = userinfo.partition(":")
+    user, password, location = _place(scheme, where.rstrip("/"))
     url = StoreURL(
         scheme,
         location,
@@ -133,6 +160,29 @@ def parse(text: str) -> StoreURL:
         if ("cert" in options) != ("key" in options):
             raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
     return url
+
+
+def _place(scheme: str, where: str) -> tuple[str, str, str]:
+    """User, password and location. What has no users may have an `@` in its name."""
+    if scheme == "memory":
+        return "", "", where
+    if scheme == "sqlite":
+        path = unquote(where, errors="surrogateescape")
+        if "\0" in path:
+            raise InvalidURL("the path of sqlite:// has a zero byte, which no path can have")
+        return "", "", path
+    userinfo, _, location = where.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    return user, password, location
+
+
+def _quoted(path: str) -> str:
+    """A path as it stands in a URL, readable as far as can be."""
+    return re.sub(
+        r"[%?#\x00-\x1f\x7f\udc80-\udcff]",
+        lambda match: quote(match[0], safe="", errors="surrogateescape"),
+        path,
+    )
 
 
 def _password(given: str, options: Mapping[str, str]) -> str:
