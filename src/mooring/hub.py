@@ -46,16 +46,17 @@ def open_host(url: StoreURL) -> Host:
 
     Only for `memory://` and `sqlite://`: see `EMBEDDED`.
     """
-    history, age = _history(url)
+    history, age, size = _history(url)
     if url.scheme == "memory":
         from mooring.store.embedded.engine import Engine
         from mooring.store.embedded.host import memory_host
 
-        return memory_host(url.location, lambda: Engine(history=history, history_age=age))
+        return memory_host(
+            url.location, lambda: Engine(history=history, history_age=age, history_bytes=size)
+        )
     from mooring.store.embedded.durable import durable_host
 
-    path = Path(url.location).expanduser()
-    return durable_host(path, history=history, history_age=age)
+    return durable_host(url.file, history=history, history_age=age, history_bytes=size)
 
 
 def _open_embedded(url: StoreURL) -> Store:
@@ -64,9 +65,15 @@ def _open_embedded(url: StoreURL) -> Store:
     return EmbeddedStore(open_host(url), url=str(url))
 
 
-def _history(url: StoreURL) -> tuple[int, float]:
+def _history(url: StoreURL) -> tuple[int, float, int]:
     """How much of the past an embedded store keeps."""
-    return url.count("history", 100_000), url.seconds("history_age", 3600.0)
+    from mooring.store.embedded.engine import HISTORY, HISTORY_AGE, HISTORY_BYTES
+
+    return (
+        url.count("history", HISTORY),
+        url.seconds("history_age", HISTORY_AGE),
+        url.size("history_bytes", HISTORY_BYTES),
+    )
 
 
 def _open_etcd(url: StoreURL) -> Store:

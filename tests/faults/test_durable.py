@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -10,16 +11,22 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from mooring.errors import InUse, OutOfSpace, StoreError
+from mooring.errors import Conflict, InUse, OutOfSpace, StoreError
 from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
-from mooring.store import Delete, Put, Store, key, prefix
+from mooring.store import Committed, Delete, Put, Query, Store, absent, exists, key, prefix
 from mooring.store.embedded import journal
+from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.engine import Engine, Transaction
+from tests.waiting import eventually
 
 WRITER = """
 import asyncio, itertools, sys
@@ -221,8 +228,9 @@ async def main(path):
         await asyncio.sleep(1.5)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         done = await store.commit(Put(b"/after", b""))
-        await asyncio.sleep(1)
-        assert (await store.read(key(b"/leased"))).first is None
+        async with store.watch(key(b"/leased")) as watch, asyncio.timeout(10):
+            if (await store.read(key(b"/leased"))).first is not None:
+                await anext(watch)
         print("refused", refused, "revision", done.revision)
 
 asyncio.run(main(sys.argv[1]))
@@ -304,6 +312,236 @@ async def test_a_store_that_fails_to_write_takes_everything_back(tmp_path: Path,
                 batch = await anext(watch)
         assert batch.revision == done.revision
         assert [event.key for event in batch.events] == [b"/b"]
+
+
+async def test_reads_and_leases_live_on_while_nothing_can_be_written(tmp_path: Path, monkeypatch):
+    """Nobody can renew a lease meanwhile, so none runs out; who changes nothing is answered."""
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        lease = await store.grant(2)
+        start = await store.commit(Put(b"/a", b"", lease.id))
+        with monkeypatch.context() as broken:
+            broken.setattr(journal.Journal, "write", fail)
+            with pytest.raises(OutOfSpace):
+                await store.renew(lease.id)
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                await asyncio.sleep(0.1)
+                done = await store.commit(require=[exists(b"/a")], read=[Query(key(b"/a"))])
+                assert (done.revision, len(done.reads[0].entries)) == (start.revision, 1)
+                with pytest.raises(Conflict):
+                    await store.commit(Put(b"/a", b""), require=[absent(b"/a")])
+                with pytest.raises(OutOfSpace):
+                    await store.compact(start.revision)
+            assert (await store.status()).alarms
+        await eventually(partial(has_no_alarm, store))
+        assert await store.renew(lease.id) == 2
+        async with store.watch(key(b"/a")) as watch, asyncio.timeout(5):
+            assert (await anext(watch)).events[0].entry is None, "time passes again"
+
+
+async def has_no_alarm(store: Store) -> bool:
+    return not (await store.status()).alarms
+
+
+async def test_who_only_reads_is_not_refused_with_those_who_write(tmp_path: Path, monkeypatch):
+    """Though they share a round: each sees what is kept, not what was taken back."""
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        start = await store.commit(Put(b"/a", b"old"))
+        monkeypatch.setattr(journal.Journal, "write", fail)
+        calls = []
+        for _ in range(5):
+            calls.append(store.commit(Put(b"/a", b"new")))
+            calls.append(store.commit(read=[Query(key(b"/a"))]))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, OutOfSpace) for result in results[::2])
+        for result in results[1::2]:
+            assert isinstance(result, Committed)
+            assert result.revision == start.revision
+            assert [entry.value for entry in result.reads[0].entries] == [b"old"]
+        monkeypatch.undo()
+
+
+async def test_a_renewal_that_waits_saves_its_lease(tmp_path: Path, monkeypatch):
+    """However long the disk takes, and however many wait before it."""
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        lease = await store.grant(1)
+        write, held, free = journal.Journal.write, threading.Event(), threading.Event()
+
+        def slow(self: journal.Journal, changes: journal.Changes) -> None:
+            held.set()
+            free.wait(10)
+            write(self, changes)
+
+        monkeypatch.setattr(journal.Journal, "write", slow)
+        loop = asyncio.get_running_loop()
+        waiting = [loop.create_task(store.commit(Put(b"/first", b"")))]
+        assert await asyncio.to_thread(held.wait, 5)
+        waiting += [loop.create_task(store.commit(Put(b"/%d" % n, b""))) for n in range(2500)]
+        renewal = loop.create_task(store.renew(lease.id))
+        await asyncio.sleep(2)
+        free.set()
+        assert await renewal == 1
+        await asyncio.gather(*waiting)
+
+
+async def test_a_write_that_cannot_be_kept_is_refused_alone(
+    tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
+    """A mistake of ours is no full disk: nobody else is refused, nor told that it is full."""
+    write = journal.Journal.write
+
+    def choosy(self: journal.Journal, changes: journal.Changes) -> None:
+        for batch in changes.batches:
+            if any(event.key == b"/bad" for event in batch.events):
+                raise sqlite3.IntegrityError("UNIQUE constraint failed")
+        write(self, changes)
+
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        lease = await store.grant(60)
+        monkeypatch.setattr(journal.Journal, "write", choosy)
+        good = [store.commit(Put(b"/good/%d" % n, b"", lease.id)) for n in range(20)]
+        bad = [store.commit(Put(b"/bad", b"", lease.id), Put(b"/worse", b"")) for _ in range(3)]
+        results = await asyncio.gather(*good[:10], *bad, *good[10:], return_exceptions=True)
+        refused = [result for result in results if isinstance(result, StoreError)]
+        assert len(refused) == 3
+        assert not any(isinstance(error, OutOfSpace) for error in refused)
+        assert "mistake in Mooring" in str(refused[0])
+        assert (await store.status()).alarms == ()
+        assert len(await all_keys(store)) == 20
+        monkeypatch.undo()
+        await store.commit(Put(b"/bad", b""))
+    assert sum("mistake in Mooring" in record.getMessage() for record in caplog.records) == 1
+    assert journal.check(tmp_path / "store") == []
+
+
+async def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path: Path):
+    host = durable_host(tmp_path / "store")
+
+    def stumble(engine: Engine, now: float) -> None:
+        transaction = Transaction(engine, now)
+        transaction.put(b"/half", b"")
+        raise RuntimeError("stumbled")
+
+    try:
+        with pytest.raises(RuntimeError, match="stumbled"):
+            await host.write(stumble)
+        await host.write(lambda engine, now: engine.commit([Put(b"/a", b"")], [], [], now))
+        found = host.read(lambda engine: engine.read(Query(prefix(b"/"))))
+        assert [entry.key for entry in found.entries] == [b"/a"]
+    finally:
+        host.release()
+    assert journal.check(tmp_path / "store") == []
+
+
+async def test_a_key_may_change_more_than_once_in_a_commit(tmp_path: Path):
+    path = tmp_path / "store"
+
+    def change(engine: Engine, now: float) -> int:
+        transaction = Transaction(engine, now)
+        transaction.delete(prefix(b"/"))
+        transaction.put(b"/a", b"1")
+        transaction.put(b"/b", b"1")
+        transaction.delete(key(b"/b"))
+        transaction.put(b"/b", b"2")
+        transaction.delete(key(b"/b"))
+        transaction.close()
+        return engine.revision
+
+    host = durable_host(path)
+    await host.write(lambda engine, now: engine.commit([Put(b"/a", b"0")], [], [], now))
+    revision = await host.write(change)
+    host.release()
+    async with open_store(f"sqlite://{path}") as store:
+        async with store.watch(prefix(b"/"), after=revision - 1) as watch:
+            batch = await anext(watch)
+        told = [(event.key, event.entry and event.entry.value) for event in batch.events]
+        b = b"/b"
+        assert told == [(b"/a", None), (b"/a", b"1"), (b, b"1"), (b, None), (b, b"2"), (b, None)]
+        await store.compact(revision)
+        await eventually(lambda: rows(path) == 1)
+        await store.commit(Put(b"/b", b"3"))
+    async with open_store(f"sqlite://{path}") as store:
+        found = (await store.read(prefix(b"/"))).entries
+        assert [(e.key, e.value, e.version) for e in found] == [(b"/a", b"1", 1), (b, b"3", 1)]
+    assert journal.check(path) == []
+
+
+def rows(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return int(database.execute("SELECT count(*) FROM entries").fetchone()[0])
+
+
+async def test_a_lease_that_is_granted_again_has_its_new_time(tmp_path: Path):
+    url = f"sqlite://{tmp_path}/store"
+    host = durable_host(tmp_path / "store")
+
+    def again(engine: Engine, now: float) -> None:
+        engine.revoke(5, now)
+        engine.grant(5000, now, 5)
+
+    await host.write(lambda engine, now: engine.grant(60, now, 5))
+    await host.write(again)
+    host.release()
+    async with open_store(url) as store:
+        assert await store.renew(5) == 5000
+
+
+async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path):
+    """Of 200 MB, and most of it in values that span many pages."""
+    path = tmp_path / "store"
+    async with open_store(f"sqlite://{path}?history_bytes=1000000000") as store:
+        for start in range(0, 2000, 100):
+            values = (b"x" * 100_000 for _ in range(100))
+            done = await asyncio.gather(*(store.commit(Put(b"/busy", v)) for v in values))
+            await store.commit(*(Put(b"/%d/%d" % (start, n), b"") for n in range(100)))
+        lease = await store.grant(2)
+        await store.compact(max(commit.revision for commit in done))
+        waits: list[float] = []
+        while not waits or rows(path) > 2100:
+            started = time.monotonic()
+            await store.commit(Put(b"/ping", b""))
+            await store.renew(lease.id)
+            waits.append(time.monotonic() - started)
+        assert len(waits) > 20
+        assert max(waits) < 1, "tens of milliseconds on an idle machine"
+    assert journal.check(path) == []
+
+
+async def test_a_file_of_the_first_schema_is_upgraded(tmp_path: Path):
+    path = tmp_path / "store"
+    script = (resources.files("mooring.store.embedded") / "sql" / "schema_1.sql").read_text()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(script)
+        meta = [("schema", 1), ("revision", 4), ("compacted", 2), ("uptime", 10.0)]
+        database.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+        database.executemany(
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (2, b"/a", 0, b"1", 2, 1, 0),
+                (3, b"/z", 0, b"z", 3, 1, 7),
+                (3, b"/a", 1, b"2", 2, 2, 0),
+                (4, b"/a", 0, b"", 0, 0, 0),
+            ],
+        )
+        database.execute("INSERT INTO leases VALUES (7, 60, 50.0)")
+        database.commit()
+    assert journal.check(path) == []
+    async with open_store(f"sqlite://{path}") as store:
+        async with store.watch(prefix(b"/"), after=2) as watch:
+            batches = [await anext(watch), await anext(watch)]
+        assert [[event.key for event in batch.events] for batch in batches] == [
+            [b"/z", b"/a"],
+            [b"/a"],
+        ]
+        assert (await store.read(key(b"/a"), at=2)).first is not None
+        assert await store.renew(7) == 60
+        assert (await store.commit(Put(b"/new", b""))).revision == 5
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        query = "SELECT value FROM meta WHERE name = 'schema'"
+        assert database.execute(query).fetchone() == (journal.SCHEMA,)
+        indices = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        assert indices == (3,), "nothing is left of the way there"
+    assert journal.check(path) == []
 
 
 def fail(*_: object) -> None:

@@ -12,13 +12,21 @@ from hypothesis import strategies as st
 
 from mooring.errors import Compacted, LeaseNotFound
 from mooring.store import Batch, Delete, Put, Query, Range, key, prefix
-from mooring.store.embedded.engine import Engine, Transaction
+from mooring.store.embedded.engine import FORGET, Engine, Transaction
+
+
+def forget_all(engine: Engine) -> int:
+    """Drop everything that is compacted; how many versions at a time at the most."""
+    most = 0
+    while engine.forgetting:
+        most = max(most, len(engine.forget()))
+    return most
 
 
 def put(engine: Engine, name: bytes, value: bytes = b"", lease: int = 0, now: float = 0.0) -> int:
     revision = engine.commit([Put(name, value, lease)], [], [], now).revision
     engine.confirm()
-    engine.forgotten.clear()
+    engine.forget()
     return revision
 
 
@@ -41,6 +49,89 @@ def test_the_history_is_bounded_by_age():
     assert 60 <= engine.revision - engine.compacted <= 64
 
 
+def test_the_history_is_bounded_by_what_it_takes():
+    engine = Engine(history_bytes=1_000_000)
+    for n in range(300):
+        put(engine, b"/busy", b"x" * 100_000)
+        put(engine, b"/%d" % n, b"is no history")
+    assert 10 < engine.revision - engine.compacted < 30
+    forget_all(engine)
+    assert sum(len(e.value) for e in engine._keys._versions[b"/busy"]) < 1_200_000
+    before = engine.compacted
+    engine.commit([Delete(prefix(b"/"))], [], [], 0.0)
+    for _ in range(30):
+        put(engine, b"/small", b"")
+    assert engine.compacted > before, "what is deleted is old, and small versions count as well"
+
+
+def test_a_store_that_was_loaded_knows_what_its_history_takes():
+    engine = Engine()
+    put(engine, b"/a", b"1" * 1000)
+    put(engine, b"/b", b"1" * 1000)
+    engine.compact(engine.revision)
+    engine.confirm()
+    put(engine, b"/a", b"2" * 1000)
+    engine.commit([Delete(prefix(b"/"))], [], [], 0.0)
+    put(engine, b"/a", b"3" * 1000)
+    versions = [e for versions in engine._keys._versions.values() for e in versions]
+    loaded = Engine()
+    loaded.load(
+        sorted(versions, key=lambda e: e.modified),
+        revision=engine.revision,
+        compacted=engine.compacted,
+        now=0.0,
+    )
+    for revision in range(engine.compacted, engine.revision + 1):
+        assert loaded._history.left_since(revision) == engine._history.left_since(revision)
+
+
+def test_compaction_drops_a_little_at_a_time():
+    engine = Engine()
+    for n in range(3000):
+        put(engine, b"/%d" % (n % 7), b"%d" % n)
+    engine.commit([Put(b"/new/%d" % n, b"") for n in range(100)], [], [], 0.0)
+    at = engine.revision
+    put(engine, b"/0", b"last")
+    expected = engine.read(Query(prefix(b"/")), at=at)
+    engine.compact(at)
+    engine.confirm()
+    pieces = 0
+    while engine.forgetting:
+        assert len(engine.forget()) <= FORGET
+        pieces += 1
+        assert engine.read(Query(prefix(b"/")), at=at) == expected
+        assert engine.count(prefix(b"/"), at) == len(expected.entries)
+    assert pieces > 5
+    assert sum(map(len, engine._keys._versions.values())) == 108
+
+
+def test_many_keys_of_one_revision_are_dropped_a_little_at_a_time():
+    engine = Engine()
+    for start in range(0, 2000, 100):
+        engine.commit([Put(b"/%d" % n, b"") for n in range(start, start + 100)], [], [], 0.0)
+    engine.commit([Delete(prefix(b"/"))], [], [], 0.0)
+    engine.confirm()
+    engine.compact(engine.revision)
+    engine.confirm()
+    assert forget_all(engine) <= 2 * FORGET
+    assert engine._keys._versions == {}
+
+
+def test_compaction_can_be_taken_back():
+    engine = Engine()
+    for n in range(10):
+        put(engine, b"/a", b"%d" % n)
+    engine.compact(5)
+    engine.undo()
+    assert not engine.forgetting
+    assert engine.read(Query(key(b"/a")), at=3).first is not None
+    engine.compact(5)
+    engine.confirm()
+    engine.undo()
+    with pytest.raises(Compacted):
+        engine.read(Query(key(b"/a")), at=3)
+
+
 def test_deleted_keys_leave_nothing_behind_once_compacted():
     engine = Engine()
     for n in range(100):
@@ -48,6 +139,8 @@ def test_deleted_keys_leave_nothing_behind_once_compacted():
     engine.commit([Delete(prefix(b"/"))], [], [], 0.0)
     engine.confirm()
     engine.compact(engine.revision)
+    engine.confirm()
+    forget_all(engine)
     assert engine._keys._versions == {}
     assert len(engine._keys._order) == 0
 
@@ -139,6 +232,33 @@ def test_what_was_not_confirmed_can_be_taken_back_without_a_trace():
     assert put(engine, b"/d") == before[0] + 1
 
 
+def test_what_an_operation_left_half_done_can_be_taken_back_by_itself():
+    engine = Engine()
+    put(engine, b"/a", b"old")
+    engine.commit([Put(b"/b", b"")], [], [], 0.0)
+    mark, before = engine.mark(), state(engine)
+    transaction = Transaction(engine, 0.0)
+    transaction.put(b"/a", b"new")
+    transaction.delete(key(b"/b"))
+    engine.undo(mark)
+    assert state(engine) == before
+    engine.commit([Put(b"/c", b"")], [], [], 0.0)
+    engine.undo(mark)
+    assert state(engine) == before
+    assert [batch.revision for batch in engine.unconfirmed()] == [before[0]]
+
+
+def test_a_lease_is_seen_until_its_end_is_confirmed():
+    engine = Engine()
+    lease = engine.grant(10, 0.0)
+    engine.confirm()
+    engine.revoke(lease, 1.0)
+    assert lease not in engine.leases
+    assert engine.leases.seen(lease) is not None
+    engine.confirm()
+    assert engine.leases.seen(lease) is None
+
+
 def state(engine: Engine) -> tuple[int, object, object]:
     leases = {
         lease: (engine.leases[lease].deadline, set(engine.leases[lease].keys))
@@ -178,8 +298,12 @@ def test_counting_agrees_with_looking(chance: random.Random):
             engine.undo()
         elif step < 0.95:
             engine.confirm()
-        elif engine.confirmed > engine.compacted:
-            engine.compact(chance.randrange(engine.compacted + 1, engine.confirmed + 1))
+        else:
+            engine.confirm()
+            if engine.confirmed > engine.compacted:
+                engine.compact(chance.randrange(engine.compacted + 1, engine.confirmed + 1))
+                engine.confirm()
+            engine.forget()
         start = chance.choice(names)
         range_ = Range(start, chance.choice([b"", start + b"\0", b"9"]))
         at = chance.randrange(engine.compacted, engine.confirmed + 1)

@@ -3,8 +3,9 @@
 A thread of its own takes all writes that wait, applies them, puts them into the journal in one
 SQLite transaction, confirms them, and answers: writers that come at the same time share one
 synchronisation of the disk. Where the journal cannot be written (the disk is full, the file
-read-only) everything of that round is taken back and its writers are told; reads go on, and the
-next round tries again.
+read-only) everything of that round is taken back and its writers are told; reads go on, the clock
+of the leases stands still, and the thread tries again. Where it is a single write that the journal
+cannot take, which would be a mistake of ours, that one alone is refused.
 """
 
 from __future__ import annotations
@@ -16,15 +17,24 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mooring.errors import Closed, MooringError, OutOfSpace, StoreError
-from mooring.store.contract import Guarantees
-from mooring.store.embedded.engine import Engine
+from mooring.errors import Closed, OutOfSpace, StoreError
+from mooring.store.contract import Entry, Guarantees
+from mooring.store.embedded.engine import (
+    FORGET,
+    FORGET_BYTES,
+    HISTORY,
+    HISTORY_AGE,
+    HISTORY_BYTES,
+    Engine,
+)
+from mooring.store.embedded.history import size
 from mooring.store.embedded.host import Host, call_in
 from mooring.store.embedded.journal import Changes, Journal
 
@@ -33,8 +43,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ROUND = 1000  # writes that share one transaction at the most
-_FORGET = 5000  # compacted versions that are dropped from the disk in one round
-_RETRY = 0.5  # seconds until the host tries again what nobody asked for (expiry, compaction)
+_RETRY = 0.5  # seconds until the host tries again whether the journal can be written
 
 
 @dataclass(slots=True)
@@ -42,43 +51,49 @@ class _Request:
     operation: Callable[[Engine, float], Any]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
+    arrived: float = field(default_factory=time.monotonic)
 
 
 class DurableHost(Host):
     guarantees = Guarantees(durable=True, replicated=False, shared=False)
     kind = "embedded, in a file"
 
-    def __init__(self, path: Path, *, history: int, history_age: float) -> None:
+    def __init__(self, path: Path, *, history: int, history_age: float, history_bytes: int) -> None:
         self._journal = Journal(path)
-        engine = Engine(history=history, history_age=history_age)
-        with _without_collector():
-            uptime = self._load(engine)
+        engine = Engine(history=history, history_age=history_age, history_bytes=history_bytes)
+        try:
+            with _without_collector():
+                uptime, self._dropped = self._load(engine)
+        except BaseException:
+            self._journal.close()
+            raise
+        super().__init__(engine)
         # The engine's clock is the store's uptime: while it is down, no lease runs out.
         self._started = time.monotonic() - uptime
-        super().__init__(engine)
+        self._stopped_at: float | None = None
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._waiting: deque[_Request] = deque()  # out of the queue, and not yet applied
+        self._ending = False
         self._users = 0
-        self._failing = False
         self._written = uptime
+        self._told = ""
         if not self._journal.writable:
             self._failed(sqlite3.OperationalError("it is read-only"))
         self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
         self._thread.start()
 
-    def _load(self, engine: Engine) -> float:
+    def _load(self, engine: Engine) -> tuple[float, list[Entry]]:
         kept = self._journal.load()
         for lease, ttl, deadline in kept.leases:
             engine.leases.grant(lease, ttl, deadline)
-        engine.leases.changed.clear()
+        engine.leases.settle()
         try:
-            engine.load(
+            forgotten = engine.load(
                 kept.entries, revision=kept.revision, compacted=kept.compacted, now=kept.uptime
             )
         except StoreError as error:
-            path = self._journal.path
-            self._journal.close()
-            raise StoreError(f"{path} is damaged ({error}): mooring store check {path}") from error
-        return kept.uptime
+            raise self._journal.damaged(error) from error
+        return kept.uptime, forgotten
 
     def use(self) -> DurableHost:
         self._users += 1
@@ -104,109 +119,203 @@ class DurableHost(Host):
         self._queue.put(_Request(operation, loop, answer))
         return await answer
 
+    def now(self) -> float:
+        """The time that the store has been up, and could write."""
+        stopped = self._stopped_at
+        return time.monotonic() - self._started if stopped is None else stopped
+
+    def space(self) -> tuple[int, int]:
+        return self._journal.space()
+
     def tick(self) -> float:
         return 60.0  # the thread lets time pass by itself
 
     # Everything below runs in the thread.
 
-    def _now(self) -> float:
-        return time.monotonic() - self._started
-
     def _run(self) -> None:
         pause = 0.0
         while True:
-            requests, last = self._collect(pause)
+            requests = self._collect(pause)
+            started = time.monotonic()
             self._round(requests)
-            if last:
+            self._forget(time.monotonic() - started)
+            if self._ending and not self._waiting:
                 return self._refuse_the_rest()
-            pause = _RETRY if self._failing else self._rest()
+            pause = self._rest()
 
     def _rest(self) -> float:
         """Seconds until something is due by itself."""
+        if self._stopped_at is not None:
+            return _RETRY
         with self.lock:
-            if self._engine.forgotten:
+            if self._dropped or self._engine.forgetting:
                 return 0.0
             deadline = self._engine.next_deadline()
-        return 1.0 if deadline is None else max(0.0, min(deadline - self._now(), 1.0))
+        return 1.0 if deadline is None else max(0.0, min(deadline - self.now(), 1.0))
 
-    def _collect(self, pause: float) -> tuple[list[_Request], bool]:
-        """The writes that wait; after a pause without any, none. And whether it is time to end."""
-        requests: list[_Request] = []
+    def _collect(self, pause: float) -> list[_Request]:
+        """The writes that are next; after a pause without any, none."""
         try:
-            request = self._queue.get(timeout=pause) if pause else self._queue.get_nowait()
-            while request is not None:
-                requests.append(request)
-                if len(requests) == _ROUND:
-                    return requests, False
-                request = self._queue.get_nowait()
+            if pause and not self._waiting:
+                self._take(self._queue.get(timeout=pause))
+            for _ in range(self._queue.qsize()):
+                self._take(self._queue.get_nowait())
         except queue.Empty:
-            return requests, False
-        return requests, True
+            pass
+        return [self._waiting.popleft() for _ in range(min(_ROUND, len(self._waiting)))]
+
+    def _take(self, request: _Request | None) -> None:
+        if request is None:
+            self._ending = True
+        else:
+            self._waiting.append(request)
 
     def _round(self, requests: list[_Request]) -> None:
-        with self.lock:
-            now = self._now()
-            self._engine.advance(now)
-            answers = [self._apply(request, now) for request in requests]
-            changes = self._changes(now)
+        """Answer requests, and let time pass."""
+        # A renewal that came in time saves its lease, however long it has waited here.
+        oldest = self._waiting[0].arrived - self._started if self._waiting else self.now()
+        until = min(oldest, self.now())
         try:
+            answers = self._write(requests, until)
+        except Exception as error:  # noqa: BLE001 - nothing may end the thread
+            if _of_the_disk(error):
+                answers = self._without_writing(requests, error)
+            else:
+                self._mistaken(error)
+                answers = self._one_by_one(requests, until)
+        _deliver(requests, answers)
+
+    def _write(self, requests: list[_Request], until: float | None) -> list[object]:
+        """Apply requests, let leases run out up to a time, and keep what has changed; the answers.
+        Raises where it could not be kept, and leaves nothing."""
+        try:
+            with self.lock:
+                now = self.now()
+                answers = [self._apply(request, now) for request in requests]
+                if until is not None:
+                    self._engine.advance(until)
+                changes = self._changes(now)
             if changes is not None:
                 self._journal.write(changes)
-        except sqlite3.Error as error:
+        except BaseException:
             with self.lock:
                 self._engine.undo()
-            answers = [self._failed(error)] * len(requests)
-        else:
-            with self.lock:
-                self._engine.confirm()
-                if changes is not None:
-                    del self._engine.forgotten[: len(list(changes.forgotten))]
-                    self._written = now
-            if self._failing and changes is not None:
-                self._failing, self.problem = False, ""
-                log.info("%s: writes are possible again", self._journal.path)
-        _deliver(requests, answers)
+            raise
+        with self.lock:
+            self._engine.confirm()
+        if changes is not None:
+            self._wrote(now)
+        return answers
+
+    def _without_writing(self, requests: list[_Request], error: Exception) -> list[object]:
+        """The answers while the journal cannot be written: who changes nothing has one."""
+        failure = self._failed(error)
+        answers: list[object] = []
+        with self.lock:
+            for request in requests:
+                answer = self._apply(request, self.now())
+                answers.append(failure if self._engine.mark() else answer)
+                self._engine.undo()
+        return answers
+
+    def _one_by_one(self, requests: list[_Request], until: float) -> list[object]:
+        """The answers where something could not be kept though the disk is well: all but that."""
+        answers: list[object] = []
+        for request in requests:
+            try:
+                answers += self._write([request], None)
+            except Exception as error:  # noqa: BLE001 - nothing may end the thread
+                if _of_the_disk(error):
+                    answers += self._without_writing([request], error)
+                else:
+                    answers.append(self._mistaken(error))
+        try:
+            self._write([], until)
+        except Exception as error:  # noqa: BLE001 - nothing may end the thread
+            if _of_the_disk(error):
+                self._failed(error)
+            else:
+                self._mistaken(error)
+        return answers
 
     def _apply(self, request: _Request, now: float) -> object:
         """An operation's answer, or its error."""
+        mark = self._engine.mark()
         try:
             return request.operation(self._engine, now)
-        except MooringError as error:
-            return error
         except Exception as error:  # noqa: BLE001 - a caller's mistake must not end the thread
+            self._engine.undo(mark)
             return error
 
     def _changes(self, now: float) -> Changes | None:
         """What the journal must hold; None where there is nothing to write."""
         engine = self._engine
-        batches = engine.unconfirmed()
-        changed = list(engine.leases.changed)
-        forgotten = engine.forgotten[:_FORGET]
         leases_live = next(iter(engine.leases), None) is not None
         clock_due = leases_live and now - self._written >= 1.0
-        if not (batches or changed or forgotten or clock_due):
+        # While it fails, the clock is written to see whether it still does.
+        if not (engine.mark() or clock_due or self._stopped_at is not None):
             return None
-        held = [(lease, engine.leases.get(lease)) for lease in changed]
+        held = [(lease, engine.leases.get(lease)) for lease in engine.leases.changed]
         return Changes(
             revision=engine.revision,
             compacted=engine.compacted,
             uptime=now,
-            batches=batches,
+            batches=engine.unconfirmed(),
             leases=[(lease, h.ttl, h.deadline) for lease, h in held if h is not None],
             ended=[lease for lease, h in held if h is None],
-            forgotten=forgotten,
         )
 
-    def _failed(self, error: sqlite3.Error) -> StoreError:
+    def _forget(self, seconds: float) -> None:
+        """Drop some of what is compacted from the disk, for at most about so long: clients that
+        wait meanwhile wait no longer than for others' writes, and it keeps up with them."""
+        until = time.monotonic() + seconds
+        while self._stopped_at is None:
+            with self.lock:
+                if not self._dropped:
+                    self._dropped = self._engine.forget()
+                compacted, more = self._engine.compacted, self._engine.forgetting
+            piece = _piece(self._dropped)
+            try:
+                if piece:
+                    self._journal.forget(piece, compacted=compacted)
+            except Exception as error:  # noqa: BLE001 - nothing may end the thread
+                if _of_the_disk(error):
+                    self._failed(error)
+                    return
+                self._mistaken(error)
+            del self._dropped[: len(piece)]
+            if time.monotonic() >= until or not (more or self._dropped):
+                return
+
+    # How it goes
+
+    def _wrote(self, now: float) -> None:
+        self._written = now
+        if self._stopped_at is not None:
+            self._started, self._stopped_at = time.monotonic() - self._stopped_at, None
+            self.problem = ""
+            log.info("%s: writes are possible again", self._journal.path)
+
+    def _failed(self, error: Exception) -> StoreError:
+        """The journal cannot be written: what its writers are told. Nobody can renew a lease, so
+        the clock stands still until it can be."""
         text = f"{self._journal.path} cannot be written ({error}): "
-        if not self._failing:
-            self._failing = True
+        if self._stopped_at is None:
+            self._stopped_at = self.now()
             self.problem = f"{text}writes are refused, reads go on"
             log.error(self.problem)
         return OutOfSpace(
             f"{text}nothing was written, reads go on; make room or the file writable, and writes "
             "resume by themselves"
         )
+
+    def _mistaken(self, error: Exception) -> StoreError:
+        """A write that the journal does not take: what its writer is told."""
+        text = f"{self._journal.path} cannot keep a write ({error!r})"
+        if text != self._told:
+            self._told = text
+            log.error("%s, and it is refused: a mistake in Mooring", text, exc_info=error)
+        return StoreError(f"{text}: nothing was written. This is a mistake in Mooring, report it")
 
     def _refuse_the_rest(self) -> None:
         """Those who came too late are told."""
@@ -217,6 +326,24 @@ class DurableHost(Host):
                 return
             if request is not None:
                 _deliver([request], [Closed(f"{self._journal.path} is closed")])
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether the journal cannot be written at all: the disk is full, the file read-only, locked
+    or damaged. Any other error is of what was to be written."""
+    return isinstance(error, sqlite3.OperationalError | OSError) or (
+        type(error) is sqlite3.DatabaseError
+    )
+
+
+def _piece(entries: list[Entry]) -> list[Entry]:
+    """The first of entries: as many as are dropped from the disk in one go."""
+    total = 0
+    for number, entry in enumerate(entries[:FORGET], 1):
+        total += size(entry)
+        if total >= FORGET_BYTES:
+            return entries[:number]
+    return entries[:FORGET]
 
 
 @contextmanager
@@ -254,11 +381,19 @@ _open: dict[Path, DurableHost] = {}
 _opening = threading.Lock()
 
 
-def durable_host(path: Path, *, history: int, history_age: float) -> DurableHost:
+def durable_host(
+    path: Path,
+    *,
+    history: int = HISTORY,
+    history_age: float = HISTORY_AGE,
+    history_bytes: int = HISTORY_BYTES,
+) -> DurableHost:
     """The host of a file, opened where it is not open in this process yet. Release it after use."""
     path = path.resolve()
     with _opening:
         host = _open.get(path)
         if host is None:
-            host = _open[path] = DurableHost(path, history=history, history_age=history_age)
+            host = _open[path] = DurableHost(
+                path, history=history, history_age=history_age, history_bytes=history_bytes
+            )
         return host.use()

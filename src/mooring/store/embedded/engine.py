@@ -7,6 +7,9 @@ thread-safe by itself.
 What is written is *unconfirmed* at first: transactions see it, but reads and watches do not, until
 `confirm` is called. A host that keeps a journal confirms once the journal is on disk, or takes
 everything back with `undo` where that failed.
+
+Compaction is a number: what lies before it cannot be read any more. The versions themselves are
+dropped by `forget`, some at a time, so that nobody waits for long.
 """
 
 from __future__ import annotations
@@ -32,19 +35,34 @@ from mooring.store.contract import (
     Write,
     everything,
 )
+from mooring.store.embedded.history import History, size
 from mooring.store.embedded.keyspace import Keyspace
 from mooring.store.embedded.leases import Leases, Undo
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
+
+HISTORY, HISTORY_AGE, HISTORY_BYTES = 100_000, 3600.0, 256 * 1024 * 1024
+"""How much of the past is kept where nothing else is asked for."""
+
+FORGET = 500
+"""Changes whose old versions are dropped in one go, or…"""
+FORGET_BYTES = 2 * 1024 * 1024
+"""…so many bytes of them."""
 
 _CATCH_UP = 100  # batches that a lagging watcher takes out of the history at a time
 _SCAN = 10_000  # revisions that it looks through for them
 
 
 class Engine:
-    """`history` and `history_age` bound what is kept of the past, in revisions and seconds."""
+    """`history`, `history_age` and `history_bytes` bound what is kept of the past, in revisions,
+    in seconds, and in what old versions take of memory."""
 
     def __init__(
-        self, *, revision: int = 1, history: int = 100_000, history_age: float = 3600.0
+        self,
+        *,
+        revision: int = 1,
+        history: int = HISTORY,
+        history_age: float = HISTORY_AGE,
+        history_bytes: int = HISTORY_BYTES,
     ) -> None:
         self.revision = revision
         """The newest revision, confirmed or not."""
@@ -52,20 +70,22 @@ class Engine:
         """The newest revision that reads and watches see."""
         self.compacted = revision
         """The lowest revision that can be read: below it the history is gone."""
-        self.forgotten: list[Entry] = []
-        """Versions that compaction dropped since somebody cleared this."""
         self.leases = Leases()
         self._keys = Keyspace()
         self._watchers = Watchers()
-        self._log: list[Batch] = []  # every batch after `compacted`, one a revision, no gaps
+        self._history = History(revision)
         self._undo: list[Undo] = []
-        self._history, self._history_age = history, history_age
+        self._most_revisions, self._most_seconds = history, history_age
+        self._most_bytes = history_bytes
         self._times: deque[tuple[float, int]] = deque()  # (now, revision), at most one a second
         self.quiet_until = 0.0
         """Before this time `advance` has nothing to do."""
 
-    def load(self, entries: Sequence[Entry], *, revision: int, compacted: int, now: float) -> None:
+    def load(
+        self, entries: Iterable[Entry], *, revision: int, compacted: int, now: float
+    ) -> list[Entry]:
         """Take up a state that was kept: every version there is, in the order of revisions.
+        Returns those that are compacted, and forgotten here.
 
         Leases are granted before.
         """
@@ -73,22 +93,27 @@ class Engine:
         self.compacted = compacted
         self._times.append((now, revision))
         events: dict[int, list[Event]] = {}
+        left: dict[int, int] = {}
         settled: list[bytes] = []
-        self._keys.load(entries)
-        for entry in entries:
-            if entry.modified > compacted:
-                event = Event(entry.key, entry if entry.version else None)
-                events.setdefault(entry.modified, []).append(event)
-            else:
+        for entry, replaced in self._keys.load(entries):
+            if (at := entry.modified) <= compacted:
                 settled.append(entry.key)
-        self._log = [Batch(number, tuple(events[number])) for number in sorted(events)]
-        if len(self._log) != revision - compacted:
+                continue
+            event = Event(entry.key, entry if entry.version else None)
+            events.setdefault(at, []).append(event)
+            left[at] = left.get(at, 0) + _left_behind(replaced, entry)
+        if sorted(events) != list(range(compacted + 1, revision + 1)):
             raise StoreError("revisions are missing from the history")
+        self._history = History(compacted)
+        for at in range(compacted + 1, revision + 1):
+            self._history.append(Batch(at, tuple(events[at])), left[at])
+        forgotten: list[Entry] = []
         for name in settled:
-            self.forgotten += self._keys.forget(name, compacted)
+            forgotten += self._keys.forget(name, compacted)
         for entry in self._keys.present(everything()):
             if entry.lease:
                 self.leases.attach(entry.key, entry.lease)
+        return forgotten
 
     # Reading
 
@@ -116,7 +141,7 @@ class Engine:
         """How many entries a range had at a revision that can be read, without looking at them:
         the cost is that of the changes since. Not while a transaction is open."""
         number = self._keys.count(range)
-        since = self._log[at - self.compacted :]
+        since = self._history.since(at)
         changed = {event.key for batch in since for event in batch.events if event.key in range}
         for name in changed:
             number += self._keys.lived(name, at) - (self._keys.get(name) is not None)
@@ -175,31 +200,42 @@ class Engine:
 
     def unconfirmed(self) -> list[Batch]:
         """The revisions that wait to be confirmed."""
-        return (
-            self._log[self.confirmed - self.compacted :] if self.confirmed < self.revision else []
-        )
+        return self._history.since(self.confirmed) if self.confirmed < self.revision else []
 
     def confirm(self) -> None:
         """Let everybody see what was written."""
         self._undo.clear()
-        self.leases.changed.clear()
+        self.leases.settle()
         if self.confirmed == self.revision:
             return
         batches = self.unconfirmed()
         self.confirmed = self.revision
         for batch in batches:
             self._watchers.hand(batch)
-        # Some over the bound before it is cut: cheap for each revision, and never a long pause.
-        if len(self._log) > self._history + self._history // 100 + 16:
-            self.compact(self.revision - self._history)
+        self.compacted = max(self.compacted, self._bound())
 
-    def undo(self) -> None:
-        """Take back everything since the last confirmation."""
-        while self._undo:
+    def _bound(self) -> int:
+        """The revision before which the history is more than it may be.
+
+        It may be some more before it is cut: then there is something to forget now and then, not
+        with each revision."""
+        bound, history = 0, self._history
+        if self.revision - self.compacted > self._most_revisions + self._most_revisions // 100 + 16:
+            bound = self.revision - self._most_revisions
+        if history.left_since(self.compacted) > self._most_bytes + self._most_bytes // 50:
+            bound = max(bound, history.lightened(self._most_bytes))
+        return bound
+
+    def mark(self) -> int:
+        """A place to go back to with `undo`. It moves with each change."""
+        return len(self._undo)
+
+    def undo(self, mark: int = 0) -> None:
+        """Take back everything since a mark, or since the last confirmation."""
+        while len(self._undo) > mark:
             self._undo.pop()()
-        self.leases.changed.clear()
-        del self._log[self.confirmed - self.compacted :]
-        self.revision = self.confirmed
+        if not mark:
+            self.leases.settle()
 
     # Watching
 
@@ -218,9 +254,8 @@ class Engine:
         while watcher.lagging:
             if watcher.position < self.compacted:
                 raise Compacted(watcher.position, revision=self.compacted)
-            start = watcher.position - self.compacted
-            end = min(start + _SCAN, self.confirmed - self.compacted)
-            stretch = self._log[start:end]
+            end = min(watcher.position + _SCAN, self.confirmed)
+            stretch = self._history.since(watcher.position, end)
             batches = part_of(stretch, watcher.range, _CATCH_UP)
             full = len(batches) == _CATCH_UP
             watcher.position = batches[-1].revision if full else stretch[-1].revision
@@ -245,23 +280,37 @@ class Engine:
         while (lease := self.leases.due(now)) is not None:
             self.revoke(lease, now)
         old = self.compacted
-        while self._times and now - self._times[0][0] > self._history_age:
+        while self._times and now - self._times[0][0] > self._most_seconds:
             old = self._times.popleft()[1]
         if self.confirmed >= old > self.compacted:
             self.compact(old)
         self.quiet_until = min(self.leases.next_deadline() or inf, now + 1.0)
 
     def compact(self, revision: int) -> None:
+        """Let what lies before a revision not be read any more. It is dropped by `forget`."""
         if revision > self.confirmed:
             raise FutureRevision(revision)
         if revision <= self.compacted:
             raise Compacted(revision, revision=self.compacted)
-        gone = revision - self.compacted
-        for batch in self._log[:gone]:
-            for event in batch.events:
-                self.forgotten += self._keys.forget(event.key, revision)
-        del self._log[:gone]
-        self.compacted = revision
+        before, self.compacted = self.compacted, revision
+
+        def undo() -> None:
+            self.compacted = before
+
+        self._undo.append(undo)
+
+    @property
+    def forgetting(self) -> bool:
+        """Whether `forget` has something to do."""
+        return self._history.floor < self.compacted
+
+    def forget(self) -> list[Entry]:
+        """Drop some of the versions that are compacted; which they are. Only after `confirm`."""
+        revision, events = self._history.take_oldest(self.compacted, FORGET, FORGET_BYTES)
+        forgotten: list[Entry] = []
+        for event in events:
+            forgotten += self._keys.forget(event.key, revision)
+        return forgotten
 
 
 class Transaction:
@@ -271,6 +320,7 @@ class Transaction:
         self._engine, self._now = engine, now
         self._revision = engine.revision + 1
         self._events: list[Event] = []
+        self._left = 0
 
     def put(self, name: bytes, value: bytes, lease: int = 0) -> Entry | None:
         """Write a key; what it was before."""
@@ -289,6 +339,7 @@ class Transaction:
 
         self._engine._undo.append(undo)
         self._events.append(Event(name, entry))
+        self._left += _left_behind(before, entry)
         return before
 
     def delete(self, range: Range) -> list[Entry]:
@@ -304,7 +355,7 @@ class Transaction:
         before = keys.get(name)
         lease = before.lease if before is not None else 0
         leases.detach(name, lease)
-        keys.delete(name, self._revision)
+        gone = keys.delete(name, self._revision)
 
         def undo() -> None:
             keys.undo(name)
@@ -312,14 +363,27 @@ class Transaction:
 
         self._engine._undo.append(undo)
         self._events.append(Event(name, None))
+        self._left += _left_behind(before, gone)
 
     def close(self) -> None:
         engine = self._engine
-        if self._events:
-            engine.revision = self._revision
-            engine._log.append(Batch(self._revision, tuple(self._events)))
-            if not engine._times or self._now - engine._times[-1][0] >= 1.0:
-                engine._times.append((self._now, self._revision))
+        if not self._events:
+            return
+        engine.revision = self._revision
+        engine._history.append(Batch(self._revision, tuple(self._events)), self._left)
+        engine._undo.append(self._reopen)
+        if not engine._times or self._now - engine._times[-1][0] >= 1.0:
+            engine._times.append((self._now, self._revision))
+
+    def _reopen(self) -> None:
+        self._engine._history.pop()
+        self._engine.revision -= 1
+
+
+def _left_behind(replaced: Entry | None, entry: Entry) -> int:
+    """The bytes that a change makes old: what it replaced, and itself where it is a tombstone."""
+    before = size(replaced) if replaced is not None and replaced.version else 0
+    return before if entry.version else before + size(entry)
 
 
 def _look(query: Query, found: Iterable[Entry], revision: int) -> Snapshot:

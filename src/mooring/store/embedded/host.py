@@ -44,6 +44,14 @@ class Host(ABC):
         """
 
     @abstractmethod
+    def now(self) -> float:
+        """What time it is for the engine and its leases."""
+
+    @abstractmethod
+    def space(self) -> tuple[int, int]:
+        """The bytes that the store takes on disk, and those of them that are in use."""
+
+    @abstractmethod
     def tick(self) -> float:
         """Let time pass; seconds until it must be called again. For stores, about once a second."""
 
@@ -83,14 +91,27 @@ class MemoryHost(Host):
     async def write(self, operation: Callable[[Engine, float], T]) -> T:
         with self.lock:
             now = self._advance()
-            answer = operation(self._engine, now)
+            try:
+                answer = operation(self._engine, now)
+            except BaseException:
+                self._engine.undo()
+                raise
             self._engine.confirm()
-            self._engine.forgotten.clear()
+            self._engine.forget()
             return answer
+
+    def now(self) -> float:
+        return self._clock()
+
+    def space(self) -> tuple[int, int]:
+        return 0, 0
 
     def tick(self) -> float:
         with self.lock:
             now = self._advance()
+            self._engine.forget()
+            if self._engine.forgetting:
+                return 0.0
             deadline = self._engine.next_deadline()
         # A lease granted meanwhile lives for a second at least, so a second is soon enough.
         return 1.0 if deadline is None else min(deadline - now, 1.0)
@@ -107,7 +128,6 @@ class MemoryHost(Host):
         if now >= self._engine.quiet_until:
             self._engine.advance(now)
             self._engine.confirm()
-            self._engine.forgotten.clear()
         return now
 
 

@@ -22,7 +22,7 @@ from mooring.errors import InUse, StoreError
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded.keyspace import tombstone
 
-SCHEMA = 1
+SCHEMA = 2
 """The version that this code reads and writes. Older ones are upgraded step by step."""
 
 _SQL = resources.files("mooring.store.embedded") / "sql"
@@ -58,7 +58,6 @@ class Changes:
     batches: Iterable[Batch] = ()
     leases: Iterable[tuple[int, int, float]] = ()
     ended: Iterable[int] = ()
-    forgotten: Iterable[Entry] = ()
 
 
 class Journal:
@@ -75,9 +74,18 @@ class Journal:
         self._loaded = 0
 
     def load(self) -> Kept:
-        kept = _load(self._database)
+        try:
+            kept = _load(self._database)
+        except _DAMAGE as error:
+            raise self.damaged(error) from error
         self._loaded = kept.revision
         return kept
+
+    def damaged(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self.path} is damaged ({_words(error)}): `mooring store check {self.path}` says "
+            "more; put a backup in its place"
+        )
 
     def write(self, changes: Changes) -> None:
         """All of it, on disk when this returns; raises `sqlite3.Error` and leaves nothing."""
@@ -85,13 +93,37 @@ class Journal:
             self._take_over()
         with _transaction(self._database) as database:
             database.executemany(SQL["put_entry"], _rows(changes.batches))
-            database.executemany(
-                SQL["drop_entry"], ((e.modified, e.key) for e in changes.forgotten)
-            )
             database.executemany(SQL["put_lease"], changes.leases)
             database.executemany(SQL["drop_lease"], ((lease,) for lease in changes.ended))
             meta = ("revision", "compacted", "uptime")
             database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
+
+    def forget(self, entries: Iterable[Entry], *, compacted: int) -> None:
+        """Drop versions that are compacted, those of one key in their order.
+
+        It does not wait for the disk: what a crash leaves of them is found again when the file is
+        opened.
+        """
+        database = self._database
+        database.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with _transaction(database):
+                database.execute(SQL["put_meta"], ("compacted", compacted))
+                database.executemany(SQL["drop_entry"], ((e.modified, e.key) for e in entries))
+        finally:
+            database.execute("PRAGMA synchronous = FULL")
+
+    def space(self) -> tuple[int, int]:
+        """The bytes of its files, and those in use of what they will be once SQLite has merged
+        them."""
+        files = (self.path, _log_of(self.path))
+        taken = sum(file.stat().st_size for file in files if file.exists())
+        with _reading(self.path) as database:
+            (size,), (pages,), (free,) = (
+                database.execute(f"PRAGMA {name}").fetchone()
+                for name in ("page_size", "page_count", "freelist_count")
+            )
+        return taken, size * (pages - free)
 
     def _take_over(self) -> None:
         if not _may_write(self.path):
@@ -111,6 +143,14 @@ class Journal:
         os.close(self._owner)
 
 
+# What reading a file raises that is not as we left it.
+_DAMAGE = (sqlite3.Error, KeyError, TypeError, ValueError)
+
+
+def _words(error: Exception) -> str:
+    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+
+
 def _may_write(path: Path) -> bool:
     """Whether the file, and what SQLite puts beside it, may be written."""
     effective = os.access in os.supports_effective_ids
@@ -123,18 +163,15 @@ def _open(path: Path) -> tuple[int, sqlite3.Connection]:
         owner = _own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
-    try:
+    with _closing_on_error(path, owner) as opened:
         path.touch(mode=0o600)
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        opened.append(database)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        # What is dropped need not be overwritten, which takes longer than anything else here.
+        database.execute("PRAGMA secure_delete = OFF")
         _upgrade(database, path)
-    except (sqlite3.Error, OSError) as error:
-        os.close(owner)
-        raise StoreError(f"{path} cannot be opened as a store: {error}") from error
-    except StoreError:
-        os.close(owner)
-        raise
     return owner, database
 
 
@@ -142,20 +179,30 @@ def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
     lock = _lock_file(path)
     # Without a lock file nobody owned it when it became read-only: any descriptor will do.
     owner = _own(path, os.O_RDONLY) if lock.exists() else os.open(path, os.O_RDONLY)
-    try:
+    with _closing_on_error(path, owner) as opened:
         database = _connect_for_reading(path)
+        opened.append(database)
         if (version := _version(database, path)) != SCHEMA:
             raise StoreError(
                 f"{path} is read-only, and must be upgraded from schema {version} to {SCHEMA}: "
                 "make it writable"
             )
-    except sqlite3.Error as error:
-        os.close(owner)
-        raise StoreError(f"{path} cannot be opened as a store: {error}") from error
-    except StoreError:
-        os.close(owner)
-        raise
     return owner, database
+
+
+@contextmanager
+def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connection]]:
+    """Where a file cannot be opened, nothing stays open, and it is told in words."""
+    opened: list[sqlite3.Connection] = []
+    try:
+        yield opened
+    except (*_DAMAGE, OSError, StoreError) as error:
+        for database in opened:
+            database.close()
+        os.close(owner)
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} cannot be opened as a store: {_words(error)}") from error
 
 
 def _rows(batches: Iterable[Batch]) -> Iterator[tuple[int, bytes, int, bytes, int, int, int]]:
@@ -225,10 +272,13 @@ def _split(script: str) -> Iterator[str]:
 def _connect_for_reading(path: Path) -> sqlite3.Connection:
     """A connection that writes nothing, not even beside the file where that is not allowed."""
     # Where no log of SQLite's was left and none can be made, nothing can change meanwhile.
-    log_left = path.with_name(path.name + "-wal").exists()
-    mode = "mode=ro" if log_left or _may_write(path) else "mode=ro&immutable=1"
+    mode = "mode=ro" if _log_of(path).exists() or _may_write(path) else "mode=ro&immutable=1"
     address = f"{path.absolute().as_uri()}?{mode}"
     return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
 
 
 def _lock_file(path: Path) -> Path:

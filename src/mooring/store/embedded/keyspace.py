@@ -67,10 +67,12 @@ class Keyspace:
         versions.append(entry)
         return entry
 
-    def delete(self, name: bytes, revision: int) -> None:
-        """Delete a key that exists at present."""
-        self._versions[name].append(tombstone(name, revision))
+    def delete(self, name: bytes, revision: int) -> Entry:
+        """Delete a key that exists at present; its tombstone."""
+        gone = tombstone(name, revision)
+        self._versions[name].append(gone)
         self._dead.add(name)
+        return gone
 
     def undo(self, name: bytes) -> None:
         """Take back the newest version of a key."""
@@ -96,10 +98,18 @@ class Keyspace:
             self._drop(name)
         return gone
 
-    def load(self, entries: Iterable[Entry]) -> None:
-        """Take up versions as they were, in the order of their revisions."""
+    def load(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Entry | None]]:
+        """Take up versions as they were, in the order of their revisions: each, and the one that
+        it replaced. They can be read once all are through."""
+        versions = self._versions
         for entry in entries:
-            self._versions.setdefault(entry.key, []).append(entry)
+            if (before := versions.get(entry.key)) is None:
+                versions[entry.key] = [entry]
+                yield entry, None
+            else:
+                replaced = before[-1]
+                before.append(entry)
+                yield entry, replaced
         self._order = SortedList(self._versions)
         self._dead = SortedList(name for name, v in self._versions.items() if not v[-1].version)
 

@@ -28,8 +28,9 @@ class Leases:
 
     def __init__(self) -> None:
         self.changed: set[int] = set()
-        """The leases that were granted, renewed or ended since somebody cleared this."""
+        """The leases that were granted, renewed or ended since `settle`."""
         self._held: dict[int, HeldLease] = {}
+        self._ended: dict[int, HeldLease] = {}  # since then
         # A renewal leaves its old deadline here; it is put right when it comes up.
         self._due: list[tuple[float, int]] = []
         self._ids = itertools.count(random.getrandbits(62) | 1)
@@ -48,6 +49,15 @@ class Leases:
 
     def get(self, lease: int) -> HeldLease | None:
         return self._held.get(lease)
+
+    def seen(self, lease: int) -> HeldLease | None:
+        """One that lives, or whose end may still be taken back."""
+        return self._held.get(lease) or self._ended.get(lease)
+
+    def settle(self) -> None:
+        """What has changed is confirmed, or taken back."""
+        self.changed.clear()
+        self._ended.clear()
 
     def new_id(self) -> int:
         return next(lease for lease in self._ids if lease not in self._held)
@@ -70,7 +80,7 @@ class Leases:
 
     def end(self, lease: int) -> Undo:
         """Forget a lease; its keys are the caller's to delete, before."""
-        held = self[lease]
+        held = self._ended[lease] = self[lease]
         self._release(lease)
         return lambda: self._hold(lease, held)
 

@@ -12,15 +12,16 @@ SELECT key, value, created, revision, version, lease FROM entries ORDER BY revis
 INSERT INTO entries (revision, key, number, value, created, version, lease)
 VALUES (?, ?, ?, ?, ?, ?, ?);
 
--- name: drop_entry (revision, key)
-DELETE FROM entries WHERE revision = ? AND key = ?;
+-- name: drop_entry (revision, key): the first of that key in that revision
+DELETE FROM entries WHERE revision = ?1 AND key = ?2
+AND number = (SELECT min(number) FROM entries WHERE revision = ?1 AND key = ?2);
 
 -- name: get_leases
 SELECT id, ttl, deadline FROM leases;
 
 -- name: put_lease (id, ttl, deadline)
 INSERT INTO leases (id, ttl, deadline) VALUES (?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET deadline = excluded.deadline;
+ON CONFLICT (id) DO UPDATE SET ttl = excluded.ttl, deadline = excluded.deadline;
 
 -- name: drop_lease (id)
 DELETE FROM leases WHERE id = ?;
