@@ -15,6 +15,7 @@ import grpc.aio
 from mooring.errors import Closed, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
+from mooring.store.etcd.forks import check_process
 from mooring.store.etcd.proto import AuthenticateRequest, Methods
 from mooring.store.etcd.settings import Settings
 from mooring.tasks import Backoff, Tasks
@@ -57,6 +58,7 @@ class Endpoint:
         self._connect()
 
     def _connect(self) -> None:
+        check_process()
         if self._credentials is None:
             self.channel = grpc.aio.insecure_channel(self.address, self._options)
         else:
