@@ -19,3 +19,13 @@ async def eventually(
         if time.monotonic() - started > within:
             raise AssertionError(f"not within {within} s: {what or condition}")
         await asyncio.sleep(0.01)
+
+
+def until(condition: Callable[[], object], *, within: float = 5.0, what: str = "") -> float:
+    """The same for code without an event loop."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > within:
+            raise AssertionError(f"not within {within} s: {what or condition}")
+        time.sleep(0.01)
+    return time.monotonic() - started

@@ -1,0 +1,33 @@
+"""Which types of the async API have blocking twins by name, for annotations and `isinstance`.
+
+Everything else that such an object gives away is made blocking in the same way, namelessly. The
+types that a type checker sees are in `__init__.pyi`, made from these by `tools/blocking_types.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+API: Mapping[str, str] = {
+    "Hub": "mooring.hub",
+    "Registration": "mooring.registry.registration",
+    "View": "mooring.discovery.view",
+    "Pick": "mooring.discovery.view",
+    "RetryBudget": "mooring.discovery.resilience",
+    "Registry": "mooring.registry.contract",
+    "Store": "mooring.store.contract",
+    "Watch": "mooring.store.contract",
+    "Session": "mooring.session",
+    "Mirror": "mooring.mirror",
+}
+"""Type by the module that it is in."""
+
+INNER: frozenset[str] = frozenset(
+    {
+        "mooring.discovery.rotation.Rotation",
+        "mooring.mirror.Feed",
+        "mooring.registry.contract.Enrolment",
+    }
+)
+"""Types that can be reached from these, and are promised to nobody: what has to do with them has
+no blocking types."""

@@ -1,0 +1,278 @@
+"""Blocking stand-ins for the objects of the async API, made from them by one rule.
+
+| of the async API | blocking |
+|---|---|
+| coroutine function, plain method | method that runs on the loop and waits |
+| property, attribute | read on the loop |
+| `async with` | `with`; or `open()` and `close()` where a block does not fit |
+| `async for` | `for` |
+| an object of the API | its stand-in |
+| a live mapping, a generator | a copy as of now |
+| a function that is given, and awaited there | plain function, called in the waiting thread |
+| a function (what ends a subscription) | function that runs on the loop and waits |
+| data: structs, tuples, dataclasses, errors | as it is |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from types import (
+    BuiltinMethodType,
+    FunctionType,
+    GeneratorType,
+    MappingProxyType,
+    MethodType,
+    TracebackType,
+)
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.sync.portal import Caller, Portal, cleaning
+
+T = TypeVar("T")
+
+_DATA = (msgspec.Struct, tuple, BaseException, enum.Enum, type)
+_FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, functools.partial)
+
+
+class Blocking:
+    """A stand-in: `_target` lives on the portal's loop, and is touched there alone."""
+
+    __slots__ = ("__weakref__", "_owns", "_portal", "_target")
+
+    _portal: Portal
+    _target: Any
+    _owns: bool
+    """Whether it is what the portal opens and closes."""
+
+    def __init__(self, portal: Portal, target: object, *, owns: bool = False) -> None:
+        self._portal, self._target, self._owns = portal, target, owns
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(f"{self!r} has no {name!r}: what is private stays on its loop")
+        target = self._target
+        if isinstance(
+            inspect.getattr_static(type(target), name, None),
+            (FunctionType, staticmethod, classmethod),
+        ):
+            return _function(self._portal, getattr(target, name))
+        return run(self, lambda: getattr(target, name))
+
+    def __dir__(self) -> list[str]:
+        return [name for name in dir(self._target) if not name.startswith("_")]
+
+    def __repr__(self) -> str:
+        return f"<blocking {type(self._target).__qualname__} of {self._portal.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blocking) and self._target is other._target
+
+    def __hash__(self) -> int:
+        return id(self._target)
+
+
+def run(proxy: Blocking, work: Callable[[], T | Awaitable[T]], **options: Any) -> T:
+    """Run a function on the loop of a stand-in, and wait; what it gives, fit for other threads."""
+    portal, target = proxy._portal, proxy._target
+
+    async def on_loop() -> object:
+        result = work()
+        if inspect.isawaitable(result):
+            result = await result
+        return proxy if result is target else wrap(portal, result)
+
+    return cast("T", portal.call(on_loop, **options))
+
+
+def within(proxy: object, work: Callable[[Any], T | Awaitable[T]]) -> T:
+    """Hand the object behind a stand-in to a function that runs on its loop, and wait."""
+    assert isinstance(proxy, Blocking)
+    return run(proxy, lambda: work(proxy._target))
+
+
+def portal_of(proxy: object) -> Portal:
+    assert isinstance(proxy, Blocking)
+    return proxy._portal
+
+
+def _function(portal: Portal, function: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
+        caller = Caller()
+        awaited = _awaited(getattr(function, "__func__", function))
+        plain = [_given(portal, value) for value in args]
+        named = {name: _given(portal, value) for name, value in kwargs.items()}
+        if awaited:
+            bound = inspect.signature(function).bind(*plain, **named)
+            for name in awaited & bound.arguments.keys():
+                bound.arguments[name] = _lent(portal, caller, bound.arguments[name])
+            plain, named = list(bound.args), bound.kwargs
+
+        async def on_loop() -> object:
+            result = function(*plain, **named)
+            if inspect.isawaitable(result):
+                result = await result
+            return wrap(portal, result)
+
+        return portal.call(on_loop, caller=caller)
+
+    return functools.update_wrapper(call, function)
+
+
+def _given(portal: Portal, value: object) -> object:
+    """What the loop gets for an argument."""
+    if not isinstance(value, Blocking):
+        return value
+    if value._portal is not portal:
+        raise InvalidRequest(f"{value!r} cannot be used with {portal.name}: they have other loops")
+    return value._target
+
+
+@functools.cache
+def _awaited(function: Callable[..., object]) -> frozenset[str]:
+    """The parameters that take a function which the async API awaits."""
+    notes = getattr(function, "__annotations__", {})
+    return frozenset(
+        name for name, note in notes.items() if name != "return" and "], Awaitable[" in str(note)
+    )
+
+
+def _lent(
+    portal: Portal, caller: Caller, function: Callable[..., object]
+) -> Callable[..., Awaitable[object]]:
+    """A blocking function, for the async API to await: it runs in the thread that calls."""
+
+    async def on_loop(*args: object) -> object:
+        return await caller.do(function, *(wrap(portal, value) for value in args))
+
+    return on_loop
+
+
+def wrap(portal: Portal, value: object) -> object:
+    """What another thread gets for a value of the loop's. Must be called on the loop."""
+    kind = type(value)
+    if (way := _ways.get(kind)) is None:
+        way = _ways[kind] = _way(kind)
+    return way(portal, value)
+
+
+Way = Callable[[Portal, Any], object]
+
+_ways: dict[type[Any], Way] = {}
+_blocking: dict[type[Any], type[Blocking]] = {}
+
+
+def _way(kind: type[Any]) -> Way:
+    """How values of a type leave the loop."""
+    if kind in (list, tuple, set, frozenset):
+        return lambda portal, values: kind(wrap(portal, value) for value in values)
+    if issubclass(kind, GeneratorType):
+        return lambda portal, values: iter([wrap(portal, value) for value in values])
+    if kind is dict or issubclass(kind, MappingProxyType):
+        return lambda portal, items: {key: wrap(portal, value) for key, value in items.items()}
+    if issubclass(kind, _FUNCTIONS):
+        return _function
+    if not is_data(kind) and (is_ours(kind) or is_async(kind)):
+        return blocking(kind)
+    return lambda _, value: value
+
+
+def is_data(kind: type) -> bool:
+    """Whether objects of a type are nobody's: they never change, and any thread may have them."""
+    return issubclass(kind, _DATA) or dataclasses.is_dataclass(kind)
+
+
+def is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "mooring"
+
+
+def is_async(kind: type) -> bool:
+    known = ("__aenter__", "__aiter__", "__anext__")
+    return issubclass(kind, asyncio.Event) or any(hasattr(kind, name) for name in known)
+
+
+def blocking(kind: type[Any]) -> type[Blocking]:
+    """The type of the stand-ins for a type: those for its subtypes are subtypes of it."""
+    if kind not in _blocking:
+        _blocking.setdefault(kind, _make_blocking(kind))  # two threads get the same one
+    return _blocking[kind]
+
+
+def _make_blocking(kind: type[Any]) -> type[Blocking]:
+    bases = tuple(blocking(base) for base in kind.__bases__ if is_ours(base)) or (Blocking,)
+    members: dict[str, object] = {
+        "__slots__": (),
+        "__doc__": kind.__doc__,
+        "__module__": "mooring.sync",
+    }
+    if hasattr(kind, "__aenter__"):
+        members |= {"__enter__": _enter, "__exit__": _exit}
+        members |= {} if hasattr(kind, "open") else {"open": _enter, "close": _close}
+    if hasattr(kind, "__anext__"):
+        members |= {"__iter__": lambda self: self, "__next__": _next}
+    elif hasattr(kind, "__aiter__"):
+        members["__iter__"] = _aiter
+    elif hasattr(kind, "__iter__"):
+        members["__iter__"] = _iter
+    if hasattr(kind, "__class_getitem__"):
+        members["__class_getitem__"] = classmethod(lambda cls, _: cls)
+    for name in ("__len__", "__contains__", "__getitem__"):
+        if hasattr(kind, name):
+            members[name] = _special(name)
+    return type(kind.__name__, bases, members)
+
+
+def _enter(self: Blocking) -> object:
+    if self._owns:
+        self._portal.open()
+        return self
+    target = self._target
+    return run(self, target.__aenter__, undo=lambda: target.__aexit__(None, None, None))
+
+
+def _exit(
+    self: Blocking,
+    kind: type[BaseException] | None = None,
+    error: BaseException | None = None,
+    trace: TracebackType | None = None,
+) -> bool | None:
+    if not self._portal.running:
+        return None  # closed with its hub, or inherited by a forked child, which leaves it alone
+    if self._owns:
+        self._portal.close()
+        return None
+    with cleaning():
+        return bool(run(self, lambda: self._target.__aexit__(kind, error, trace)))
+
+
+def _close(self: Blocking) -> None:
+    _exit(self)
+
+
+def _next(self: Blocking) -> object:
+    try:
+        return run(self, self._target.__anext__)
+    except StopAsyncIteration:
+        raise StopIteration from None
+
+
+def _aiter(self: Blocking) -> Iterator[object]:
+    return cast("Iterator[object]", run(self, self._target.__aiter__))
+
+
+def _iter(self: Blocking) -> Iterator[object]:
+    return iter(run(self, lambda: list(self._target)))
+
+
+def _special(name: str) -> Callable[..., object]:
+    def special(self: Blocking, *args: object) -> object:
+        return run(self, lambda: getattr(self._target, name)(*args))
+
+    return special
