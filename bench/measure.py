@@ -159,7 +159,7 @@ def per_second(value: float, unit: str = "") -> str:
         return f"{value / 1e6:.2f} M{unit}"
     if value >= 1e5:
         return f"{value / 1e3:.0f} k{unit}"
-    return f"{value / 1e3:.1f} k{unit}" if value >= 1e3 else f"{value:.0f} {unit}"
+    return f"{value / 1e3:.1f} k{unit}" if value >= 1e3 else f"{value:.0f} {unit.lstrip()}"
 
 
 def milliseconds(value: float) -> str:

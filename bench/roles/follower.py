@@ -3,7 +3,7 @@
 python -m bench.roles.follower URL SECONDS
 
 It tells "ready", then every so many seconds [its share of one core, changes seen in a second, how
-many instances it has].
+many instances it has, the longest time in seconds for which its event loop was held up].
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from bench.processes import tell
 from mooring import Instance, connect
 from mooring.mirror import Update
 
+_LOOK = 0.02
+
 
 async def follow(url: str, seconds: float) -> None:
     changes = 0
@@ -32,9 +34,18 @@ async def follow(url: str, seconds: float) -> None:
         tell("ready")
         while True:
             before, started, used = changes, time.monotonic(), time.process_time()
-            await asyncio.sleep(seconds)
+            longest = await _held_up(seconds)
             share, elapsed = time.process_time() - used, time.monotonic() - started
-            tell([share / elapsed, (changes - before) / elapsed, len(view.rotation)])
+            tell([share / elapsed, (changes - before) / elapsed, len(view.rotation), longest])
+
+
+async def _held_up(seconds: float) -> float:
+    """The longest time beyond its due that a sleeper was not woken, within so many seconds."""
+    longest, end = 0.0, time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        await asyncio.sleep(_LOOK)
+        longest = max(longest, time.monotonic() - now - _LOOK)
+    return longest
 
 
 if __name__ == "__main__":
