@@ -61,8 +61,11 @@ class Feed(Protocol[K, V]):
     async def snapshot(self) -> tuple[dict[K, V], int]:
         """Everything, and the mark to follow from."""
 
-    def follow(self, mark: int, held: Mapping[K, V]) -> AbstractAsyncContextManager[Steps[K, V]]:
-        """What comes after a mark, at which there was what is `held`.
+    def follow(
+        self, mark: int, held: Mapping[K, V], *, known: float
+    ) -> AbstractAsyncContextManager[Steps[K, V]]:
+        """What comes after a mark, at which there was what is `held`, as was known `known` on the
+        monotonic clock.
 
         Raises `CannotResume` where that cannot be told.
         """
@@ -111,7 +114,7 @@ class Mirror(Generic[K, V]):
         self._wait, self._stale_after = wait, stale_after
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
-        self._heard = 0.0
+        self._heard = self._known = 0.0
         self._loaded = False
         self._turn = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
@@ -173,6 +176,14 @@ class Mirror(Generic[K, V]):
         self.start()
         return self
 
+    def seed(self, items: Mapping[K, V], mark: int) -> None:
+        """Begin with what somebody just read, instead of reading it once more."""
+        self._items.update(items)
+        self.mark = mark
+        self._heard = self._known = time.monotonic()
+        self._loaded = True
+        self._turn.set()
+
     def start(self) -> None:
         """Follow, without waiting for anything."""
         self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
@@ -196,7 +207,8 @@ class Mirror(Generic[K, V]):
             try:
                 if not self.mark:
                     await self._load()
-                async with self._feed.follow(self.mark, self._items) as steps:
+                following = self._feed.follow(self.mark, self._items, known=self._known)
+                async with following as steps:
                     self._steps = steps
                     self._follows()
                     async for step in steps:
@@ -213,6 +225,7 @@ class Mirror(Generic[K, V]):
                 if self._steps is not None:
                     self._heard = max(self._heard, self._steps.heard)
                     self._steps = None
+                    self._known = 0.0
             await asyncio.sleep(backoff.next())
 
     def _follows(self) -> None:
@@ -244,6 +257,7 @@ class Mirror(Generic[K, V]):
         self._items.clear()  # in place: somebody may hold the view of it
         self._items.update(items)
         self.mark, self._heard = mark, asked
+        self._known = time.monotonic()
         self._loaded = True
         self._turn.set()
         if not first:
@@ -314,7 +328,7 @@ def merge(updates: Sequence[Update[K, V]]) -> Update[K, V]:
     return Update(updates[-1].mark, tuple(changes), any(update.resync for update in updates))
 
 
-_RESTORED = 0.1  # seconds: nobody stops, restores and starts a store in less
+_RESTORED = 0.5  # seconds: nobody stops, restores and starts a store in less
 
 
 class RangeFeed:
@@ -329,19 +343,17 @@ class RangeFeed:
     def __init__(self, store: Store, range: Range) -> None:
         self.name = f"{store.url} {range.start.decode(errors='replace')}"
         self._store, self._range = store, range
-        self._read_at = 0.0
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
         found = await self._store.read(self._range)
-        self._read_at = time.monotonic()
         return {entry.key: entry for entry in found.entries}, found.revision
 
     @asynccontextmanager
     async def follow(
-        self, mark: int, held: Mapping[bytes, Entry]
+        self, mark: int, held: Mapping[bytes, Entry], *, known: float
     ) -> AsyncIterator[Steps[bytes, Entry]]:
         async with self._store.watch(self._range, after=mark) as watch:
-            if time.monotonic() - self._read_at > _RESTORED:
+            if time.monotonic() - known > _RESTORED:
                 there = await self._store.read(self._range, at=mark)
                 if {entry.key: entry for entry in there.entries} != held:
                     raise FutureRevision(mark)

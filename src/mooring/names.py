@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import unicodedata
 from collections.abc import Iterable
 
@@ -53,6 +54,11 @@ def split_service(service: str) -> tuple[str, str]:
     """Group and name of a service that is written `group/name` or `name`."""
     if not isinstance(service, str):
         raise InvalidName(f"a service's name must be text, not {type(service).__name__}")
+    return _split(service)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _split(service: str) -> tuple[str, str]:
     group, slash, name = service.rpartition("/")
     if not slash:
         group = DEFAULT_GROUP

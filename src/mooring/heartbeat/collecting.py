@@ -51,6 +51,7 @@ class Collecting:
         """Counts the changes of `metrics`."""
         self._settings = settings or MetricsSettings()
         self._own = tuple(collectors)
+        self._started = False
         self._sources: list[_Source] = []
         self._news = asyncio.Event()
         self._callbacks: dict[object, Callable[[], None]] = {}
@@ -62,8 +63,9 @@ class Collecting:
 
     def start(self) -> None:
         """Begin to collect, where that has not begun."""
-        if self._sources:
+        if self._started:
             return
+        self._started = True
         chosen = choose(
             self._settings.enabled_metrics, self._settings.collection_intervals, self._own
         )

@@ -43,6 +43,8 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
 
     expires: str
     """How an instance that died goes away, in words."""
+    renews: bool
+    """Signs of life are given by the registry's own means: heartbeats alone need not be sent."""
     pushes: bool
     """Every change reaches consumers by itself; otherwise they also look at an interval."""
     describes: bool

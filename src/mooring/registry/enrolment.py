@@ -108,7 +108,6 @@ class StoreEnrolment(Enrolment):
     def open(self) -> None:
         self._lease.acquire(self)
         self._mirror.subscribe(self._hear)
-        self._mirror.start()
         if self._service_config is not None:
             self._ends.append(self._service_config.subscribe(lambda _: self._tell()))
 
@@ -121,8 +120,7 @@ class StoreEnrolment(Enrolment):
 
     @property
     def suspended(self) -> str:
-        session = self._lease.current
-        if session is not None and session.state == "suspended":
+        if self._lease.in_doubt:
             return "the lease could not be renewed in time"
         if self._mirror.error is not None:
             return str(self._mirror.error)
@@ -149,9 +147,10 @@ class StoreEnrolment(Enrolment):
         self._tell()
 
     def pulse(self) -> None:
-        doubt = self.suspended
-        if bool(doubt) != self._in_doubt:
-            self._in_doubt = bool(doubt)
+        mirror = self._mirror
+        doubt = self._lease.in_doubt or mirror.error is not None or (mirror.loaded and mirror.stale)
+        if doubt != self._in_doubt:
+            self._in_doubt = doubt
             self._tell()
 
     def _hear(self, update: Update[bytes, Entry]) -> None:
@@ -208,7 +207,12 @@ class StoreEnrolment(Enrolment):
             finally:
                 self._writing = False
         self._desired, self._written = desired, done.revision
-        self._look()
+        if self._mirror.loaded:
+            self._look()
+        else:  # what the commit itself read is where to follow from
+            self._mirror.seed(_index(done.reads[:1]), done.revision)
+            self._mirror.start()
+            self._tell()
         await self._make_lasting(_index(done.reads))
 
     async def beat(self, instance: Instance, *, update: bool) -> None:

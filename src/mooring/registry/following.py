@@ -147,11 +147,11 @@ class InstancesFeed:
 
     @asynccontextmanager
     async def follow(
-        self, mark: int, held: Mapping[str, Instance]
+        self, mark: int, held: Mapping[str, Instance], *, known: float
     ) -> AsyncIterator[Steps[str, Instance]]:
         async with AsyncExitStack() as stack:
             sources = [
-                await stack.enter_async_context(feed.follow(seen, entries))
+                await stack.enter_async_context(feed.follow(seen, entries, known=known))
                 for feed, seen, entries in zip(self._feeds, self._marks, self._held, strict=True)
             ]
             merged = _Merged(sources, self._apply)

@@ -38,6 +38,10 @@ class SharedLease:
     def current(self) -> Session | None:
         return self._session
 
+    @property
+    def in_doubt(self) -> bool:
+        return self._session is not None and self._session.state == "suspended"
+
     def acquire(self, user: User) -> None:
         if not self._users:
             self._tasks.start(self._beat(), name="pulse of a shared lease")

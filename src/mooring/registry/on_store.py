@@ -46,6 +46,7 @@ class StoreRegistry(Registry):
         self.url = store.url
         self.guarantees = RegistryGuarantees(
             expires="its lease runs out, and its keys are deleted with it",
+            renews=True,
             pushes=True,
             describes="config" in layout.carries,
         )

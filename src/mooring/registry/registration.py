@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol, Self, cast
 
 import msgspec
@@ -70,7 +71,10 @@ class Registration:
             instance = msgspec.structs.replace(instance, host=reachable_host())
         self._instance, self._lost_fields = registry.prepare(instance)
         self._registry, self._ttl, self._wait = registry, ttl, wait
-        self._beats = Beats(policy or Policy())
+        policy = policy or Policy()
+        if registry.guarantees.renews and policy.immediate:
+            policy = replace(policy, heartbeat_interval=policy.metadata_interval)
+        self._beats = Beats(policy)
         self._metrics = metrics
         self._own_metrics: dict[str, JSON] = {}
         self._life: State = "up"
