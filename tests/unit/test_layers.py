@@ -22,6 +22,8 @@ LAYERS = [
     {"registry"},
     {"discovery"},
     {"hub"},
+    {"sync", "workers"},
+    {"asgi", "httpx", "wsgi"},
     {"doctor", "testing", "server"},
     {"cli"},
 ]
@@ -30,6 +32,7 @@ LAYERS = [
 DRIVERS = {
     "grpc": ("store/etcd", "store/embedded/wire"),
     "google": ("store/etcd",),
+    "httpx": ("httpx.py",),
     "sqlite3": ("store/embedded",),
 }
 """Where a driver may be imported."""

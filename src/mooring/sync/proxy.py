@@ -29,7 +29,7 @@ from types import (
     MethodType,
     TracebackType,
 )
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -79,7 +79,7 @@ class Blocking:
         return id(self._target)
 
 
-def run(proxy: Blocking, work: Callable[[], T | Awaitable[T]], **options: Any) -> T:
+def run(proxy: Blocking, work: Callable[[], Any], **options: Any) -> Any:
     """Run a function on the loop of a stand-in, and wait; what it gives, fit for other threads."""
     portal, target = proxy._portal, proxy._target
 
@@ -89,10 +89,14 @@ def run(proxy: Blocking, work: Callable[[], T | Awaitable[T]], **options: Any) -
             result = await result
         return proxy if result is target else wrap(portal, result)
 
-    return cast("T", portal.call(on_loop, **options))
+    return portal.call(on_loop, **options)
 
 
-def within(proxy: object, work: Callable[[Any], T | Awaitable[T]]) -> T:
+@overload
+def within(proxy: object, work: Callable[[Any], Awaitable[T]]) -> T: ...
+@overload
+def within(proxy: object, work: Callable[[Any], T]) -> T: ...
+def within(proxy: object, work: Callable[[Any], object]) -> object:
     """Hand the object behind a stand-in to a function that runs on its loop, and wait."""
     assert isinstance(proxy, Blocking)
     return run(proxy, lambda: work(proxy._target))
@@ -264,7 +268,8 @@ def _next(self: Blocking) -> object:
 
 
 def _aiter(self: Blocking) -> Iterator[object]:
-    return cast("Iterator[object]", run(self, self._target.__aiter__))
+    iterator: Iterator[object] = run(self, self._target.__aiter__)
+    return iterator
 
 
 def _iter(self: Blocking) -> Iterator[object]:

@@ -1,0 +1,221 @@
+"""Registration of an ASGI application: from when it serves until it is told to stop.
+
+    app = mooring.asgi.registered(app, "etcd://127.0.0.1:2379", mooring.Instance("echo", port=8080))
+
+or, for Starlette and FastAPI, `lifespan=mooring.asgi.lifespan(url, instance)`.
+
+**Start.** The application starts first, then the server listens, then the instance is registered:
+in the background, once its address takes connections. A registry that is away delays nothing.
+
+**Stop.** Servers stop listening on SIGTERM and tell the application only afterwards, when callers
+that still know the address have been refused. So SIGTERM is caught where the server handles it by
+a plain signal handler (uvicorn does): first the instance leaves the registry and callers get the
+time to notice, then the server is told. A second SIGTERM goes to the server at once. Where a server
+handles signals otherwise, the instance leaves when the application is told to stop.
+
+**Workers** that serve one address take turns, see `mooring.workers`. The hub is in the lifespan
+state by the name `mooring`: `request.state.mooring`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from types import FrameType
+from typing import Any, TypedDict, TypeVar
+
+from mooring.hub import Hub, connect
+from mooring.model import Instance
+from mooring.registry.registration import LINGER
+from mooring.tasks import Tasks
+from mooring.workers import SharedRegistration
+
+log = logging.getLogger(__name__)
+
+GRACE = 10.0
+"""Seconds that leaving the registry may take, with the time that callers get to notice."""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+App = TypeVar("App")
+
+
+class State(TypedDict):
+    """What the application finds in its lifespan state."""
+
+    mooring: Hub
+
+
+Lifespan = Callable[[App], AbstractAsyncContextManager[State]]
+
+
+def lifespan(
+    hub: str | Hub,
+    instance: Instance,
+    *,
+    ttl: float | None = None,
+    grace: float = GRACE,
+    linger: float = LINGER,
+    inner: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
+) -> Lifespan[App]:
+    """A lifespan for Starlette or FastAPI. `hub` is a URL, or a hub that is made by `connect` and
+    not entered yet; `inner` a lifespan of the application's own, which starts before and ends
+    after."""
+
+    @asynccontextmanager
+    async def registered(app: App) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            state: dict[str, object] = {}
+            if inner is not None:
+                state |= await stack.enter_async_context(inner(app)) or {}
+            serving = Serving(hub, instance, ttl=ttl, grace=grace, linger=linger)
+            state["mooring"] = await stack.enter_async_context(serving)
+            yield state
+
+    return registered
+
+
+def registered(
+    app: Application,
+    hub: str | Hub,
+    instance: Instance,
+    *,
+    ttl: float | None = None,
+    grace: float = GRACE,
+    linger: float = LINGER,
+) -> Application:
+    """The application, registered while it serves; one without a lifespan of its own too.
+
+    Needs a server that speaks the lifespan protocol, as all but a few do.
+    """
+
+    async def wrapped(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            return await app(scope, receive, send)
+        serving = Serving(hub, instance, ttl=ttl, grace=grace, linger=linger)
+        await _Protocol(app, serving).run(scope, receive, send)
+
+    return wrapped
+
+
+class Serving:
+    """An instance that is registered once its address takes connections, and leaves in time."""
+
+    def __init__(
+        self, hub: str | Hub, instance: Instance, *, ttl: float | None, grace: float, linger: float
+    ) -> None:
+        self._hub = connect(hub) if isinstance(hub, str) else hub
+        self._instance, self._ttl = instance, ttl
+        self._grace, self._linger = grace, linger
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Hub:
+        async with AsyncExitStack() as stack:
+            hub = await stack.enter_async_context(self._hub)
+            # What can never be registered is refused here, while the application starts.
+            shared = SharedRegistration(hub, self._instance, ttl=self._ttl)
+            stack.push_async_callback(shared.aclose)
+            await stack.enter_async_context(self._before_the_server(shared, signal.SIGTERM))
+            shared.start()
+            self._stack = stack.pop_all()
+            return hub
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @asynccontextmanager
+    async def _before_the_server(
+        self, shared: SharedRegistration, number: signal.Signals
+    ) -> AsyncIterator[None]:
+        """Leave the registry when a signal comes, then let the server have it."""
+        handler = signal.getsignal(number)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            yield
+            return
+        loop, tasks = asyncio.get_running_loop(), Tasks()
+        leaving = False
+
+        async def leave() -> None:
+            log.info("%s: leaving the registry before the server stops", number.name)
+            try:
+                async with asyncio.timeout(self._grace + 1):
+                    await shared.drain(grace=self._grace, linger=self._linger)
+            except TimeoutError:
+                log.warning("the registry was not left in time")
+            handler(number, None)
+
+        def told(number: int, frame: FrameType | None) -> None:
+            nonlocal leaving
+            if leaving:
+                handler(number, frame)
+            else:
+                leaving = True
+                loop.call_soon_threadsafe(lambda: tasks.start(leave(), name="leaving the registry"))
+
+        signal.signal(number, told)
+        try:
+            yield
+        finally:
+            if signal.getsignal(number) is told:
+                signal.signal(number, handler)
+            await tasks.aclose()
+
+
+class _Protocol:
+    """The lifespan protocol, with a registration between the server and the application."""
+
+    def __init__(self, app: Application, serving: Serving) -> None:
+        self._app, self._serving = app, serving
+        self._spoken = self._entered = False
+
+    async def run(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        async def to_server(message: Message) -> None:
+            self._spoken = True
+            if message["type"] == "lifespan.startup.complete":
+                await self._enter(scope)
+            await send(message)
+
+        async def from_server() -> Message:
+            self._spoken = True
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._leave()
+            return message
+
+        try:
+            await self._app(scope, from_server, to_server)
+        except Exception as error:
+            if self._spoken:
+                raise
+            log.debug("the application has no lifespan of its own: %r", error)
+        finally:
+            await self._leave()
+        if not self._spoken:
+            await self._alone(scope, receive, send)
+
+    async def _alone(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """For an application that does not speak the protocol."""
+        await self._enter(scope)
+        await send({"type": "lifespan.startup.complete"})
+        while (await receive())["type"] != "lifespan.shutdown":
+            pass
+        await self._leave()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _enter(self, scope: MutableMapping[str, Any]) -> None:
+        hub = await self._serving.__aenter__()
+        self._entered = True
+        if "state" in scope:
+            scope["state"]["mooring"] = hub
+
+    async def _leave(self) -> None:
+        if self._entered:
+            self._entered = False
+            await self._serving.__aexit__()
