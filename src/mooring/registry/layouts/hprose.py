@@ -58,6 +58,12 @@ class Hprose(Layout):
         }
         return {self._key(instance): values.encode(fields)}
 
+    def cannot_carry(self, instance: Instance) -> list[str]:
+        lost = super().cannot_carry(instance)
+        if set(instance.metadata) == {"path"}:
+            lost.remove("metadata")  # it is in the URL
+        return lost
+
     def _key(self, instance: Instance) -> bytes:
         if "/" in instance.id:
             raise InvalidRequest(f"the UUID {instance.id!r} of a server must not have a slash")
@@ -78,8 +84,9 @@ class Hprose(Layout):
         try:
             fields = values.decode(entry.value)
             values.get(fields, "CPU", int, 1)
-            url = values.get(fields, "ServerUrl", str, "")
-            return Assembled(_instance(service, id, url))
+            instance = instance_at(service, id, values.get(fields, "ServerUrl", str, ""))
+            addresses.check_host(instance.host)
+            return Assembled(instance)
         except InvalidRequest as error:
             return Assembled(None, (Problem(entry.key, str(error)),))
 
@@ -92,20 +99,33 @@ def server_url(instance: Instance) -> str:
             f"{instance.service} must be one of {', '.join(SCHEMES)}"
         )
     path = instance.metadata.get("path", "/")
+    if not path.startswith(("/", "?")):
+        raise InvalidRequest(f"the path {path!r} of {instance.service} must start with a slash")
     return f"{instance.protocol}://{instance.address}{path}"
 
 
-def _instance(service: str, id: str, url: str) -> Instance:
+def instance_at(domain: str, uuid: str, url: str) -> Instance:
+    """The instance that the URL of a server stands for; without a host where it names none. Raises
+    `InvalidRequest` where it cannot be called."""
     try:
         parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port
+        port = parts.port
     except ValueError as error:
-        raise Malformed(f"has a wrong 'ServerUrl' {url!r}: {error}") from error
-    if parts.scheme not in SCHEMES or not host:
-        raise Malformed(f"has a wrong 'ServerUrl' {url!r}: it must start like tcp://host:port")
+        raise Malformed(f"{url!r} is no URL: {error}") from error
+    if parts.scheme not in SCHEMES or not parts.netloc:
+        schemes = ", ".join(SCHEMES)
+        raise Malformed(
+            f"{url!r} is no URL of an hprose server: write it like tcp://host:port/ ({schemes})"
+        )
     if port is None:
         port = {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme, 0)
     addresses.check_port(port)
-    path = parts._replace(scheme="", netloc="").geturl() or "/"
-    metadata = {} if path == "/" else {"path": path}
-    return Instance(service, host, port, protocol=parts.scheme, metadata=metadata, id=id)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Instance(
+        domain,
+        parts.hostname or "",
+        port,
+        protocol=parts.scheme,
+        metadata={} if path == "/" else {"path": path},
+        id=uuid,
+    )
