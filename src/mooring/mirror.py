@@ -176,14 +176,6 @@ class Mirror(Generic[K, V]):
         self.start()
         return self
 
-    def seed(self, items: Mapping[K, V], mark: int) -> None:
-        """Begin with what somebody just read, instead of reading it once more."""
-        self._items.update(items)
-        self.mark = mark
-        self._heard = self._known = time.monotonic()
-        self._loaded = True
-        self._turn.set()
-
     def start(self) -> None:
         """Follow, without waiting for anything."""
         self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")

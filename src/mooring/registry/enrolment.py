@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from mooring.errors import Conflict, LeaseNotFound, Removed, Superseded
-from mooring.mirror import Mirror, RangeFeed, Update
+from mooring.mirror import Mirror
 from mooring.model import Config, Instance
+from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
 from mooring.registry.layouts.contract import Layout, Malformed
 from mooring.registry.leases import SharedLease
 from mooring.registry.tombstones import applies, tombstone_key
+from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
     Check,
     Delete,
@@ -49,6 +51,9 @@ def repair(
     `lease` is the present one, `ours` all that ever were. Raises `Superseded` or `Removed` where
     this instance must not touch them any more.
     """
+    if fresh:  # whoever had this place before has had it
+        puts = [Put(name, value, lease) for name, value in desired.items()]
+        return Repair([*puts, Delete(key(tombstone))], [])
     writes: list[Write] = []
     checks: list[Check] = []
     for name, value in desired.items():
@@ -57,7 +62,7 @@ def repair(
         if entry is not None:
             if entry.lease == lease and entry.value == value:
                 continue
-            if entry.lease and entry.lease not in ours and not fresh:
+            if entry.lease and entry.lease not in ours:
                 raise Superseded(
                     f"{name.decode()} is under the live lease {entry.lease:x} of another process, "
                     "which registered later: this one leaves it alone"
@@ -65,35 +70,44 @@ def repair(
         writes.append(Put(name, value, lease))
     grave = seen.get(tombstone)
     checks.append(unchanged(tombstone, grave.modified if grave else 0))
-    if grave is not None:
-        if fresh:
-            writes.append(Delete(key(tombstone)))
-        elif applies(grave.value, incarnation):
-            raise Removed(
-                f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out "
-                "until its process starts anew"
-            )
+    if grave is not None and applies(grave.value, incarnation):
+        raise Removed(
+            f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out until "
+            "its process starts anew"
+        )
     return Repair(writes, checks)
+
+
+class Shared(NamedTuple):
+    """What the registrations of one registry share."""
+
+    store: Store
+    layout: Layout
+    batches: Batches
+    described: set[str]
+    """Services whose descriptions are known to be there."""
 
 
 class StoreEnrolment(Enrolment):
     def __init__(
         self,
-        store: Store,
-        layout: Layout,
+        shared: Shared,
         lease: SharedLease,
+        vicinity: Vicinity,
         instance: Instance,
         service_config: Mirror[bytes, Entry] | None,
-        leave: Callable[[], None],
+        leave: Callable[[], Awaitable[None]],
     ) -> None:
+        layout = shared.layout
         self.disturbed = False
-        self._store, self._layout, self._lease = store, layout, lease
+        self._store, self._layout, self._batches, self._described = shared
+        self._lease, self._vicinity, self._mirror = lease, vicinity, vicinity.mirror
+        self._service, self._id = instance.service, instance.id
         self._incarnation = instance.incarnation
         self._tombstone = tombstone_key(instance.service, instance.id)
         self._home = layout.home(instance)
         self._desired: dict[bytes, bytes] = {}
         self._lasting = layout.lasting(instance)
-        self._mirror = Mirror(RangeFeed(store, self._home), wait=False, quiet=True)
         self._service_config = service_config
         self._config_key = (
             layout.config_key(instance.service, instance.id) if service_config else b""
@@ -102,20 +116,17 @@ class StoreEnrolment(Enrolment):
         self._callbacks: list[Callable[[], None]] = []
         self._in_doubt = self._writing = False
         self._written = 0
-        self._ends: list[Callable[[], None]] = []
-        self._lasting_known = False
+        self._end_config: Callable[[], None] = lambda: None
 
     def open(self) -> None:
         self._lease.acquire(self)
-        self._mirror.subscribe(self._hear)
+        self._vicinity.join(self._id, self)
         if self._service_config is not None:
-            self._ends.append(self._service_config.subscribe(lambda _: self._tell()))
+            self._end_config = self._service_config.subscribe(lambda _: self._tell())
 
     async def aclose(self, *, within: float) -> None:
-        for end in self._ends:
-            end()
-        await self._mirror.aclose()
-        self._leave()
+        self._end_config()
+        await self._leave()
         await self._lease.release(self, within=within)
 
     @property
@@ -153,10 +164,9 @@ class StoreEnrolment(Enrolment):
             self._in_doubt = doubt
             self._tell()
 
-    def _hear(self, update: Update[bytes, Entry]) -> None:
-        """Something happened to our keys, or to the operator's word."""
-        if update.resync:
-            self._written = 0  # a restored store counts anew
+    def hear(self, *, anew: bool) -> None:
+        if anew:
+            self._written = 0
         self._look()
         self._tell()
 
@@ -172,7 +182,7 @@ class StoreEnrolment(Enrolment):
             entry = held.get(name)
             if entry is None or entry.value != value or entry.lease != lease:
                 self.disturbed = True
-                self._lasting_known = False  # who took ours may have taken those too
+                self._described.discard(self._service)  # who took ours may have taken those too
 
     def _tell(self) -> None:
         for callback in self._callbacks:
@@ -180,10 +190,7 @@ class StoreEnrolment(Enrolment):
 
     async def put(self, instance: Instance, *, fresh: bool) -> None:
         desired = self._layout.encode(instance)
-        seen: Mapping[bytes, Entry] = {} if fresh else self._mirror.items
-        queries = [Query(self._home), Query(key(self._tombstone))]
-        if not self._lasting_known:
-            queries += [Query(key(name), keys_only=True) for name in self._lasting]
+        seen: Mapping[bytes, Entry] = self._mirror.items
         while True:
             session = await self._lease.session()
             plan = repair(
@@ -197,37 +204,43 @@ class StoreEnrolment(Enrolment):
             )
             self.disturbed, self._writing = False, True
             try:
-                done = await self._store.commit(*plan.writes, require=plan.checks, read=queries)
-            except Conflict as conflict:
-                seen = _index(conflict.reads)
+                revision = await self._batches.commit(*plan.writes, require=plan.checks)
+            except Conflict:
+                seen = await self._present()
             except LeaseNotFound:
                 await self._lease.discard(session)
             else:
                 break
             finally:
                 self._writing = False
-        self._desired, self._written = desired, done.revision
+        self._desired, self._written = desired, revision
         if self._mirror.loaded:
             self._look()
-        else:  # what the commit itself read is where to follow from
-            self._mirror.seed(_index(done.reads[:1]), done.revision)
-            self._mirror.start()
-            self._tell()
-        await self._make_lasting(_index(done.reads))
+        if self._service not in self._described:
+            await self._describe()
+
+    async def _present(self) -> dict[bytes, Entry]:
+        """Our keys, and the tombstone, as they are."""
+        reads = [Query(self._home), Query(key(self._tombstone))]
+        return _index((await self._store.commit(read=reads)).reads)
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
             await self.put(instance, fresh=False)
 
-    async def _make_lasting(self, seen: Mapping[bytes, Entry]) -> None:
+    async def _describe(self) -> None:
         """Descriptions are made where they are missing, and never overwritten."""
-        if self._lasting_known:
-            return
-        for name, value in self._lasting.items():
-            if name not in seen:
-                with contextlib.suppress(Conflict):  # somebody else was first
-                    await self._store.commit(Put(name, value), require=[absent(name)])
-        self._lasting_known = True
+        self._described.add(self._service)
+        try:
+            reads = [Query(key(name), keys_only=True) for name in self._lasting]
+            there = _index((await self._store.commit(read=reads)).reads) if reads else {}
+            for name, value in self._lasting.items():
+                if name not in there:
+                    with contextlib.suppress(Conflict):  # somebody else was first
+                        await self._store.commit(Put(name, value), require=[absent(name)])
+        except BaseException:
+            self._described.discard(self._service)
+            raise
 
     async def withdraw(self) -> None:
         names, self._desired = list(self._desired), {}
@@ -236,14 +249,13 @@ class StoreEnrolment(Enrolment):
             session = self._lease.current
             lease = 0 if session is None else session.lease
             try:
-                await self._store.commit(
+                await self._batches.commit(
                     *(Delete(key(name)) for name in names),
                     require=[on_lease(name, lease) for name in names],
-                    read=[Query(self._home, keys_only=True)],
                 )
                 return
-            except Conflict as conflict:
-                seen = _index(conflict.reads)
+            except Conflict:
+                seen = await self._present()
                 left = [name for name in names if name in seen and seen[name].lease in ours]
                 if left == names:
                     return  # on an older lease of ours, which is about to end by itself

@@ -13,6 +13,7 @@ from mooring.errors import Conflict, InUse, InvalidRequest
 from mooring.mirror import Feed, Mirror, RangeFeed
 from mooring.model import JSON, Group, Instance, Service, check_metadata, new_incarnation
 from mooring.names import check_name
+from mooring.registry.batches import Batches
 from mooring.registry.contract import (
     Enrolment,
     Listing,
@@ -20,12 +21,13 @@ from mooring.registry.contract import (
     RegistryGuarantees,
     ServiceCount,
 )
-from mooring.registry.enrolment import StoreEnrolment
+from mooring.registry.enrolment import Shared, StoreEnrolment
 from mooring.registry.following import Assembly, InstancesFeed
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout, Malformed, Place
 from mooring.registry.leases import SharedLease
 from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
+from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
     Delete,
     Entry,
@@ -54,6 +56,8 @@ class StoreRegistry(Registry):
         self._store = store
         self._leases: dict[float, SharedLease] = {}
         self._enrolled: set[bytes] = set()
+        self._shared = Shared(store, layout, Batches(store), set())
+        self._vicinities: dict[Range, Vicinity] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
 
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
@@ -80,14 +84,18 @@ class StoreRegistry(Registry):
             )
         self._enrolled.add(place)
         lease = self._leases.setdefault(ttl, SharedLease(self._store, ttl))
-        return StoreEnrolment(
-            self._store,
-            self.layout,
-            lease,
-            instance,
-            self._service_config(instance.service),
-            lambda: self._enrolled.discard(place),
-        )
+        around = self.layout.vicinity(instance)
+        vicinity = self._vicinities.get(around)
+        if vicinity is None:
+            vicinity = self._vicinities[around] = Vicinity(self._store, self.layout, around)
+
+        async def leave() -> None:
+            self._enrolled.discard(place)
+            if await vicinity.leave(instance.id) and self._vicinities.get(around) is vicinity:
+                del self._vicinities[around]
+
+        config = self._service_config(instance.service)
+        return StoreEnrolment(self._shared, lease, vicinity, instance, config, leave)
 
     def _service_config(self, service: str) -> Mirror[bytes, Entry] | None:
         """The operator's word on a service, live; one mirror for all its instances here."""
@@ -247,6 +255,7 @@ class StoreRegistry(Registry):
     async def aclose(self) -> None:
         for mirror in self._configs.values():
             await mirror.aclose()
+        await self._shared.batches.aclose()
 
 
 @contextmanager

@@ -295,7 +295,8 @@ class Registration:
             return
         before, self._state = self._state, state
         telemetry.REGISTRATION.labels(*self._labels).state(state)
-        level = logging.WARNING if state in ("suspended", "superseded", "removed") else logging.INFO
+        # That the store is in doubt, its session tells, once for all who share it.
+        level = logging.WARNING if state in ("superseded", "removed") else logging.INFO
         reason = why or doubt
         log.log(
             level,

@@ -115,6 +115,10 @@ class Layout(ABC):
     def home(self, instance: Instance) -> Range:
         """Where the keys of one instance lie, and nothing else."""
 
+    def vicinity(self, instance: Instance) -> Range:
+        """Where the keys of this instance and those beside it on its host lie."""
+        return self.home(instance)
+
     @abstractmethod
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         """The keys that live and die with the instance, and their values, the one that stands for

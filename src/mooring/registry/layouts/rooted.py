@@ -42,6 +42,10 @@ class Rooted(Layout):
     def home(self, instance: Instance) -> Range:
         return key(f"{self._folder(instance.service)}{instance.address}".encode())
 
+    def vicinity(self, instance: Instance) -> Range:
+        host = instance.address.removesuffix(str(instance.port))
+        return prefix(f"{self._folder(instance.service)}{host}".encode())
+
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         name = f"{self._folder(instance.service)}{instance.address}"
         return {name.encode(): self._value(instance)}

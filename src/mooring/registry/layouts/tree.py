@@ -54,6 +54,10 @@ class Tree(Layout):
     def home(self, instance: Instance) -> Range:
         return prefix(f"{_folder(instance.service)}{instance.address}/".encode())
 
+    def vicinity(self, instance: Instance) -> Range:
+        host = instance.address.removesuffix(str(instance.port))
+        return prefix(f"{_folder(instance.service)}{host}".encode())
+
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         folder = f"{_folder(instance.service)}{instance.address}/"
         return {

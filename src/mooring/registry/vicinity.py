@@ -1,0 +1,50 @@
+"""The keys of a service's instances on one host, followed once for all of them in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from mooring.mirror import Mirror, RangeFeed, Update
+from mooring.registry.layouts.contract import Layout
+from mooring.store.contract import Entry, Range, Store
+
+
+class Neighbour(Protocol):
+    def hear(self, *, anew: bool) -> None:
+        """Something happened to this one's keys. `anew`: the store may be another, whose revisions
+        mean something else."""
+
+
+class Vicinity:
+    """Neighbours come with `join` and go with `leave`; each hears of its own keys alone."""
+
+    def __init__(self, store: Store, layout: Layout, range: Range) -> None:
+        self.mirror: Mirror[bytes, Entry] = Mirror(RangeFeed(store, range), wait=False, quiet=True)
+        self._layout = layout
+        self._neighbours: dict[str, Neighbour] = {}
+        self.mirror.subscribe(self._hear)
+
+    def join(self, id: str, neighbour: Neighbour) -> None:
+        if not self._neighbours:
+            self.mirror.start()
+        self._neighbours[id] = neighbour
+
+    async def leave(self, id: str) -> bool:
+        """Whether it was the last, with whom it ends."""
+        self._neighbours.pop(id, None)
+        if self._neighbours:
+            return False
+        await self.mirror.aclose()
+        return True
+
+    def _hear(self, update: Update[bytes, Entry]) -> None:
+        if update.resync:
+            touched: Iterable[str] = tuple(self._neighbours)
+        else:
+            places = map(self._layout.locate, (change.key for change in update.changes))
+            touched = {place.id for place in places if place is not None}
+        anew = update.resync and self.mirror.resyncs > 0
+        for id in touched:
+            if (neighbour := self._neighbours.get(id)) is not None:
+                neighbour.hear(anew=anew)
