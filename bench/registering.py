@@ -14,8 +14,6 @@ from bench.processes import ProcessFailed
 from bench.zookeeper import fresh_zookeeper
 
 _TARGET = Target("≥", 2.0)
-_WARM_UP = 3.0  # seconds until Java has compiled what it will compile
-
 _PYTHON = Path(sys.executable)
 
 
@@ -38,7 +36,6 @@ async def _compare(plan: Plan) -> list[Line]:
     with fresh_etcd() as etcd:
         async with fresh_zookeeper() as zookeeper:
             kazoo = partial(run_peer, "kazoo", _PYTHON, zookeeper.address)
-            await kazoo("register both", _WARM_UP)
             sides = {
                 "kazoo, one node": partial(kazoo, "register one", plan.seconds),
                 "ours": partial(

@@ -38,15 +38,18 @@ async def run(plan: Plan) -> list[Section]:
                 Rest(*cast("list[float]", await process.told(within=2 * seconds + _WITHIN)))
                 for process in processes.values()
             ]
-    assert (few.registered, many.registered) == (FEW, MANY)
+    share = Line(
+        f"{MANY:,} registrations, share of one core",
+        percent(many.share),
+        f"{FEW} registration {percent(few.share)}",
+        target=Target("≤", 0.02, percent),
+        value=many.share,
+    )
+    if many.registered < MANY:
+        told = f"only {many.registered:,.0f} of them stayed registered"
+        share = Line(share.what, "", remark=told)
     lines = [
-        Line(
-            f"{MANY:,} registrations, share of one core",
-            percent(many.share),
-            f"{FEW} registration {percent(few.share)}",
-            target=Target("≤", 0.02, percent),
-            value=many.share,
-        ),
+        share,
         Line(
             f"{MANY:,} registrations, wake-ups",
             per_second(many.wakeups),

@@ -55,43 +55,36 @@ async def run(plan: Plan) -> list[Section]:
         await _round(sides, 2.0)
         measure = partial(_round, sides, 4 * plan.seconds)
         taken = await in_rounds(plan, "registered until seen", measure, _show)
+    ours, driver = taken["ours"], taken["bare"]
     lines = [
-        _line("p50", taken["ours"], "bare", taken["bare"], Target("≤", 1.5)),
-        _line("p99", taken["ours"], "bare", taken["bare"]),
-        _line("p50", taken["first"], "bare", taken["bare"], what="first of a process until seen"),
+        _line("p50, bare driver", ours, driver, Target("≤", 1.5)),
+        _line("p99, bare driver", ours, driver),
+        _line("p50 of the first, bare driver", taken["first"], driver),
     ]
     if problem:
         lines.append(Line("kazoo", "", remark=f"it could not be measured: {problem}"))
     else:
-        lines.append(_line("p50", taken["ours"], "kazoo", taken["kazoo"], Target("≤", 1.0)))
-        lines.append(_line("p99", taken["ours"], "kazoo", taken["kazoo"]))
+        lines.append(_line("p50, kazoo", ours, taken["kazoo"], Target("≤", 1.0)))
+        lines.append(_line("p99, kazoo", ours, taken["kazoo"]))
     text = (
         "From just before `hub.register` until a view in another process has the instance, one at "
         f"a time, {OTHERS} others being there; each leaves again before the next comes. Bare is a "
         "put of one key with the bare driver, until its event was read from the bare stream in "
         "another process. kazoo is the creation of one ephemeral node, until another process's "
         "`ChildrenWatch` gives it. The process that registers has another instance registered, "
-        "save in the first of a process, which needs a lease before. Ratios are of time."
+        "which the first of a process has not: it needs a lease before. Ratios are of time."
     )
     return [Section("Registered until seen", text, lines)]
 
 
 def _line(
-    field: str,
-    ours: Sequence[Latency],
-    name: str,
-    theirs: Sequence[Latency],
-    target: Target | None = None,
-    what: str = "registered until seen",
+    what: str, ours: Sequence[Latency], theirs: Sequence[Latency], target: Target | None = None
 ) -> Line:
+    field = what[:3]
     mine = [getattr(latency, field) for latency in ours]
     other = [getattr(latency, field) for latency in theirs]
     return Line(
-        f"{what}, {field}",
-        milliseconds(median(mine)),
-        f"{name} {milliseconds(median(other))}",
-        ratio(mine, other),
-        target,
+        what, milliseconds(median(mine)), milliseconds(median(other)), ratio(mine, other), target
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ __all__ = ["KazooClient", "ZooKeeper", "client", "fresh_zookeeper"]
 
 _JARS = ("zookeeper", "zookeeper-jute", "metrics-core", "slf4j-api", "slf4j-simple", "snappy-java")
 _FETCH_WITHIN = 300.0
+_WARM_UP = 4.0
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
 
 _SETTINGS = """
@@ -60,7 +63,7 @@ class ZooKeeper(Server):
 
 @asynccontextmanager
 async def fresh_zookeeper() -> AsyncIterator[ZooKeeper]:
-    """An empty server. Raises `ProcessFailed` where none can be had on this machine."""
+    """A server at its full speed. Raises `ProcessFailed` where none can be had on this machine."""
     jars = ROOT / ".tools" / "zookeeper" / "usr" / "share" / "java"
     if not jars.is_dir() or _java() is None:
         await output(sys.executable, "tools/fetch.py", "zookeeper", within=_FETCH_WITHIN)
@@ -71,7 +74,23 @@ async def fresh_zookeeper() -> AsyncIterator[ZooKeeper]:
         ZooKeeper(Path(folder), java, jars) as server,
     ):
         server.start()
+        await asyncio.to_thread(_warm_up, server.address)
         yield server
+
+
+def _warm_up(address: str) -> None:
+    """Let Java compile what it will compile."""
+    end = time.monotonic() + _WARM_UP
+    while time.monotonic() < end:
+        with client(address) as kazoo:
+            kazoo.ensure_path("/warm")
+            results = [
+                kazoo.create_async(f"/warm/{number}", b"x" * 500, ephemeral=True)
+                for number in range(500)
+            ]
+            for result in results:
+                result.get()
+            kazoo.get_children("/warm")
 
 
 @contextmanager

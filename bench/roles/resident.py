@@ -21,7 +21,7 @@ from bench.processes import tell
 from mooring import connect
 from mooring.registry.registration import Registration
 
-_TOGETHER = 16
+_TOGETHER = 8
 
 
 async def rest(url: str, instances: int, settle: float, seconds: float) -> None:
