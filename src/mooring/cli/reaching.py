@@ -1,0 +1,78 @@
+"""The registry that a command works on, and how it is run there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import typer
+
+from mooring.cli.running import run
+from mooring.cli.telling import hear_crashes, warn
+from mooring.errors import InvalidRequest, RegistryError, Unavailable
+from mooring.heartbeat.settings import parse
+from mooring.hub import Hub, connect
+from mooring.model import Instance
+from mooring.names import join_service, split_service
+
+T = TypeVar("T")
+
+LOCAL = "127.0.0.1:2379"
+"""Where `mooring serve` listens unless told otherwise."""
+
+_NO_METRICS: dict[str, object] = {"registry": {"metrics": {"enabled-metrics": []}}}
+"""A command's own metrics are not those of the service that it registers."""
+
+START_ONE = "start `mooring serve`, or name a store with --store URL or MOORING_STORE"
+
+
+def run_command(work: Coroutine[object, object, T]) -> T:
+    """Run a command's coroutine; Ctrl-C ends it without a word."""
+    try:
+        return run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@asynccontextmanager
+async def reach(store: str, layout: str) -> AsyncIterator[Hub]:
+    """The hub on a store; by default on the local server, and who has none is told how to start
+    it."""
+    hear_crashes()
+    url = store or f"etcd://{LOCAL}?timeout=2s"
+    try:
+        async with connect(url, layout=layout, settings=parse(_NO_METRICS)) as hub:
+            yield hub
+    except Unavailable as error:
+        if store:
+            raise
+        raise Unavailable(f"no store answers at {LOCAL}: {START_ONE}") from error
+
+
+async def listed(hub: Hub, service: str) -> tuple[Instance, ...]:
+    """The instances of a service. Warns of what cannot be understood there; raises where there is
+    no such service."""
+    listing = await hub.registry.instances(service)
+    for problem in listing.problems:
+        warn(str(problem))
+    if not listing.instances:
+        await must_be_known(hub, service)
+    return listing.instances
+
+
+async def must_be_known(hub: Hub, service: str) -> None:
+    """Raise `RegistryError` where the registry has never heard of a service."""
+    try:
+        known = [each.name for each in await hub.registry.services()]
+    except InvalidRequest:
+        return  # a layout without a root cannot tell which services there are
+    if service not in known and join_service(*split_service(service)) not in known:
+        raise RegistryError(f"there is no service {service!r}{meant(service, known)}")
+
+
+def meant(name: str, known: list[str]) -> str:
+    """The end of an error about an unknown name; there may be too many to list them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f": did you mean {close[0]!r}?" if close else ""
