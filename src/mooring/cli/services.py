@@ -1,0 +1,60 @@
+"""`mooring groups`, `mooring services`: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mooring.cli.options import JSONOption, LayoutOption, StoreOption
+from mooring.cli.printing import show
+from mooring.cli.reaching import meant, reach, run_command
+from mooring.cli.telling import note
+from mooring.errors import RegistryError
+from mooring.registry.contract import ServiceCount
+
+
+def groups(
+    store: StoreOption = "", layout: LayoutOption = "tree", as_json: JSONOption = False
+) -> None:
+    """List the groups of services."""
+    run_command(_groups(store, layout, as_json))
+
+
+async def _groups(store: str, layout: str, as_json: bool) -> None:
+    async with reach(store, layout) as hub:
+        found = await hub.registry.groups()
+    if not found:
+        note("there are no groups yet")
+    show(found, {"group": str}, lambda group: {"group": group}, as_json=as_json)
+
+
+def services(
+    group: Annotated[
+        str, typer.Argument(metavar="GROUP", help="only the services of this group")
+    ] = "",
+    store: StoreOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """List the services, and how many instances each has."""
+    run_command(_services(group, store, layout, as_json))
+
+
+async def _services(group: str, store: str, layout: str, as_json: bool) -> None:
+    async with reach(store, layout) as hub:
+        found = await hub.registry.services(group)
+        if not found and group and group not in (known := await hub.registry.groups()):
+            raise RegistryError(f"there is no group {group!r}{meant(group, known)}")
+    if not found:
+        note(f"there are no services {f'in {group} ' if group else ''}yet")
+    show(
+        found,
+        {"service": lambda each: each.name, "instances": lambda each: str(each.instances)},
+        _record,
+        as_json=as_json,
+    )
+
+
+def _record(service: ServiceCount) -> dict[str, str | int]:
+    return {"service": service.name, "instances": service.instances}
