@@ -1,0 +1,254 @@
+"""`mooring register`: an instance, registered for as long as a command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, cast
+
+import typer
+from typer.core import TyperCommand
+
+from mooring import addresses
+from mooring.cli.options import (
+    JSONOption,
+    LayoutOption,
+    ServiceArgument,
+    StoreOption,
+    pairs,
+    seconds,
+)
+from mooring.cli.reaching import START_ONE, reach, run_command
+from mooring.cli.telling import hear, note, say
+from mooring.model import Instance
+from mooring.registry.registration import Registration
+from mooring.store.rules import check_ttl
+from mooring.tasks import Tasks
+
+_WAIT = 1.0  # seconds to be registered in, before anything else is looked at
+_END_WITHIN = 10.0  # seconds that the command has to end in, where the registration was refused
+
+
+class CommandAfterDashes(TyperCommand):
+    """What follows `--` is another program's, and is not read here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ours, command = args, []
+        if "--" in args:
+            at = args.index("--")
+            ours, command = args[:at], args[at + 1 :]
+            if not command:
+                raise typer.BadParameter("nothing follows it", param_hint="--")
+        ctx.obj = command
+        return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
+def register(
+    context: typer.Context,
+    service: ServiceArgument,
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST:PORT",
+            help=":PORT finds the host; without it the command gets a free port in $PORT",
+        ),
+    ] = "",
+    version: Annotated[str, typer.Option(metavar="VERSION")] = "0.0.0",
+    weight: Annotated[float, typer.Option(metavar="N", help="its share of the calls")] = 1.0,
+    zone: Annotated[str, typer.Option(metavar="ZONE")] = "",
+    protocol: Annotated[str, typer.Option(metavar="NAME")] = "tcp",
+    port: Annotated[
+        list[str] | None, typer.Option("--port", metavar="NAME=PORT", help="another port")
+    ] = None,
+    meta: Annotated[list[str] | None, typer.Option("--meta", metavar="KEY=VALUE")] = None,
+    ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help="how long it stays without a sign of life")
+    ] = "",
+    store: StoreOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """Register an instance while a command runs.
+
+    SIGTERM and Ctrl-C drain it before the command gets the signal. Exits with the command's code.
+
+    Without a command it stays registered until this is stopped.
+    """
+    command: list[str] = context.obj
+    if not address and not command:
+        raise typer.BadParameter("give one, or a command after --", param_hint="HOST:PORT")
+    host, number = _split(address) if address else ("", _free_port())
+    instance = Instance(
+        service,
+        host,
+        number,
+        protocol=protocol,
+        version=version,
+        zone=zone,
+        weight=weight,
+        metadata=pairs("--meta", meta),
+        ports={name: _number(name, text) for name, text in pairs("--port", port).items()},
+    )
+    lasting = seconds("--ttl", ttl) if ttl else None
+    code = run_command(_register(instance, lasting, command, store, layout, as_json))
+    raise typer.Exit(code)
+
+
+def _split(address: str) -> tuple[str, int]:
+    if not address.startswith(":"):
+        return addresses.split(address)
+    return "", addresses.split(f"localhost{address}")[1]
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"{name}={text}: {text!r} is no port", param_hint="--port")
+    return int(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _register(
+    instance: Instance,
+    ttl: float | None,
+    command: Sequence[str],
+    store: str,
+    layout: str,
+    as_json: bool,
+) -> int:
+    if ttl is not None:
+        check_ttl(ttl)
+    async with reach(store, layout) as hub:
+        stops = _stop_signals()
+        if not as_json:
+            hear("mooring.addresses", "mooring.registry.registration")
+        registration = hub.register(instance, ttl=ttl, wait=_WAIT)
+        if as_json:
+            registration.subscribe(lambda state: _say(registration.instance, state))
+        with _started(command, instance.port) as child:
+            async with registration:
+                if registration.state == "registering" and not store:
+                    note(START_ONE)
+                return await _stay(registration, child, stops)
+
+
+def _say(instance: Instance, state: str) -> None:
+    record = {"service": instance.service, "id": instance.id, "state": state}
+    say(json.dumps(record, ensure_ascii=False))
+
+
+def _stop_signals() -> asyncio.Queue[signal.Signals]:
+    """Signals that ask to stop, in the order in which they arrive."""
+    stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, stops.put_nowait, number)
+    return stops
+
+
+class Child:
+    """The command. It has a process group of its own: Ctrl-C in a terminal reaches everything in
+    the terminal's group at once, and would end it before it is drained."""
+
+    def __init__(self, command: Sequence[str], port: int) -> None:
+        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
+        self._process = subprocess.Popen(
+            command, env={**os.environ, "PORT": str(port)}, stdin=keyboard, process_group=0
+        )
+
+    async def end(self) -> int:
+        """Wait for it; its exit code as shells give it."""
+        code = await asyncio.to_thread(self._process.wait)
+        return 128 - code if code < 0 else code
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it, where nobody waited for its end."""
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(_END_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], port: int) -> Iterator[Child | None]:
+    if not command:
+        yield None
+        return
+    try:
+        child = Child(command, port)
+    except OSError as error:
+        note(f"{command[0]}: {error.strerror}")
+        raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+async def _stay(
+    registration: Registration, child: Child | None, stops: asyncio.Queue[signal.Signals]
+) -> int:
+    """Until the command ends, or a signal asks for it; the code to exit with."""
+    tasks = Tasks()
+    ended = tasks.start(child.end() if child else _over(registration), name="end")
+    try:
+        number = await _asked(stops, ended)
+        if number is not None:
+            drained = tasks.start(registration.drain(), name="drain")
+            number = await _asked(stops, drained, ended) or number
+            drained.cancel()  # asked twice: no lingering
+            await asyncio.wait([drained])
+        while number is not None and child is not None:
+            child.signal(number)
+            number = await _asked(stops, ended)
+        if child is not None:
+            return await child.end()
+        return 1 if number is None else 0
+    finally:
+        await tasks.aclose()
+
+
+async def _asked(
+    stops: asyncio.Queue[signal.Signals], *ends: asyncio.Task[object]
+) -> signal.Signals | None:
+    """The next signal; None where one of these tasks ends before."""
+    tasks = Tasks()
+    asked = tasks.start(stops.get(), name="signals")
+    try:
+        await asyncio.wait([asked, *ends], return_when=asyncio.FIRST_COMPLETED)
+        return cast("signal.Signals", asked.result()) if asked.done() else None
+    finally:
+        await tasks.aclose()
+
+
+async def _over(registration: Registration) -> None:
+    """Wait until the registration can no longer stand: somebody took its place, or took it out."""
+    over = asyncio.Event()
+
+    def look(state: str) -> None:
+        if state in ("superseded", "removed"):
+            over.set()
+
+    registration.subscribe(look)
+    look(registration.state)
+    await over.wait()
