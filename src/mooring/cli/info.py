@@ -1,0 +1,113 @@
+"""`mooring info`: what people are told about groups and services."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mooring.cli.options import JSONOption, LayoutOption, StoreOption, pairs
+from mooring.cli.printing import show, show_json
+from mooring.cli.reaching import meant, must_be_known, reach, run_command
+from mooring.errors import RegistryError
+from mooring.hub import Hub
+from mooring.model import JSON, Group, Service
+
+app = typer.Typer(help="Descriptions of services and groups: get, set.", no_args_is_help=True)
+
+_FIELDS = ("displayName", "department", "description")
+
+GroupOption = Annotated[
+    str, typer.Option("--group", metavar="GROUP", help="a group in place of a service")
+]
+
+
+@app.command()
+def get(
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")] = "",
+    group: GroupOption = "",
+    store: StoreOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """Print a description."""
+    if bool(service) == bool(group):
+        raise typer.BadParameter("name one of SERVICE and --group", param_hint="SERVICE")
+    _show(run_command(_get(service, group, store, layout)), as_json)
+
+
+async def _get(service: str, group: str, store: str, layout: str) -> Group | Service:
+    async with reach(store, layout) as hub:
+        found = await hub.registry.info(service=service, group=group)
+        if service:
+            await must_be_known(hub, service)
+        else:
+            await _group_must_be_known(hub, group)
+        return found
+
+
+async def _group_must_be_known(hub: Hub, group: str) -> None:
+    known = await hub.registry.groups()
+    if group not in known:
+        raise RegistryError(f"there is no group {group!r}{meant(group, known)}")
+
+
+@app.command(name="set")
+def set_fields(
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")] = "",
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FIELD=TEXT", help="displayName, description; for a group department too"
+        ),
+    ] = None,
+    group: GroupOption = "",
+    store: StoreOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """Change some of a description, and print all of it."""
+    told = list(fields or ())
+    if group:  # then there is no SERVICE, and what stands in its place is a field
+        service, told = "", [service, *told] if service else told
+    elif service.partition("=")[0] in _FIELDS:
+        raise typer.BadParameter("name a service before it, or --group", param_hint=service)
+    if not told:
+        raise typer.BadParameter("give at least one", param_hint="FIELD=TEXT")
+    new = pairs("FIELD=TEXT", told)
+    _show(run_command(_set(service, group, new, store, layout)), as_json)
+
+
+async def _set(
+    service: str, group: str, new: dict[str, str], store: str, layout: str
+) -> Group | Service:
+    async with reach(store, layout) as hub:
+        return await hub.registry.describe(service=service, group=group, set=new)
+
+
+def _record(described: Group | Service) -> dict[str, JSON]:
+    if isinstance(described, Group):
+        return {
+            "group": described.name,
+            "displayName": described.display_name,
+            "department": described.department,
+            "description": described.description,
+        }
+    return {
+        "service": described.name,
+        "displayName": described.display_name,
+        "description": described.description,
+    }
+
+
+def _show(described: Group | Service, as_json: bool) -> None:
+    fields = _record(described)
+    if as_json:
+        show_json(fields)
+        return
+    show(
+        list(fields.items()),
+        {"field": lambda field: field[0], "text": lambda field: str(field[1])},
+        lambda field: {field[0]: field[1]},
+        as_json=False,
+    )
