@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
 
-from mooring.cli import doctor, serve, store
+from mooring.cli import (
+    config,
+    doctor,
+    info,
+    instances,
+    register,
+    resolve,
+    serve,
+    services,
+    store,
+    watch,
+)
 from mooring.errors import MooringError
 
 app = typer.Typer(
@@ -16,12 +28,32 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(serve.serve)
-app.command()(doctor.doctor)
-app.add_typer(store.app, name="store")
+
+_REGISTER = "Who is there"
+_CALL = "Whom to call"
+_OPERATE = "The operator's word"
+_STORE = "The store"
+
+app.command(rich_help_panel=_REGISTER, cls=register.CommandAfterDashes)(register.register)
+app.command(rich_help_panel=_REGISTER)(services.groups)
+app.command(rich_help_panel=_REGISTER)(services.services)
+app.command(rich_help_panel=_REGISTER)(instances.instances)
+app.command(rich_help_panel=_REGISTER)(watch.watch)
+
+app.command(rich_help_panel=_CALL)(resolve.resolve)
+app.command(rich_help_panel=_CALL)(resolve.wait)
+app.command(rich_help_panel=_CALL)(resolve.explain)
+
+app.command(rich_help_panel=_OPERATE)(instances.deregister)
+app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
+app.add_typer(info.app, name="info", rich_help_panel=_OPERATE)
+
+app.command(rich_help_panel=_STORE)(serve.serve)
+app.add_typer(store.app, name="store", rich_help_panel=_STORE)
+app.command(rich_help_panel=_STORE)(doctor.doctor)
 
 
-@app.command()
+@app.command(rich_help_panel=_STORE)
 def version() -> None:
     """Print the version."""
     from mooring import __version__
@@ -31,6 +63,8 @@ def version() -> None:
 
 def main() -> None:
     """Errors of ours are for people: one line, and exit code 1. Anything else is a bug."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names are any language's
     try:
         app()
     except MooringError as error:

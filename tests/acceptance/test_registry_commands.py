@@ -1,0 +1,771 @@
+"""The registry's commands as a user types them: in a pipe, in a terminal, with --json."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import mooring
+from mooring import Instance
+from mooring.cli import app
+from mooring.hub import Hub
+from mooring.store import Put, prefix
+from tests.acceptance.serving import Served
+from tests.acceptance.test_cli import mooring_command
+from tests.waiting import eventually
+
+MOORING = [sys.executable, "-m", "mooring.cli"]
+BLUE, GREEN = "10.0.0.1:8080", "[2001:db8::1]:8080"
+
+
+@pytest.fixture
+def url(served: Callable[[], str]) -> str:
+    return f"{served()}?namespace=/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def hub(url: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def shop(hub: Hub) -> AsyncIterator[Hub]:
+    """Two instances of one service, and a service of a group with a name in Chinese.
+
+    Nobody beats for them while a test waits for a command: they live for longer than any test.
+    """
+    blue = Instance(
+        "orders",
+        "10.0.0.1",
+        8080,
+        version="1.0",
+        zone="a",
+        ports={"http": 8081},
+        metadata={"colour": "blue"},
+    )
+    green = Instance("orders", "2001:db8::1", 8080, version="2.0", zone="b", weight=2.5)
+    pay = Instance("商店/支付", "pay.internal", 9000, metadata={"地区": "北京"})
+    async with (
+        hub.register(blue, ttl=600),
+        hub.register(green, ttl=600),
+        hub.register(pay, ttl=600),
+    ):
+        yield hub
+
+
+@pytest.fixture
+def run(url: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A command on the store of the test, to its end."""
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return mooring_command(*arguments, MOORING_STORE=url)
+
+    return command
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def ok(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    return [line.split("\t") for line in ok(done).splitlines()]
+
+
+def objects(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ok(done).splitlines()]
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that an error is."""
+    assert (done.returncode, done.stdout) == (1, ""), done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith("mooring: ")
+    return lines[-1]
+
+
+def terminal(url: str, *arguments: str, columns: int = 100) -> str:
+    """What a command shows in a terminal so wide, without its colours."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [*MOORING, *arguments],
+        env={**environment, "MOORING_STORE": url, "TERM": "xterm"},
+        stdin=its,
+        stdout=its,
+        stderr=subprocess.PIPE,
+    )
+    os.close(its)
+    shown = b""
+    while chunk := _read(ours):
+        shown += chunk
+    os.close(ours)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux says so at the end of a terminal
+        return b""
+
+
+class Running:
+    """A command that goes on, its output in files that can be read meanwhile."""
+
+    def __init__(self, folder: Path, url: str, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = folder / "out", folder / "err"
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen(
+                [*MOORING, *arguments],
+                env={**os.environ, "MOORING_STORE": url},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> list[str]:
+        return self._files[0].read_text().splitlines()
+
+    @property
+    def err(self) -> list[str]:
+        return self._files[1].read_text().splitlines()
+
+    def said(self, words: str) -> bool:
+        return any(words in line for line in self.err)
+
+    async def end(self, within: float = 20.0) -> int:
+        await eventually(
+            lambda: self.process.poll() is not None, within=within, what=f"{self.out} {self.err}"
+        )
+        return self.process.wait()
+
+
+@pytest.fixture
+def start(url: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """A command on the store of the test, which goes on."""
+    started: list[Running] = []
+
+    def command(*arguments: str, url: str = url) -> Running:
+        started.append(Running(tmp_path / f"command{len(started)}", url, *arguments))
+        return started[-1]
+
+    yield command
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.wait()
+
+
+Start = Callable[..., Running]
+
+
+async def ids(hub: Hub, service: str) -> list[str]:
+    return [instance.id for instance in (await hub.registry.instances(service)).instances]
+
+
+class TestListing:
+    def test_services_with_how_many_instances_they_have(self, shop: Hub, run: Run, url: str):
+        assert rows(run("services")) == [["orders", "2"], ["商店/支付", "1"]]
+        assert rows(run("services", "商店")) == [["商店/支付", "1"]]
+        assert objects(run("services", "default", "--json")) == [
+            {"service": "orders", "instances": 2}
+        ]
+        shown = terminal(url, "services").splitlines()
+        assert shown[0].split() == ["service", "instances"]
+        assert shown[2].split() == ["orders", "2"]
+
+    def test_groups(self, shop: Hub, run: Run):
+        assert rows(run("groups")) == [["default"], ["商店"]]
+        assert objects(run("groups", "--json")) == [{"group": "default"}, {"group": "商店"}]
+
+    def test_a_group_that_is_not_there(self, shop: Hub, run: Run):
+        assert "there is no group 'defalt': did you mean 'default'?" in refused(
+            run("services", "defalt")
+        )
+
+    def test_an_empty_registry_is_no_error(self):
+        done = mooring_command("services", "--store=memory://")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == "mooring: there are no services yet\n"
+
+    def test_instances_in_a_pipe(self, shop: Hub, run: Run):
+        blue, green = rows(run("instances", "orders"))
+        age = blue.pop(8), green.pop(8)
+        assert all(re.fullmatch(r"\d+s", each) for each in age)
+        assert blue == [
+            *(BLUE, "up", "yes", "yes", "1", "a", "1.0", "tcp"),
+            *("http=8081", "colour=blue"),
+        ]
+        assert green == [GREEN, "up", "yes", "yes", "2.5", "b", "2.0", "tcp", "-", "-"]
+
+    def test_instances_as_json(self, shop: Hub, run: Run):
+        (pay,) = objects(run("instances", "商店/支付", "--json"))
+        assert (pay["service"], pay["id"]) == ("商店/支付", "pay.internal:9000")
+        assert (pay["host"], pay["port"], pay["weight"]) == ("pay.internal", 9000, 1)
+        assert (pay["state"], pay["healthy"], pay["enabled"]) == ("up", True, True)
+        assert pay["metadata"] == {"地区": "北京"}
+        assert pay["registeredAt"].endswith("Z")
+
+    def test_instances_in_a_terminal(self, shop: Hub, url: str):
+        wide = terminal(url, "instances", "orders", columns=140).splitlines()
+        assert wide[0].split() == [
+            *("id", "state", "healthy", "enabled", "weight", "zone", "version", "protocol"),
+            *("age", "ports", "metadata"),
+        ]
+        assert [line.split()[0] for line in wide[2:]] == [BLUE, GREEN]
+        narrow = terminal(url, "instances", "orders", columns=80).splitlines()
+        assert narrow[0].split()[-1] == "age", "what there is no room for is left out"
+        assert len(narrow) == 4
+        without_zones = terminal(url, "instances", "商店/支付", columns=140)
+        assert "zone" not in without_zones
+        assert "地区=北京" in without_zones
+
+    def test_a_service_that_is_not_there(self, shop: Hub, run: Run):
+        for command in ("instances", "resolve", "explain"):
+            words = refused(run(command, "order"))
+            assert "there is no service 'order': did you mean 'orders'?" in words
+
+    async def test_a_service_that_has_nobody_at_present(self, hub: Hub, run: Run):
+        async with hub.register(Instance("gone", "h", 1)):
+            pass
+        done = await asyncio.to_thread(run, "instances", "gone")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == "mooring: gone has no instances at present\n"
+        assert rows(await asyncio.to_thread(run, "services")) == [["gone", "0"]]
+
+    async def test_garbage_is_told_and_the_rest_is_shown(self, shop: Hub, run: Run, start: Start):
+        await shop.store.commit(
+            Put(b"/registry/default/orders/10.0.0.9:1/data", b"{"),
+            Put(b"/registry/default/orders/what/is/this", b"\xff"),
+            Put(b"/registry/nonsense", b""),
+            Put(b"/registry/default/orders/\x1b[31mred/data", b"{}"),
+        )
+        for command in (["instances", "orders"], ["explain", "orders"]):
+            done = await asyncio.to_thread(run, *command)
+            assert [row[0] for row in rows(done)] == [BLUE, GREEN]
+            warnings = done.stderr.splitlines()
+            assert len(warnings) == 3
+            assert all(line.startswith("mooring: warning: /registry/") for line in warnings)
+            assert "10.0.0.9:1/data: is no JSON" in done.stderr
+            assert "\x1b" not in done.stderr
+        assert "orders\t" in ok(await asyncio.to_thread(run, "services"))
+        done = await asyncio.to_thread(run, "resolve", "orders", "--count=9")
+        assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
+        watch = start("watch", "orders")
+        await eventually(lambda: len(watch.out) == 2, within=20)
+        assert watch.said("10.0.0.9:1/data: is no JSON")
+
+    def test_a_name_that_the_terminal_cannot_show(self, shop: Hub, url: str):
+        done = mooring_command("groups", MOORING_STORE=url, PYTHONIOENCODING="latin-1")
+        assert ok(done).splitlines() == ["default", r"\u5546\u5e97"]
+
+    async def test_what_somebody_wrote_cannot_drive_the_terminal(self, hub: Hub, run: Run):
+        evil = Instance("orders", "h", 1, metadata={"a": "\x1b[2J\t\nb"}, zone="\x07")
+        async with hub.register(evil):
+            (row,) = rows(await asyncio.to_thread(run, "instances", "orders"))
+        assert row[5] == r"\x07"
+        assert row[-1] == r"a=\x1b[2J\t\nb"
+
+
+class TestCalling:
+    def test_resolve_prints_whom_to_call(self, shop: Hub, run: Run, url: str):
+        assert ok(run("resolve", "orders")).strip() in (BLUE, GREEN)
+        assert ok(run("resolve", "orders", "--version=2.0")) == f"{GREEN}\n"
+        assert ok(run("resolve", "orders", "--zone=a", "--protocol=http")) == "10.0.0.1:8081\n"
+        assert ok(run("resolve", "orders", "--tag=colour=blue")) == f"{BLUE}\n"
+        assert terminal(url, "resolve", "商店/支付") == "pay.internal:9000\r\n"
+        (found,) = objects(run("resolve", "orders", "--version=1.0", "--protocol=http", "--json"))
+        assert (found["address"], found["id"]) == ("10.0.0.1:8081", BLUE)
+
+    def test_resolve_gives_different_ones(self, shop: Hub, run: Run):
+        for policy in ("round_robin", "consistent_hash"):
+            done = run("resolve", "orders", "--count=3", f"--policy={policy}")
+            assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
+            assert "orders has 2 of 3 instances that may be called" in done.stderr
+
+    def test_the_same_key_goes_to_the_same(self, shop: Hub, run: Run):
+        ask = ("resolve", "orders", "--policy=consistent_hash", "--key=cart 7")
+        assert len({ok(run(*ask)) for _ in range(3)}) == 1
+
+    async def test_nobody_to_call(self, shop: Hub, run: Run):
+        await shop.registry.configure("orders", set={"enabled": False})
+        words = refused(await asyncio.to_thread(run, "resolve", "orders"))
+        assert "orders: none of 2 instances may be called: 2 × disabled by an operator" in words
+
+    def test_an_unknown_policy(self, run: Run):
+        assert "did you mean 'random'" in refused(run("resolve", "orders", "--policy=randon"))
+
+    async def test_explain(self, shop: Hub, run: Run, url: str):
+        await shop.registry.configure("orders", GREEN, set={"weight": 0})
+        blue, green = rows(await asyncio.to_thread(run, "explain", "orders", "--zone=a"))
+        assert blue == [BLUE, "yes", "in rotation"]
+        assert green[:2] == [GREEN, "no"]
+        assert "its weight is 0" in green[2]
+        _, found = objects(await asyncio.to_thread(run, "explain", "orders", "--json"))
+        assert found == {
+            "service": "orders",
+            "id": GREEN,
+            "called": False,
+            "reasons": ["its weight is 0"],
+        }
+        shown = (await asyncio.to_thread(terminal, url, "explain", "orders")).splitlines()
+        assert shown[0].split() == ["id", "called", "why"]
+
+    async def test_wait_until_enough_may_be_called(self, hub: Hub, start: Start):
+        wait = start("wait", "orders", "--count=2")
+        as_json = start("wait", "orders", "--version=2.0", "--json")
+        async with (
+            hub.register(Instance("orders", "h1", 1)),
+            hub.register(Instance("orders", "h2", 1, version="2.0")),
+        ):
+            assert await wait.end() == 0
+            assert await as_json.end() == 0
+        assert sorted(wait.out) == ["h1:1", "h2:1"]
+        assert [json.loads(line)["id"] for line in as_json.out] == ["h2:1"]
+
+    async def test_wait_gives_up(self, shop: Hub, run: Run):
+        began = time.monotonic()
+        words = refused(await asyncio.to_thread(run, "wait", "orders", "--count=3", "--timeout=1s"))
+        assert time.monotonic() - began > 1
+        assert "orders has 2 of 3 instances that may be called after 1s" in words
+        assert ok(await asyncio.to_thread(run, "wait", "orders", "--timeout=0s"))
+
+    async def test_wait_until_the_store_is_up_too(self, start: Start):
+        server = Served("memory://")
+        wait = start("wait", "orders", url=server.url)
+        with server:
+            async with (
+                mooring.connect(server.url) as hub,
+                hub.register(Instance("orders", "h", 1)),
+            ):
+                assert await wait.end(30) == 0
+        assert wait.out == ["h:1"]
+
+
+class TestWatching:
+    async def test_changes_come_one_a_line_as_they_happen(self, hub: Hub, start: Start, shop: Hub):
+        watch, as_json = start("watch", "orders"), start("watch", "orders", "--json")
+        await eventually(lambda: len(watch.out) == len(as_json.out) == 2, within=20)
+        assert watch.out[0].startswith(f"+ {BLUE} state up, zone a, version 1.0, ports.http 8081")
+        third = Instance("orders", "10.0.0.3", 1)
+        async with hub.register(third) as registration:
+            await eventually(lambda: len(watch.out) == 3)
+            registration.update(healthy=False)
+            await eventually(lambda: len(watch.out) == 4)
+            await hub.registry.configure(
+                "orders", "10.0.0.3:1", set={"weight": 3, "metadata": {"a": "b"}, "limit": 5}
+            )
+            await eventually(lambda: len(watch.out) == 5)
+        await eventually(lambda: len(watch.out) == len(as_json.out) == 6)
+        assert watch.out[2:] == [
+            "+ 10.0.0.3:1 state up, version 0.0.0",
+            "~ 10.0.0.3:1 healthy yes → no",
+            "~ 10.0.0.3:1 weight 1 → 3, metadata.a - → b, config.limit - → 5",
+            "- 10.0.0.3:1",
+        ]
+        events = [json.loads(line) for line in as_json.out]
+        assert [event["action"] for event in events] == [
+            *("added", "added", "added"),
+            *("updated", "updated", "removed"),
+        ]
+        assert events[3]["changed"] == ["healthy"]
+        assert events[3]["instance"]["healthy"] is False
+        assert events[4]["instance"]["config"] == {
+            "weight": 3,
+            "metadata": {"a": "b"},
+            "limit": 5,
+        }
+
+    async def test_ctrl_c_ends_it_without_a_word(self, hub: Hub, start: Start):
+        watch = start("watch", "orders")
+        await eventually(lambda: watch.said("orders has no instances yet"), within=20)
+        watch.process.send_signal(signal.SIGINT)
+        assert await watch.end() == 130
+        assert len(watch.err) == 1
+
+    async def test_a_silent_store_is_marked_and_so_is_its_return(self, start: Start):
+        with Served("memory://") as server:
+            watch = start("watch", "orders", url=server.url)
+            await eventually(lambda: watch.said("no instances yet"), within=20)
+            server.signal(signal.SIGSTOP)
+            await eventually(lambda: watch.said("orders: stale"), within=15)
+            server.signal(signal.SIGCONT)
+            await eventually(lambda: watch.said("orders: followed again"), within=15)
+
+
+class TestConfiguring:
+    async def test_values_are_typed(self, shop: Hub, run: Run, url: str):
+        command = ("config", "set", "orders", "limit=5", "motd=早上好", 'text="5"', "tags=[1, 2]")
+        shown = [["limit", "5"], ["motd", "早上好"], ["text", "5"], ["tags", "[1, 2]"]]
+        assert rows(await asyncio.to_thread(run, *command)) == shown
+        assert await shop.registry.config("orders") == {
+            "limit": 5,
+            "motd": "早上好",
+            "text": "5",
+            "tags": [1, 2],
+        }
+        assert rows(await asyncio.to_thread(run, "config", "get", "orders")) == shown
+        assert ok(await asyncio.to_thread(run, "config", "get", "orders", "motd")) == "早上好\n"
+        assert ok(await asyncio.to_thread(run, "config", "get", "orders", "text", "--json")) == (
+            '"5"\n'
+        )
+        (found,) = objects(
+            await asyncio.to_thread(run, "config", "unset", "orders", "motd", "text", "--json")
+        )
+        assert found == {"limit": 5, "tags": [1, 2]}
+        in_terminal = await asyncio.to_thread(terminal, url, "config", "get", "orders")
+        assert in_terminal.splitlines()[0].split() == ["key", "value"]
+
+    async def test_one_instance(self, shop: Hub, run: Run):
+        done = await asyncio.to_thread(
+            run, "config", "set", "orders", "enabled=false", "zone=c", f"--instance={GREEN}"
+        )
+        assert rows(done) == [["enabled", "false"], ["zone", "c"]]
+        assert done.stderr == ""
+        blue, green = (await shop.registry.instances("orders")).instances
+        assert (blue.enabled, blue.zone, green.enabled, green.zone) == (True, "a", False, "c")
+        done = await asyncio.to_thread(run, "config", "get", "orders", f"--instance={GREEN}")
+        assert rows(done)[0] == ["enabled", "false"]
+
+    @pytest.mark.parametrize("value", ["weight=heavy", "weight=-1", "enabled=maybe", "zone=5"])
+    def test_what_steers_the_calls_is_checked(self, run: Run, value: str):
+        assert value.partition("=")[0] in refused(run("config", "set", "orders", value))
+
+    def test_a_key_that_was_not_set(self, shop: Hub, run: Run):
+        assert "orders has no 'limit' set" in refused(run("config", "get", "orders", "limit"))
+        done = run("config", "unset", "orders", "limit")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert "orders had no 'limit' set" in done.stderr
+        assert "there is no service 'order'" in refused(run("config", "get", "order"))
+
+    def test_it_may_be_set_before_anybody_is_there_and_says_so(self, run: Run):
+        done = run("config", "set", "later", "weight=2", "--", "-odd=1")
+        assert rows(done) == [["weight", "2"], ["-odd", "1"]]
+        assert "later is not registered at present" in done.stderr
+
+    def test_without_a_server(self, tmp_path: Path):
+        store = f"--store=sqlite://{tmp_path}/store"
+        assert ok(mooring_command("config", "set", "a", "b=1", store)) == "b\t1\n"
+        assert ok(mooring_command("config", "get", "a", "b", store)) == "1\n"
+
+    def test_a_layout_without_configuration(self, run: Run):
+        done = run("config", "set", "orders", "weight=1", "--layout=plain:/services/")
+        assert "the layout 'plain' has no configuration" in refused(done)
+
+
+class TestDescribing:
+    def test_a_service(self, shop: Hub, run: Run, url: str):
+        done = run("info", "set", "orders", "displayName=Orders", "description=buy = pay")
+        shown = [["service", "orders"], ["displayName", "Orders"], ["description", "buy = pay"]]
+        assert rows(done) == shown
+        assert rows(run("info", "get", "orders")) == shown
+        assert objects(run("info", "get", "商店/支付", "--json")) == [
+            {"service": "商店/支付", "displayName": "", "description": ""}
+        ]
+        assert terminal(url, "info", "get", "orders").splitlines()[3].split() == [
+            "displayName",
+            "Orders",
+        ]
+
+    def test_a_group(self, shop: Hub, run: Run):
+        done = run("info", "set", "--group=商店", "department=零售", "--json")
+        assert objects(done) == [
+            {"group": "商店", "displayName": "", "department": "零售", "description": ""}
+        ]
+        assert rows(run("info", "get", "--group=商店"))[2] == ["department", "零售"]
+
+    def test_what_is_not_there_or_cannot_be(self, shop: Hub, run: Run):
+        assert "there is no service 'order'" in refused(run("info", "get", "order"))
+        assert "there is no group 'shop'" in refused(run("info", "get", "--group=shop"))
+        assert "no 'colour'" in refused(run("info", "set", "orders", "colour=red"))
+        for arguments in (
+            ["get"],
+            ["get", "orders", "--group=商店"],
+            ["set", "displayName=x"],
+            ["set", "orders"],
+            ["set", "orders", "displayName"],
+        ):
+            assert run("info", *arguments).returncode == 2
+
+
+class TestDeregistering:
+    async def test_an_instance_is_taken_out_for_good(self, hub: Hub, run: Run):
+        async with (
+            hub.register(Instance("orders", "h", 1)) as one,
+            hub.register(Instance("orders", "::1", 2)) as two,
+        ):
+            done = await asyncio.to_thread(run, "deregister", "orders", "h:1")
+            assert (ok(done), done.stderr) == ("", "mooring: orders h:1 is deregistered\n")
+            assert objects(
+                await asyncio.to_thread(run, "deregister", "orders", "[::1]:2", "--json")
+            ) == [{"service": "orders", "id": "[::1]:2", "deregistered": True}]
+            await eventually(lambda: {one.state, two.state} == {"removed"})
+            words = refused(await asyncio.to_thread(run, "deregister", "orders", "h:1"))
+            assert "orders has no instance 'h:1'" in words
+
+    def test_one_that_is_not_there(self, shop: Hub, run: Run):
+        words = refused(run("deregister", "orders", "10.0.0.1:8081"))
+        assert f"orders has no instance '10.0.0.1:8081': did you mean '{BLUE}'?" in words
+
+
+STUBBORN = """
+trap 'echo term >> signals; exit 7' TERM
+trap 'echo int >> signals; exit 8' INT
+echo $$ > started
+while :; do sleep 0.05; done
+"""
+
+
+class TestRegistering:
+    @pytest.fixture
+    def script(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """A command that tells which signal it got, in the file `signals`."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        return ["sh", "-c", STUBBORN]
+
+    async def test_it_is_registered_while_the_command_runs(
+        self, hub: Hub, start: Start, tmp_path: Path
+    ):
+        go = tmp_path / "go"
+        register = start(
+            *("register", "商店/支付", "[::1]:9000", "--version=1.2", "--weight=0.5", "--zone=a"),
+            *("--protocol=grpc", "--port=http=9001", "--meta=地区=北京", "--meta=a=b=c"),
+            *("--", "sh", "-c", f"until test -e {go}; do sleep 0.05; done; exit 3"),
+        )
+        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        (one,) = (await hub.registry.instances("商店/支付")).instances
+        assert (one.id, one.version, one.weight, one.zone) == ("[::1]:9000", "1.2", 0.5, "a")
+        assert (one.protocol, one.ports) == ("grpc", {"http": 9001})
+        assert one.metadata == {"地区": "北京", "a": "b=c"}
+        assert one.status.metrics == {}, "they would be the wrapper's, not the command's"
+        go.touch()
+        assert await register.end() == 3
+        assert await ids(hub, "商店/支付") == []
+
+    def test_it_exits_as_the_command_does(self, run: Run, tmp_path: Path):
+        assert run("register", "a", "h:1", "--", "sh", "-c", "exit 3").returncode == 3
+        assert run("register", "a", "h:1", "--", "sh", "-c", "kill -9 $$").returncode == 137
+        done = run("register", "a", "h:1", "--", "no-such-command")
+        assert done.returncode == 127
+        assert "no-such-command: No such file" in done.stderr
+        (tmp_path / "text").write_text("not a program")
+        (tmp_path / "text").chmod(0o755)
+        assert run("register", "a", "h:1", "--", str(tmp_path / "text")).returncode == 126
+
+    def test_the_command_is_told_its_port(self, run: Run):
+        show = ("--", "sh", "-c", "echo port $PORT; echo $1", "sh", "--version")
+        assert ok(run("register", "a", ":8080", *show)) == "port 8080\n--version\n"
+        done = run("register", "a", "--json", *show)
+        port = ok(done).split()[1]
+        states = [json.loads(line) for line in done.stderr.splitlines()]
+        assert [state["state"] for state in states] == ["registering", "registered", "closed"]
+        assert all(state["id"].endswith(f":{port}") for state in states)
+
+    def test_a_host_that_is_found_is_told(self, run: Run):
+        done = run("register", "a", ":8080", "--", "true")
+        assert "this machine is advertised as" in done.stderr
+
+    async def test_a_signal_drains_it_before_the_command_gets_it(
+        self, hub: Hub, start: Start, script: list[str], tmp_path: Path
+    ):
+        register = start("register", "orders", "h:1", "--", *script)
+        async with hub.discover("orders") as view:
+            await view.wait(timeout=20)
+            await eventually((tmp_path / "started").exists)
+            seen: list[str] = []
+            view.subscribe(
+                lambda update: seen.extend(
+                    change.after.status.state if change.after else "gone"
+                    for change in update.changes
+                )
+            )
+            os.killpg(register.process.pid, signal.SIGINT)  # as a terminal does
+            await eventually(lambda: seen[-1:] == ["gone"])
+            assert not (tmp_path / "signals").exists(), "callers may not have heard yet"
+            assert await register.end() == 8
+        assert seen == ["draining", "gone"]
+        assert (tmp_path / "signals").read_text() == "int\n"
+        assert register.said("draining (was registered)")
+
+    async def test_asked_twice_it_does_not_linger(
+        self, hub: Hub, start: Start, script: list[str], tmp_path: Path
+    ):
+        register = start("register", "orders", "h:1", "--", *script)
+        await eventually((tmp_path / "started").exists, within=20)
+        await eventually(lambda: register.said("registered (was registering)"))
+        register.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: register.said("draining"))
+        register.process.send_signal(signal.SIGTERM)
+        assert await register.end() == 7
+        assert await ids(hub, "orders") == []
+
+    async def test_killed_it_vanishes_with_its_ttl(
+        self, hub: Hub, start: Start, script: list[str], tmp_path: Path
+    ):
+        register = start("register", "orders", "h:1", "--ttl=2s", "--", *script)
+        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        await eventually((tmp_path / "started").exists)
+        register.process.kill()
+
+        async def gone() -> bool:
+            return not await ids(hub, "orders")
+
+        try:
+            await eventually(gone, within=3)
+        finally:
+            os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
+
+    async def test_without_a_command_it_stays_until_it_is_stopped(self, hub: Hub, start: Start):
+        register = start("register", "orders", "h:1")
+        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        assert await ids(hub, "orders") == ["h:1"]
+        register.process.send_signal(signal.SIGTERM)
+        assert await register.end() == 0
+        assert await ids(hub, "orders") == []
+
+    async def test_without_a_command_it_ends_when_it_is_taken_out(self, hub: Hub, start: Start):
+        register = start("register", "orders", "h:1")
+        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        assert await hub.registry.deregister("orders", "h:1")
+        assert await register.end() == 1
+        assert register.said("was deregistered by an operator")
+
+    async def test_a_store_that_is_away_keeps_no_command_from_starting(
+        self, start: Start, script: list[str], tmp_path: Path
+    ):
+        server = Served("memory://")
+        register = start("register", "orders", "h:1", "--", *script, url=server.url)
+        await eventually((tmp_path / "started").exists, within=20)
+        await eventually(lambda: register.said("not registered yet"))
+        with server:
+            async with mooring.connect(server.url) as hub, hub.discover("orders") as view:
+                await view.wait(timeout=20)
+            register.process.send_signal(signal.SIGTERM)
+            assert await register.end() == 7
+
+    async def test_in_a_layout_that_others_read(self, hub: Hub, start: Start, run: Run):
+        layout = "--layout=plain:/services/"
+        register = start("register", "orders", "h:1", "--zone=a", layout)
+        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        assert register.said("the registry cannot hold its zone")
+        (entry,) = (await hub.store.read(prefix(b"/services/"))).entries
+        assert (entry.key, entry.value) == (b"/services/orders/h:1", b"h:1")
+        assert ok(await asyncio.to_thread(run, "resolve", "orders", layout)) == "h:1\n"
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [
+            (["a"], 2),
+            (["a", "h:1", "--"], 2),
+            (["a", "h:1", "sleep", "1"], 2),
+            (["a", "h:1", "--meta=b"], 2),
+            (["a", "h:1", "--ttl=5"], 2),
+            (["a", "h:1", "--port=http=x"], 2),
+            (["a", "h"], 1),
+            (["a", "0.0.0.0:80"], 1),
+            (["a/b/c", "h:1"], 1),
+            (["a", "h:1", "--layout=hprose", "--protocol=smtp"], 1),
+            (["a", "h:1", "--ttl=0s"], 1),
+        ],
+    )
+    def test_what_cannot_be_is_refused_before_the_command_starts(
+        self, run: Run, arguments: list[str], code: int
+    ):
+        command = [] if "--" in arguments or arguments == ["a"] else ["--", "echo", "started"]
+        done = run("register", *arguments, *command)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+LOCAL_ELSEWHERE = """
+import sys
+from mooring.cli import main, reaching
+reaching.LOCAL = "127.0.0.1:1"
+sys.argv[0] = "mooring"
+main()
+"""
+
+
+class TestTheStore:
+    def test_who_names_no_store_and_runs_none_is_told_what_to_do(self):
+        """The default address is moved: something may be listening there."""
+        for command in (["services"], ["instances", "a"], ["watch", "a"], ["config", "get", "a"]):
+            done = subprocess.run(
+                [sys.executable, "-c", LOCAL_ELSEWHERE, *command],
+                env={**os.environ, "MOORING_STORE": ""},
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+            assert done.stdout == ""
+            assert done.returncode == 1
+            assert done.stderr == (
+                "mooring: no store answers at 127.0.0.1:1: start `mooring serve`, or name a store "
+                "with --store URL or MOORING_STORE\n"
+            )
+
+    def test_a_registration_goes_on_trying_and_tells_the_same(self):
+        done = subprocess.run(
+            [sys.executable, "-c", LOCAL_ELSEWHERE, "register", "a", "h:1", "--", "echo", "runs"],
+            env={**os.environ, "MOORING_STORE": ""},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert (done.returncode, done.stdout) == (0, "runs\n")
+        assert "a h:1: not registered yet, trying on" in done.stderr
+        assert "start `mooring serve`" in done.stderr
+
+    def test_a_store_that_was_named_and_does_not_answer(self):
+        done = mooring_command("services", "--store=etcd://u:secret@127.0.0.1:1?timeout=1s")
+        assert "nothing listens at 127.0.0.1:1" in refused(done)
+        assert "secret" not in done.stderr
+
+    def test_the_layout_comes_from_the_environment_too(self, url: str):
+        done = mooring_command("services", MOORING_STORE=url, MOORING_LAYOUT="nonsense")
+        assert "no layout 'nonsense'" in refused(done)
+
+
+def test_every_command_takes_a_store_a_layout_and_json():
+    nouns = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = {
+        name: command
+        for name, command in nouns.items()
+        if name not in ("serve", "store", "doctor", "version", "config", "info")
+    }
+    for noun in ("config", "info"):
+        commands |= {f"{noun} {name}": each for name, each in nouns[noun].commands.items()}
+    assert len(commands) >= 13
+    for name, command in commands.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {"--store", "--layout", "--json"} <= options, name
+        assert command.help, name
