@@ -23,7 +23,7 @@ LAYERS = [
     {"discovery"},
     {"hub"},
     {"sync", "workers"},
-    {"asgi", "httpx", "wsgi"},
+    {"asgi", "hprose", "httpx", "wsgi"},
     {"doctor", "testing", "server"},
     {"cli"},
 ]
@@ -32,6 +32,7 @@ LAYERS = [
 DRIVERS = {
     "grpc": ("store/etcd", "store/embedded/wire"),
     "google": ("store/etcd",),
+    "hprose": ("hprose/",),
     "httpx": ("httpx.py",),
     "sqlite3": ("store/embedded",),
 }

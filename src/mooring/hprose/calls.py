@@ -1,0 +1,204 @@
+"""Where the calls to a domain go: its live list, the primary, and what follows a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
+
+from hprose import HproseClient  # type: ignore[import-untyped]
+
+from mooring.discovery.rotation import Wanted, objection
+from mooring.errors import Closed, InvalidRequest, NoInstance, StoreError
+from mooring.hprose.choice import Choice, Decision, Server, decide
+from mooring.hub import Hub
+from mooring.model import Instance
+from mooring.registry.layouts.hprose import server_url
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[str], HproseClient]
+"""What makes hprose's client for the URL of a server. `ValueError` where it cannot."""
+
+Run = Callable[[Callable[[], object]], Awaitable[object]]
+
+_ANY = Wanted()
+
+
+@dataclass(slots=True)
+class Call:
+    """One call under way: where it is, and where it failed since the last pause."""
+
+    function: str
+    server: Server
+    tried: int = 0
+    failed: set[Server] = field(default_factory=set)
+
+
+class Calls:
+    """Where the calls to a domain go. It lives on an event loop; its properties may be read from
+    other threads."""
+
+    def __init__(
+        self, hub: Hub, domain: str, *, tries: int, pause: float, connect: Connect, wait: float
+    ) -> None:
+        if tries < 1:
+            raise InvalidRequest(f"tries={tries}: a call is tried once at least")
+        self.domain = domain
+        self._registry, self._view = hub.registry, hub.discover(domain, wait=wait)
+        self._tries, self._pause, self._connect = tries, pause, connect
+        self._choice = Choice()
+        self._clients: dict[str, HproseClient] = {}
+        self._unusable: dict[str, str] = {}
+        self._changed = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._read_at = 0.0
+        self._closed = False
+
+    @property
+    def primary(self) -> Server | None:
+        return None if self._closed else self._choice.primary
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return self._choice.servers
+
+    def _client(self, server: Server) -> HproseClient:
+        found = self._clients.get(server.url)
+        return self._connect(server.url) if found is None else found
+
+    async def __aenter__(self) -> Self:
+        await self._view.__aenter__()
+        self._learn(self._view.instances, self._view.seen.mark)
+        self._view.subscribe(
+            lambda update: self._learn(self._view.instances, update.mark, anew=update.resync)
+        )
+        return self
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._view.aclose()
+
+    def _learn(self, instances: Iterable[Instance], mark: int, *, anew: bool = False) -> None:
+        clients: dict[str, HproseClient] = {}
+        unusable: dict[str, str] = {}
+        servers = []
+        for instance in instances:
+            if objection(instance, _ANY):
+                continue
+            try:
+                url = server_url(instance)
+                known = self._clients.get(url)
+                clients[url] = self._connect(url) if known is None else known
+            except ValueError as error:
+                unusable[instance.id] = str(error)
+                if instance.id not in self._unusable:
+                    log.warning("%s: left out: %s", self.domain, error)
+            else:
+                servers.append(Server(instance.id, url))
+        before = self.primary
+        if not self._choice.learn(servers, mark, anew=anew):
+            return
+        self._clients, self._unusable = clients, unusable
+        if self.primary != before:
+            log.info("%s: calls go to %s", self.domain, self.primary and self.primary.url)
+        self._changed.set()
+
+    async def invoke(
+        self, name: str, args: Sequence[object], run: Run, **options: object
+    ) -> object:
+        """Call a remote function, at as many servers as it takes. `run` does the part that blocks,
+        and its result or error is awaited."""
+        call = Call(name, await self._first())
+        while True:
+            function = partial(self._client(call.server).invoke, name, args, **options)
+            try:
+                return await run(function)
+            except Exception as error:  # noqa: BLE001 - raised there, unless it is tried again
+                call.server = await self._next(call, error)
+
+    async def _first(self) -> Server:
+        if self._closed:
+            raise Closed(f"the client of {self.domain} is closed")
+        if self.primary is None:
+            await self._read(time.monotonic())
+        if self.primary is None:
+            raise self._nobody()
+        return self.primary
+
+    async def _next(self, call: Call, error: Exception) -> Server:
+        """Where to try a call again. Raises where it shall not be."""
+        call.tried += 1
+        call.failed.add(call.server)
+        decision = self._decide(call, error)
+        if decision not in (Decision.PASS_THROUGH, Decision.GIVE_UP):
+            await self._read(time.monotonic())
+            decision = self._decide(call, error)
+        match decision:
+            case Decision.PASS_THROUGH:
+                raise error
+            case Decision.GIVE_UP:
+                error.add_note(f"{self.domain}: {call.function} failed {call.tried} times")
+                raise error
+            case Decision.PAUSE:
+                await self._rest(call, error)
+        before, server = self.primary, self._choice.leave(call.failed)
+        if server is None:
+            raise self._nobody() from error
+        if server != before:
+            url = call.server.url
+            log.warning("%s: calls go to %s, not to %s: %s", self.domain, server.url, url, error)
+        return server
+
+    def _decide(self, call: Call, error: Exception) -> Decision:
+        return decide(
+            error,
+            servers=self.servers,
+            failed=call.failed,
+            tried=call.tried,
+            tries=self._tries,
+        )
+
+    async def _read(self, since: float) -> None:
+        """Read the list, unless somebody began to do so after `since`. A store that is away leaves
+        the last list as it was."""
+        async with self._reading:
+            if self._read_at > since:
+                return
+            began = time.monotonic()
+            try:
+                listing = await self._registry.instances(self.domain)
+                self._learn(listing.instances, listing.mark)
+            except Closed:
+                raise
+            except StoreError as error:
+                log.info("%s: the last list has to do: %s", self.domain, error)
+            self._read_at = began
+
+    async def _rest(self, call: Call, error: Exception) -> None:
+        """Wait for a server that did not fail, for as long as a pause; then try them all again."""
+        log.warning(
+            "%s: no other server than %s is known, trying again in %g s: %s",
+            self.domain,
+            call.server.url,
+            self._pause,
+            error,
+        )
+        try:
+            async with asyncio.timeout(self._pause):
+                while all(server in call.failed for server in self.servers):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            call.failed.clear()
+            await self._read(time.monotonic())
+
+    def _nobody(self) -> NoInstance:
+        if self._unusable:
+            reason = next(iter(self._unusable.values()))
+            return NoInstance(f"no server of {self.domain} can be called: {reason}")
+        return NoInstance(f"no server of {self.domain} is registered")

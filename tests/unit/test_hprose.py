@@ -1,0 +1,282 @@
+"""Which server is called, what follows a failure, and how calls travel."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hprose import HproseException, HproseService  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest, MooringError
+from mooring.hprose.choice import Choice, Decision, Server, decide, in_transit
+from mooring.hprose.transports import Tcp, repaired, transport
+
+A, B, C = Server("a", "tcp://h:1/"), Server("b", "tcp://h:2/"), Server("c", "tcp://h:3/")
+REFUSED = ConnectionRefusedError("nobody listens")
+
+servers = st.sets(st.sampled_from([A, B, C]))
+
+
+class TestChoice:
+    def test_the_first_primary_is_one_of_all(self):
+        seen = set()
+        for _ in range(200):
+            choice = Choice()
+            choice.learn([A, B, C], 1)
+            seen.add(choice.primary)
+        assert seen == {A, B, C}
+
+    @given(st.lists(servers, min_size=1, max_size=10))
+    def test_it_moves_only_where_the_primary_is_gone(self, lists: list[set[Server]]):
+        choice = Choice()
+        for mark, known in enumerate(lists):
+            before = choice.primary
+            choice.learn(known, mark)
+            if before in known:
+                assert choice.primary == before
+            else:
+                assert choice.primary in known if known else choice.primary is None
+
+    def test_a_changed_url_is_followed(self):
+        choice = Choice()
+        choice.learn([A], 1)
+        moved = Server("a", "tcp://elsewhere:1/")
+        choice.learn([B, moved, C], 2)
+        assert choice.primary == moved
+
+    def test_older_news_are_no_news(self):
+        choice = Choice()
+        assert choice.learn([A], 5)
+        assert not choice.learn([B], 4)
+        assert choice.primary == A
+        assert choice.learn([B], 4, anew=True)
+        assert choice.learn([C], 4)
+        assert choice.primary == C
+
+    @given(servers, servers, st.booleans())
+    def test_a_failed_primary_is_left_for_one_that_did_not_fail(
+        self, known: set[Server], failed: set[Server], moved: bool
+    ):
+        choice = Choice()
+        choice.learn(known, 1)
+        before = choice.primary
+        after = choice.leave(failed)
+        if known <= failed:
+            assert after is None
+            assert choice.primary == before
+        else:
+            assert after == choice.primary
+            assert after in known - failed
+            assert before in failed or after == before, "who did not fail stays"
+
+
+class TestDecide:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            REFUSED,
+            ConnectionResetError(),
+            TimeoutError("timed out"),
+            http.client.RemoteDisconnected("closed"),
+            http.client.IncompleteRead(b""),
+            http.client.BadStatusLine("?"),
+            socket.gaierror(),
+            EOFError(),
+        ],
+    )
+    def test_what_goes_wrong_on_the_way_is_tried_elsewhere(self, error: Exception):
+        assert in_transit(error)
+        decision = decide(error, servers=[A, B], failed={A}, tried=1, tries=10)
+        assert decision is Decision.NEXT
+
+    @pytest.mark.parametrize(
+        "error", [HproseException("boom"), ValueError(), TypeError(), MooringError()]
+    )
+    @given(known=servers, failed=servers, tried=st.integers(1, 12))
+    def test_what_the_function_raises_passes_through(
+        self, error: Exception, known: set[Server], failed: set[Server], tried: int
+    ):
+        decision = decide(error, servers=known, failed=failed, tried=tried, tries=10)
+        assert decision is Decision.PASS_THROUGH
+
+    def test_a_server_that_moved_is_another(self):
+        moved = Server("a", "tcp://elsewhere:1/")
+        assert decide(REFUSED, servers=[moved], failed={A}, tried=1, tries=10) is Decision.NEXT
+
+    def test_it_pauses_only_where_no_other_is_known(self):
+        assert decide(REFUSED, servers=[A], failed={A}, tried=1, tries=10) is Decision.PAUSE
+        assert decide(REFUSED, servers=[A, B], failed={A, B}, tried=2, tries=10) is Decision.PAUSE
+
+    def test_the_last_try_is_the_last(self):
+        assert decide(REFUSED, servers=[A, B], failed={A}, tried=9, tries=10) is Decision.NEXT
+        assert decide(REFUSED, servers=[A, B], failed={A}, tried=10, tries=10) is Decision.GIVE_UP
+        assert decide(REFUSED, servers=[A, B], failed={A}, tried=1, tries=1) is Decision.GIVE_UP
+
+    def test_an_empty_list_is_told(self):
+        assert decide(REFUSED, servers=[], failed={A}, tried=1, tries=10) is Decision.NO_SERVER
+
+    @given(servers, servers, st.integers(1, 12), st.integers(1, 10))
+    def test_there_is_always_an_end(
+        self, known: set[Server], failed: set[Server], tried: int, tries: int
+    ):
+        decision = decide(REFUSED, servers=known, failed=failed, tried=tried, tries=tries)
+        assert (decision is Decision.GIVE_UP) == (tried >= tries)
+        assert (decision is Decision.NEXT) == (tried < tries and bool(known - failed))
+
+
+class TestErrorsOfAServerOnPython3:
+    @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+    def test_the_message_comes_out_as_it_was_raised(self, message: str):
+        service = HproseService()
+
+        def fail() -> None:
+            raise ValueError(message)
+
+        service.addFunction(fail)
+        answer = repaired(service._handle(b'Cs4"fail"z', None))
+        length = len(message.encode("utf-16-le")) // 2
+        assert answer == b'Es%d"%b"z' % (length, message.encode())
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b'Rs5"hello"z',
+            b"z",
+            b'Es5"hello"z',
+            b"""Es7"b'hello'"z""",  # counts wrong in another way
+            b"""Es8"b'hello'"z""",  # a text that is counted right, quotes and all
+            b"""Es2"b'\\x'"z""",
+            b"""Es1"b'\\xff'"z""",
+            b"""Es3"b'a' + b'c'"z""",
+        ],
+    )
+    def test_all_else_is_left_as_it_is(self, answer: bytes):
+        assert repaired(answer) == answer
+
+
+def finish(connection: socket.socket) -> None:
+    """Close in order: what is left unread would make it a reset."""
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(65536):
+        pass
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], None], *, host: str = "127.0.0.1") -> Iterator[int]:
+    """A port where each connection is handed to a function, and closed."""
+
+    def serve() -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                if stop.is_set():
+                    return
+                connection.recv(65536)
+                answer(connection)
+                finish(connection)
+
+    stop = threading.Event()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port: int = listener.getsockname()[1]
+        try:
+            yield port
+        finally:
+            stop.set()
+            socket.create_connection((host, port)).close()
+            thread.join()
+
+
+class TestTransports:
+    @pytest.mark.parametrize(
+        "said",
+        [
+            b"",
+            b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nRs5",
+            b'HTTP/1.1 200 OK\r\n\r\nRs5"he',
+            b"HTTP/1.1 200 OK\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\n\r\n<html>another service lives here</html>",
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+        ],
+    )
+    def test_an_answer_over_http_that_is_none_is_an_error_of_the_way(self, said: bytes):
+        with (
+            answering(lambda connection: connection.sendall(said)) as port,
+            pytest.raises((OSError, http.client.HTTPException)),
+        ):
+            transport(f"http://127.0.0.1:{port}/").invoke("hello")
+
+    @pytest.mark.parametrize(
+        "said", [b"", b"\0\0", b'\0\0\0\x09Rs5"', b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+    )
+    def test_an_answer_over_tcp_that_is_none_is_an_error_of_the_way(self, said: bytes):
+        with (
+            answering(lambda connection: connection.sendall(said)) as port,
+            pytest.raises(ConnectionError, match="closed the connection within an answer"),
+        ):
+            transport(f"tcp://127.0.0.1:{port}/").invoke("hello")
+
+    @pytest.mark.parametrize("scheme", ["http", "tcp"])
+    def test_silence_is_an_error_of_the_way(self, scheme: str):
+        done = threading.Event()
+
+        def wait(_: socket.socket) -> None:
+            done.wait(10)
+
+        with answering(wait) as port:
+            with pytest.raises(TimeoutError):
+                transport(f"{scheme}://127.0.0.1:{port}/", timeout=0.2).invoke("hello")
+            done.set()
+
+    def test_the_path_the_query_and_headers_are_sent(self):
+        seen: list[bytes] = []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+
+            def serve() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    seen.append(connection.recv(65536))
+                    connection.sendall(b'HTTP/1.0 200 OK\r\n\r\nRs2"ok"z')
+                    finish(connection)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            client = transport(f"http://127.0.0.1:{port}/api/hprose?v=2")
+            client.headers["X-Token"] = "t"
+            assert client.invoke("hello") == "ok"
+            thread.join()
+        assert seen[0].startswith(b"POST /api/hprose?v=2 HTTP/1.1\r\n")
+        assert b"X-Token: t\r\n" in seen[0]
+
+    @pytest.mark.parametrize(
+        ("scheme", "said"),
+        [
+            ("http", b'HTTP/1.0 200 OK\r\n\r\nRs2"ok"z'),
+            ("tcp6", b'\0\0\0\x08Rs2"ok"z'),
+            ("tcp", b'\0\0\0\x08Rs2"ok"z'),
+        ],
+    )
+    def test_an_ipv6_address_is_called(self, scheme: str, said: bytes):
+        with answering(lambda connection: connection.sendall(said), host="::1") as port:
+            assert transport(f"{scheme}://[::1]:{port}/").invoke("hello") == "ok"
+
+    def test_tcp4_and_tcp6_keep_to_their_family(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            with pytest.raises(OSError, match=r"family|address|Name"):
+                Tcp(f"tcp6://127.0.0.1:{port}/")._exchange(b"z")
+
+    @pytest.mark.parametrize("url", ["ws://h:1/", "wss://h:1/", "h:1", ""])
+    def test_a_scheme_that_is_not_spoken_is_refused(self, url: str):
+        with pytest.raises(InvalidRequest, match="cannot be called"):
+            transport(url)
