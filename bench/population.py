@@ -40,16 +40,27 @@ _METRICS: Mapping[str, JSON] = {
 
 
 def instance(number: int, *, load: float = 3.5) -> Instance:
-    """One of many. The same number is the same instance; `load` makes its status another one."""
+    """One of many, each on a host of its own. The same number is the same instance; `load` makes
+    its status another one."""
+    host = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+    return _instance(host, 8080, f"{number:032x}", load)
+
+
+def here(number: int) -> Instance:
+    """One of those that a process on one host registers: they differ in their ports."""
+    return _instance("192.168.0.1", 1024 + number, f"{number:032x}", 3.5)
+
+
+def _instance(host: str, port: int, incarnation: str, load: float) -> Instance:
     metrics = {**_METRICS, "cpu": {**_CPU, "processCpuLoad": load}}
     return Instance(
         SERVICE,
-        host=f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
-        port=8080,
+        host=host,
+        port=port,
         version="1.2.3",
-        zone=f"zone-{number % 3}",
+        zone="zone-1",
         metadata={"team": "bench", "commit": "0123456789abcdef"},
-        incarnation=f"{number:032x}",
+        incarnation=incarnation,
         status=Status(registered_at=_STARTED, updated_at=_STARTED, metrics=metrics),
     )
 

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 from bench.bare_etcd import METADATA, TIMEOUT, bare, fresh_etcd
 from bench.measure import Line, Plan, Section, Target, in_rounds, milliseconds, ratio
-from bench.population import LAYOUT, SERVICE, instance, populate
+from bench.population import LAYOUT, here, instance, populate
 from bench.processes import ProcessFailed, Script, script
 from bench.roles.consumer import BARE, NODES
 from bench.zookeeper import KazooClient, client, fresh_zookeeper
-from mooring import Hub, Instance, connect
+from mooring import Hub, connect
 from mooring.registry.registration import Registration
 from mooring.store.etcd.proto import DeleteRangeRequest, Methods, PutRequest
 from mooring.testing.etcd import EtcdServer
@@ -71,8 +71,9 @@ async def run(plan: Plan) -> list[Section]:
         f"a time, {OTHERS} others being there; each leaves again before the next comes. Bare is a "
         "put of one key with the bare driver, until its event was read from the bare stream in "
         "another process. kazoo is the creation of one ephemeral node, until another process's "
-        "`ChildrenWatch` gives it. The process that registers has another instance registered, "
-        "which the first of a process has not: it needs a lease before. Ratios are of time."
+        "`ChildrenWatch` gives it. The process that registers has another instance of the service "
+        "already, save for the first, which is the first of its process: it needs a lease before. "
+        "Ratios are of time."
     )
     return [Section("Registered until seen", text, lines)]
 
@@ -99,7 +100,7 @@ Sides = dict[str, tuple[Side, Script]]
 async def _round(sides: Sides, seconds: float) -> dict[str, Latency]:
     latencies: dict[str, list[float]] = {name: [] for name in sides}
     end = _clock() + seconds
-    for number in takewhile(lambda _: _clock() < end, count(OTHERS)):
+    for number in takewhile(lambda _: _clock() < end, count(1)):
         for name, (side, consumer) in sides.items():
             sent = _clock()
             seen = await side.join(number)
@@ -138,7 +139,7 @@ async def _on_etcd() -> AsyncIterator[Sides]:
         ):
             await populate(hub.store, range(OTHERS))
             async with (
-                hub.register(_elsewhere()),
+                hub.register(here(0)),
                 _consumers(server) as (view, stream),
             ):
                 yield {
@@ -146,11 +147,6 @@ async def _on_etcd() -> AsyncIterator[Sides]:
                     "first": (_Ours(another), view),
                     "bare": (_Bare(methods), stream),
                 }
-
-
-def _elsewhere() -> Instance:
-    """What makes the next registration of the same process not its first."""
-    return Instance(f"{SERVICE}-beside", host="10.255.255.255", port=8080)
 
 
 @asynccontextmanager
@@ -168,7 +164,7 @@ class _Ours:
         self._registration: Registration | None = None
 
     async def join(self, number: int) -> str:
-        registration = self._registration = self._hub.register(instance(number))
+        registration = self._registration = self._hub.register(here(number))
         await registration.__aenter__()
         return registration.instance.id
 
@@ -198,7 +194,7 @@ async def _on_zookeeper() -> AsyncIterator[tuple[Side, Script]]:
             kazoo.ensure_path(NODES)
             side = _Kazoo(kazoo)
             for number in range(OTHERS):
-                await side.join(number)
+                kazoo.create(f"{NODES}/{instance(number).id}", ephemeral=True)
             async with _consumer("kazoo", server.address) as consumer:
                 yield side, consumer
 
@@ -210,13 +206,13 @@ class _Kazoo:
         self._client = client
 
     async def join(self, number: int) -> str:
-        name = instance(number).id
+        name = here(number).id
         self._client.create(f"{NODES}/{name}", _data(number), ephemeral=True)
         return name
 
     async def leave(self, number: int) -> None:
-        self._client.delete(f"{NODES}/{instance(number).id}")
+        self._client.delete(f"{NODES}/{here(number).id}")
 
 
 def _data(number: int) -> bytes:
-    return next(iter(LAYOUT.encode(instance(number)).values()))
+    return next(iter(LAYOUT.encode(here(number)).values()))

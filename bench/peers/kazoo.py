@@ -11,13 +11,13 @@ from statistics import median
 from typing import Protocol
 
 from bench.load import Load, Order, answer, order
-from bench.population import LAYOUT, instance
+from bench.population import LAYOUT, here
 from bench.zookeeper import KazooClient, client
 
 _WARM_UP = 0.3
 _GRACE = 20.0
 _FOLDER = "/bench/registered"
-_VALUES = tuple(LAYOUT.encode(instance(0)).values())
+_VALUES = tuple(LAYOUT.encode(here(0)).values())
 
 
 class Result(Protocol):

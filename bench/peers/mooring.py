@@ -7,7 +7,7 @@ import itertools
 import uvloop
 
 from bench.load import KEYS, VALUE, Order, measure, order
-from bench.population import instance
+from bench.population import here
 from mooring.hub import connect, open_store
 from mooring.store import Put, key
 
@@ -29,7 +29,7 @@ async def register(order: Order) -> None:
     async with connect(f"etcd://{order.host}:{order.port}") as hub:
 
         async def enter(_: int) -> None:
-            registration = await hub.register(instance(next(numbers))).__aenter__()
+            registration = await hub.register(here(next(numbers))).__aenter__()
             assert registration.state == "registered"
 
         await measure(order, enter)

@@ -16,7 +16,7 @@ import time
 
 import uvloop
 
-from bench.population import instance
+from bench.population import here
 from bench.processes import tell
 from mooring import connect
 from mooring.registry.registration import Registration
@@ -30,7 +30,7 @@ async def rest(url: str, instances: int, settle: float, seconds: float) -> None:
 
         async def register() -> None:
             for number in numbers:
-                registered.append(await hub.register(instance(number)).__aenter__())
+                registered.append(await hub.register(here(number)).__aenter__())
 
         await asyncio.gather(*itertools.starmap(register, itertools.repeat((), _TOGETHER)))
         tell("ready")
