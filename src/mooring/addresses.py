@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import re
@@ -37,20 +38,27 @@ def check_host(host: object) -> None:
     """Raise `InvalidRequest` unless others could reach an instance by this host."""
     if not isinstance(host, str) or not host:
         raise InvalidRequest(f"a host must be an IP address or a host name, not {host!r}")
+    if problem := _problem(host):
+        raise InvalidRequest(problem)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _problem(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         labels = host.removesuffix(".").split(".")
         if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-            raise InvalidRequest(f"{host!r} is neither an IP address nor a host name") from None
+            return f"{host!r} is neither an IP address nor a host name"
         if all(label.isdigit() for label in labels):
-            raise InvalidRequest(f"{host!r} looks like an IP address, but is none") from None
-        return
+            return f"{host!r} looks like an IP address, but is none"
+        return ""
     if address.is_unspecified:
-        raise InvalidRequest(
+        return (
             f"{host} means every address of a machine and cannot be called from another: give the "
             "address that others reach, or none to have it found"
         )
+    return ""
 
 
 def check_port(port: object) -> None:

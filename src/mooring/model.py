@@ -120,7 +120,7 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
                 raise InvalidRequest(f"the port {port!r} of {self.service} needs a name")
         if not self.id and self.host:
             msgspec.structs.force_setattr(self, "id", self.address)
-        if any(letter.isspace() or not letter.isprintable() for letter in self.id):
+        if " " in self.id or not self.id.isprintable():
             raise InvalidRequest(f"the id {self.id!r} contains a space or a control character")
 
     @property

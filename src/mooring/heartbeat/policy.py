@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, changes, flatten
+from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, changes, has_values
 
 
 class Decision(enum.StrEnum):
@@ -51,15 +51,18 @@ class Beats:
     `now` is monotonic and in seconds. While a send is under way nothing else is decided. Changes
     are measured against the metrics that were last *published*, not last seen, so that a slow
     drift is told once it adds up. The first decision is a metadata update; one that failed is
-    decided again at once, and the pause between tries is the caller's.
+    decided again at once, and the pause between tries is the caller's. Metrics are not changed
+    once they were handed over: the same object is taken for the same values.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.pending = False
         """A send is under way."""
-        self._published: dict[str, object] | None = None
-        self._anything = False
+        self._published: Mapping[str, object] | None = None
+        self._weighed: Mapping[str, object] | None = None
+        """Metrics that are known not to differ from those published: the very object."""
+        self._anything = self._told_any = False
         self._beat_due = self._metadata_due = -math.inf
 
     def decide(self, now: float, metrics: Mapping[str, object]) -> Decision:
@@ -69,7 +72,7 @@ class Beats:
         if self._published is None:
             return Decision.METADATA_UPDATE
         # To have had metrics and to have none is something to tell, too.
-        self._anything = bool(self._published or flatten(metrics))
+        self._anything = self._told_any or has_values(metrics)
         beat_due = now >= self._beat_due
         if self._anything and now >= self._metadata_due:
             return Decision.METADATA_UPDATE
@@ -79,7 +82,12 @@ class Beats:
 
     def changed(self, metrics: Mapping[str, object]) -> tuple[str, ...]:
         """The paths that differ significantly from what was last published."""
-        return changes(self._published or {}, metrics, self.policy.thresholds)
+        if metrics is self._weighed:
+            return ()
+        found = changes(self._published or {}, metrics, self.policy.thresholds)
+        if not found:
+            self._weighed = metrics
+        return found
 
     def began(self) -> None:
         """A send begins. Raises `InvalidRequest` where another is under way."""
@@ -101,8 +109,8 @@ class Beats:
         self._beat_due = now + self.policy.heartbeat_interval
         if decision is Decision.METADATA_UPDATE:
             self._metadata_due = now + self.policy.metadata_interval
-            self._published = flatten(metrics)
-            self._anything = bool(self._published)
+            self._published = self._weighed = metrics
+            self._anything = self._told_any = has_values(metrics)
 
     def failed(self) -> None:
         """It did not arrive, or nobody knows: nothing counts as published."""

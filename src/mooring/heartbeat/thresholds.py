@@ -53,6 +53,13 @@ def flatten(metrics: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
+def has_values(metrics: Mapping[str, object]) -> bool:
+    """Whether there is anything in it but empty mappings."""
+    return any(
+        has_values(value) if isinstance(value, Mapping) else True for value in metrics.values()
+    )
+
+
 def changes(
     old: Mapping[str, object], new: Mapping[str, object], thresholds: Mapping[str, Threshold]
 ) -> tuple[str, ...]:

@@ -157,9 +157,9 @@ class StoreEnrolment(Enrolment):
         self.disturbed = True
         self._tell()
 
-    def pulse(self) -> None:
+    def pulse(self, in_doubt: bool) -> None:
         mirror = self._mirror
-        doubt = self._lease.in_doubt or mirror.error is not None or (mirror.loaded and mirror.stale)
+        doubt = in_doubt or mirror.error is not None or (mirror.loaded and mirror.stale)
         if doubt != self._in_doubt:
             self._in_doubt = doubt
             self._tell()

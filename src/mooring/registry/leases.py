@@ -18,8 +18,9 @@ class User(Protocol):
     def lost(self) -> None:
         """The lease is gone, and all keys with it."""
 
-    def pulse(self) -> None:
-        """Time to look whether something is in doubt. Must be cheap: there may be thousands."""
+    def pulse(self, in_doubt: bool) -> None:
+        """Time to look whether something is in doubt; the lease is, or is not. Must be cheap:
+        there may be thousands."""
 
 
 class SharedLease:
@@ -50,8 +51,9 @@ class SharedLease:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(PULSE)
+            in_doubt = self.in_doubt
             for user in tuple(self._users):
-                user.pulse()
+                user.pulse(in_doubt)
 
     async def session(self) -> Session:
         """A session that is alive as far as is known; opened where there is none. Those who ask

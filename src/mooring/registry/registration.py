@@ -77,6 +77,7 @@ class Registration:
         self._beats = Beats(policy)
         self._metrics = metrics
         self._own_metrics: dict[str, JSON] = {}
+        self._merged: dict[str, JSON] | None = None
         self._life: State = "up"
         self._healthy = True
         self._registered_at = now()
@@ -96,6 +97,7 @@ class Registration:
         self._process = os.getpid()
         self._end_metrics: Callable[[], None] = lambda: None
         self._labels = (self._instance.service, self._instance.id)
+        self._gauge = telemetry.REGISTRATION.labels(*self._labels)
 
     @property
     def instance(self) -> Instance:
@@ -141,7 +143,7 @@ class Registration:
         if healthy is not None and healthy != self._healthy:
             self._healthy, self._dirty = healthy, True
         if metrics is not None:
-            self._own_metrics = dict(metrics)
+            self._own_metrics, self._merged = dict(metrics), None
         self._wake.set()
 
     async def __aenter__(self) -> Self:
@@ -157,7 +159,7 @@ class Registration:
         enrolment.open()
         if self._metrics is not None:
             self._metrics.start()
-            self._end_metrics = self._metrics.subscribe(self._wake.set)
+            self._end_metrics = self._metrics.subscribe(self._collected)
         self._enter("registering")
         self._tasks.start(self._keep(), name=f"registration of {self._instance.id}")
         try:
@@ -176,6 +178,10 @@ class Registration:
             await self.aclose()
             raise self._failed
         return self
+
+    def _collected(self) -> None:
+        self._merged = None
+        self._wake.set()
 
     async def registered(self) -> None:
         """Wait until it is registered. Raises `Superseded` or `Removed` where it never will be."""
@@ -255,8 +261,10 @@ class Registration:
         self._beats.sent(moment, decision, metrics)
 
     def _current_metrics(self) -> dict[str, JSON]:
-        collected = self._metrics.metrics if self._metrics else {}
-        return {**cast("Mapping[str, JSON]", collected), **self._own_metrics}
+        if self._merged is None:
+            collected = self._metrics.metrics if self._metrics else {}
+            self._merged = {**cast("Mapping[str, JSON]", collected), **self._own_metrics}
+        return self._merged
 
     def _record(self, metrics: Mapping[str, JSON] | None = None) -> Instance:
         status = Status(
@@ -294,7 +302,7 @@ class Registration:
         if state == self._state:
             return
         before, self._state = self._state, state
-        telemetry.REGISTRATION.labels(*self._labels).state(state)
+        self._gauge.state(state)
         # That the store is in doubt, its session tells, once for all who share it.
         level = logging.WARNING if state in ("superseded", "removed") else logging.INFO
         reason = why or doubt

@@ -57,7 +57,8 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
         else:
             raise InvalidRequest(f"{write!r} is no write: use Put or Delete")
     for range in deleted:
-        for name in put:
+        alone = range.end == range.start + b"\0"
+        for name in put & {range.start} if alone else put:
             if name in range:
                 raise InvalidRequest(f"{name!r} is both written and deleted in one commit")
     for check in checks:
