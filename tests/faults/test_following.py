@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -22,6 +23,7 @@ from mooring.registry.on_store import StoreRegistry
 from mooring.store import Delete, Put, Store, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
+from tests.faults.test_cluster import restore
 from tests.waiting import eventually
 
 DOMAIN = "tcp.hello"
@@ -218,6 +220,32 @@ async def test_compaction_of_one_quiet_prefix_alone_breaks_nothing(wire: Wire):
         await reaches(mirror, last.revision)
         await wire.direct.commit(Put(SLASHED + b"b", value(2)))
         await eventually(lambda: ports(mirror) == {"a": 9, "b": 2})
+
+
+async def test_a_connection_that_died_in_silence_is_found_out(wire: Wire):
+    await wire.direct.commit(Put(PLAIN + b"a", value(1)))
+    async with following(wire.through) as mirror:
+        wire.proxy.half_open()
+        await wire.direct.commit(Put(PLAIN + b"a", value(2)), Put(SLASHED + b"b", value(3)))
+        await eventually(lambda: ports(mirror) == {"a": 2, "b": 3}, within=15)
+        assert mirror.resyncs == 0
+
+
+async def test_a_store_restored_from_a_backup_is_read_again(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+):
+    server = fresh_etcd(series="3.4")
+    async with open_store(server.url) as store:
+        await store.commit(Put(PLAIN + b"a", value(1)), Put(SLASHED + b"b", value(2)))
+        server.ctl("snapshot", "save", str(tmp_path / "backup"))
+        async with following(store) as mirror:
+            await store.commit(Put(PLAIN + b"a", value(3)))
+            last = await store.commit(Delete(key(SLASHED + b"b")))
+            await reaches(mirror, last.revision)
+            server.kill()
+            await asyncio.to_thread(restore, server, tmp_path / "backup")
+            server.start()
+            await eventually(lambda: ports(mirror) == {"a": 1, "b": 2}, within=20)
 
 
 async def test_a_slow_connection_and_busy_writers_do_not_keep_it_from_following(wire: Wire):

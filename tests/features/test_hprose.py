@@ -75,6 +75,8 @@ async def busy(client: Client, count: int) -> None:
 
 
 class TestCalls:
+    """[H6]"""
+
     @pytest.mark.parametrize("kind", ["plain", "http", "tcp"])
     async def test_functions_are_called_as_with_hproses_own_client(
         self, hub: Hub, serve: Callable[..., HproseServer], kind: str
@@ -115,6 +117,18 @@ class TestCalls:
             (one if remote.primary == Server("a", one.url) else two).kill()
             assert await remote.hello("y") == "hello y"
 
+    async def test_a_cancelled_call_hurts_no_other(
+        self, hub: Hub, serve: Callable[..., HproseServer]
+    ):
+        await put(hub, "a", serve().url)
+        async with mooring.hprose.client(hub, DOMAIN) as remote:
+            call = asyncio.ensure_future(remote.invoke("slowly", [1, 2.0]))
+            await busy(remote, 1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await remote.hello("x") == "hello x"
+
     async def test_a_closed_client_says_so(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             pass
@@ -128,6 +142,8 @@ class TestCalls:
 
 
 class TestPrimary:
+    """[H4]"""
+
     async def test_heartbeats_and_other_servers_never_move_it(self, hub: Hub):
         await put(hub, "a", "http://10.0.0.1:1/")
         async with mooring.hprose.client(hub, DOMAIN) as remote:
@@ -180,6 +196,8 @@ class TestPrimary:
 
 
 class TestFailover:
+    """[H5]"""
+
     async def test_killing_one_of_two_servers_loses_no_call(
         self, hub: Hub, serve: Callable[..., HproseServer], caplog: pytest.LogCaptureFixture
     ):
@@ -341,6 +359,8 @@ def refusing() -> Iterator[tuple[int, Callable[[], int]]]:
 
 
 class TestNobody:
+    """[H5]"""
+
     async def test_no_server_is_a_clear_error(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             assert remote.primary is None
@@ -383,6 +403,8 @@ class TestNobody:
 
 
 class TestKeys:
+    """[H1]"""
+
     async def test_both_forms_of_the_key_are_read(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
@@ -429,6 +451,8 @@ class TestKeys:
 
 
 class TestRegister:
+    """[H2] [H3]"""
+
     async def test_the_record_is_that_of_the_document(self, hub: Hub):
         async with mooring.hprose.register(hub, "tcp.hello", "tcp4://169.254.128.35:4321") as mine:
             (entry,) = (await hub.store.read(everything())).entries
@@ -552,6 +576,26 @@ class TestOnEtcd:
                 servers[remote.primary.url].kill()
                 assert await remote.hello("y") == "hello y"
                 proxy.heal()
+
+    async def test_a_store_that_is_away_holds_up_no_server(
+        self, etcd: Callable[[str], EtcdServer], hub: Hub, store_url: str
+    ):
+        address = etcd("3.5").address
+        async with FaultProxy(address) as proxy:
+            proxy.refuse()
+            through = store_url.replace(address, proxy.address) + "&timeout=1s"
+            began = time.monotonic()
+            async with (
+                mooring.connect(through, layout="hprose") as behind,
+                mooring.hprose.register(
+                    behind, ["a", "b", "c"], "http://10.0.0.1:1/", wait=0.5, heartbeat=0.2
+                ) as mine,
+            ):
+                assert time.monotonic() - began < 3, "all domains wait together"
+                proxy.heal()
+                for registration in mine.registrations:
+                    await asyncio.wait_for(registration.registered(), 10)
+                assert len((await hub.store.read(everything())).entries) == 3
 
     async def test_a_killed_one_is_gone_after_its_ttl_and_no_call_is_lost(
         self, hub: Hub, store_url: str, serve: Callable[..., HproseServer]

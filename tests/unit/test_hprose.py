@@ -1,9 +1,11 @@
-"""Which server is called, what follows a failure, and how calls travel."""
+"""Which server is called, what follows a failure, and how calls travel. [H4] [H5]"""
 
 from __future__ import annotations
 
 import http.client
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -280,3 +282,15 @@ class TestTransports:
     def test_a_scheme_that_is_not_spoken_is_refused(self, url: str):
         with pytest.raises(InvalidRequest, match="cannot be called"):
             transport(url)
+
+
+def test_without_hprose_the_extra_is_named():
+    script = """
+import sys
+sys.modules["hprose"] = None
+import mooring.hprose
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "pip install 'mooring[hprose]'" in run.stderr
