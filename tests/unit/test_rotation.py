@@ -115,6 +115,11 @@ def test_nobody_to_call_is_told_with_the_reasons():
         rotation_of().pick()
     with pytest.raises(NoInstance, match="2 × disabled by an operator"):
         rotation_of(one(1, enabled=False), one(2, enabled=False)).pick()
+    never_panics = Rotation(resilience=Resilience(panic_threshold=0))
+    for port in (1, 2):
+        never_panics.put(one(port, healthy=False), 0.0)
+    with pytest.raises(NoInstance, match="2 × unhealthy"):
+        never_panics.pick()
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "consistent_hash", "p2c"])

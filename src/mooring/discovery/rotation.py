@@ -232,7 +232,8 @@ class Rotation:
             return "no instance is registered"
         reasons: dict[str, int] = {}
         for seat in self._seats.values():
-            reasons[seat.objection or "unhealthy"] = reasons.get(seat.objection, 0) + 1
+            reason = seat.objection or "unhealthy"
+            reasons[reason] = reasons.get(reason, 0) + 1
         told = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
         return f"none of {len(self._seats)} instances may be called: {told}"
 
