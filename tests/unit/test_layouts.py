@@ -56,7 +56,7 @@ def instances(draw: st.DrawFn, layout: str = "tree") -> Instance:
         version=draw(text),
         zone=draw(st.just("") | text),
         weight=draw(weights),
-        metadata=draw(st.dictionaries(text, text, max_size=3)),
+        metadata=draw(st.dictionaries(text.filter(lambda s: s != "path"), text, max_size=3)),
         ports=draw(st.dictionaries(text, ports, max_size=3)),
         id=draw(st.uuids().map(str)) if hprose else "",
         incarnation=draw(st.uuids().map(lambda u: u.hex)),
@@ -98,8 +98,6 @@ def test_what_is_carried_survives(name: str, data: st.DataObject):
         for field in ("protocol", "version", "zone", "weight", "metadata", "ports", "status",
                       "incarnation")
     }  # fmt: skip
-    if layout.name == "hprose" and "path" in instance.metadata:
-        return
     assert made.instance == msgspec.structs.replace(default, **carried)
 
 

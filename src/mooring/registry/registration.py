@@ -9,6 +9,7 @@ it out (`removed`).
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import time
@@ -143,7 +144,7 @@ class Registration:
         if healthy is not None and healthy != self._healthy:
             self._healthy, self._dirty = healthy, True
         if metrics is not None:
-            self._own_metrics, self._merged = dict(metrics), None
+            self._own_metrics, self._merged = copy.deepcopy(dict(metrics)), None
         self._wake.set()
 
     async def __aenter__(self) -> Self:
