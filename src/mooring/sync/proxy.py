@@ -102,9 +102,10 @@ def within(proxy: object, work: Callable[[Any], object]) -> object:
     return run(proxy, lambda: work(proxy._target))
 
 
-def portal_of(proxy: object) -> Portal:
+def behind(proxy: object) -> tuple[Portal, Any]:
+    """The portal of a stand-in, and the object behind it: to be touched on that loop alone."""
     assert isinstance(proxy, Blocking)
-    return proxy._portal
+    return proxy._portal, proxy._target
 
 
 def _function(portal: Portal, function: Callable[..., object]) -> Callable[..., object]:

@@ -1,0 +1,674 @@
+"""Balanced HTTP with httpx: names, retries, feedback; restarts and deaths under load."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import mooring
+import mooring.httpx
+import mooring.sync
+from mooring.discovery.resilience import Resilience
+from mooring.discovery.view import View
+from mooring.errors import NoInstance
+from mooring.httpx import AsyncTransport, Tries, blames, url
+from mooring.model import Instance
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.servers import free_port
+from tests.waiting import eventually, until
+
+Answer = Callable[["Backend", str, bytes], Awaitable[bytes]]
+
+
+def plain(body: str = "", status: str = "200 OK", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+async def well(backend: Backend, head: str, body: bytes) -> bytes:
+    return plain(f"{backend.port}")
+
+
+async def busy(backend: Backend, head: str, body: bytes) -> bytes:
+    return plain("busy", "503 Service Unavailable")
+
+
+async def mute(backend: Backend, head: str, body: bytes) -> bytes:
+    return b""  # hangs up without a word
+
+
+class Backend:
+    """An HTTP server of few words that does as it is told."""
+
+    def __init__(self, answer: Answer = well, tls: ssl.SSLContext | None = None) -> None:
+        self.answer = answer
+        self.heads: list[str] = []
+        self.bodies: list[bytes] = []
+        self.port = 0
+        self._tls = tls
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Backend:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    @property
+    def instance(self) -> Instance:
+        return Instance("Common/Echo", "127.0.0.1", self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        self._writers.add(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                body = await self._body(reader, head)
+                self.heads.append(head)
+                self.bodies.append(body)
+                answer = await self.answer(self, head, body)
+                writer.write(answer)
+                await writer.drain()
+                if not answer or b"Content-Length" not in answer:
+                    break
+        writer.close()
+        self._writers.discard(writer)
+        self._serving.discard(task)
+
+    async def _body(self, reader: asyncio.StreamReader, head: str) -> bytes:
+        fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        if "content-length" in fields:
+            return await reader.readexactly(int(fields["content-length"]))
+        body = b""
+        while fields.get("transfer-encoding") == "chunked":
+            size = int(await reader.readline(), 16)
+            body += (await reader.readexactly(size + 2))[:-2]
+            if not size:
+                break
+        return body
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[mooring.Hub]:
+    async with mooring.connect("memory://") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def serve(
+    hub: mooring.Hub,
+) -> AsyncIterator[Callable[..., Awaitable[Backend]]]:
+    """Starts and registers backends."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(answer: Answer = well) -> Backend:
+            backend = await stack.enter_async_context(Backend(answer))
+            await stack.enter_async_context(hub.register(backend.instance))
+            return backend
+
+        yield start
+
+
+Serve = Callable[..., Awaitable[Backend]]
+
+
+async def refusing(hub: mooring.Hub) -> mooring.Registration:
+    """An instance that nobody listens for."""
+    return await hub.register(Instance("Common/Echo", "127.0.0.1", free_port())).__aenter__()
+
+
+def client(hub: mooring.Hub, **options: object) -> httpx.AsyncClient:
+    options.setdefault("policy", "round_robin")
+    transport = AsyncTransport(hub, **options)  # type: ignore[arg-type]
+    return httpx.AsyncClient(
+        mounts={"http+mooring://": transport, "https+mooring://": transport}, timeout=10
+    )
+
+
+ECHO = url("Common/Echo", "/path?query=1")
+
+
+def view_of(using: httpx.AsyncClient) -> View:
+    (view,) = using._transport_for_url(httpx.URL(ECHO))._balancer._views.values()  # type: ignore[attr-defined]
+    assert isinstance(view, View)
+    return view
+
+
+async def test_requests_go_to_all_instances_as_they_are(hub: mooring.Hub, serve: Serve):
+    backends = [await serve() for _ in range(3)]
+    async with client(hub) as using:
+        answers = [await using.post(ECHO, content=b"body") for _ in range(6)]
+    assert sorted(int(each.text) for each in answers) == sorted(2 * [b.port for b in backends])
+    for backend in backends:
+        assert backend.bodies == [b"body"] * 2
+        assert "POST /path?query=1 HTTP/1.1" in backend.heads[0]
+        assert f"Host: 127.0.0.1:{backend.port}" in backend.heads[0]
+    assert isinstance(answers[0].extensions["mooring_instance"], Instance)
+    assert answers[0].url == ECHO
+
+
+async def test_an_own_host_header_is_kept(hub: mooring.Hub, serve: Serve):
+    backend = await serve()
+    async with client(hub) as using:
+        await using.get(ECHO, headers={"Host": "echo.example"})
+    assert "echo.example" in backend.heads[0]
+
+
+async def test_the_port_for_http_is_taken_where_there_is_one(hub: mooring.Hub):
+    """[D8]"""
+    async with Backend() as backend, client(hub) as using:
+        me = Instance("Common/Echo", "127.0.0.1", 1, ports={"http": backend.port})
+        async with hub.register(me):
+            assert (await using.get(ECHO)).text == str(backend.port)
+
+
+async def test_https(hub: mooring.Hub, certificates: Path):
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    trust = ssl.create_default_context(cafile=certificates / "ca.pem")
+    below = httpx.AsyncHTTPTransport(verify=trust)
+    async with (
+        Backend(tls=tls) as backend,
+        hub.register(backend.instance),
+        client(hub, transport=below) as using,
+    ):
+        answer = await using.get(url("Common/Echo", scheme="https"))
+        assert answer.text == str(backend.port)
+
+
+@pytest.mark.parametrize(
+    ("services", "asked"),
+    [
+        (["Common/VerifyCodeService"], "Common/VerifyCodeService"),
+        (["verify", "Verify"], "verify"),
+        (["default-bare"], "default-bare"),
+        (["通用/验证码"], "通用/验证码"),
+        (["Odd Name/a@b:c%d"], "Odd Name/a@b:c%d"),
+    ],
+)
+async def test_a_service_is_found_by_its_name(hub: mooring.Hub, services: list[str], asked: str):
+    async with Backend() as right, Backend() as wrong, contextlib.AsyncExitStack() as stack:
+        for name in services:
+            port = right.port if name == asked else wrong.port
+            await stack.enter_async_context(hub.register(Instance(name, "127.0.0.1", port)))
+        async with client(hub) as using:
+            assert (await using.get(url(asked))).text == str(right.port)
+
+
+async def test_of_services_that_differ_in_capitals_one_must_be_named(hub: mooring.Hub):
+    async with (
+        Backend() as one,
+        Backend() as two,
+        hub.register(Instance("EchoA", "127.0.0.1", one.port)),
+        hub.register(Instance("eCHOa", "127.0.0.1", two.port)),
+    ):
+        async with client(hub) as using:
+            with pytest.raises(httpx.ConnectError, match="EchoA or eCHOa"):
+                await using.get(url("EchoA"))
+        async with client(hub, services=["eCHOa"]) as using:
+            assert (await using.get(url("EchoA"))).text == str(two.port)
+
+
+async def test_a_service_that_is_not_known_yet_is_asked_for_again(
+    hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mooring.httpx._UNKNOWN_FOR", 0.05)
+    async with Backend() as backend, client(hub) as using:
+        async with hub.register(Instance("Common/Ecco", "127.0.0.1", 1)):
+            with pytest.raises(httpx.ConnectError, match="did you mean 'Common/Ecco'") as caught:
+                await using.get(ECHO)
+            assert isinstance(caught.value.__cause__, NoInstance)
+        async with hub.register(backend.instance):
+
+            async def known() -> bool:
+                with contextlib.suppress(httpx.ConnectError):
+                    return (await using.get(ECHO)).is_success
+                return False
+
+            await eventually(known)
+
+
+async def test_without_an_instance_it_says_why(hub: mooring.Hub, serve: Serve):
+    await serve()
+    async with client(hub, version="7") as using:
+        with pytest.raises(httpx.ConnectError, match=r"version is 0.0.0, not 7") as caught:
+            await using.get(ECHO)
+        assert isinstance(caught.value.__cause__, NoInstance)
+        assert caught.value.request.url == ECHO
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
+async def test_where_no_connection_comes_about_another_is_asked(
+    hub: mooring.Hub, serve: Serve, method: str
+):
+    backend = await serve()
+    dead = await refusing(hub)
+    async with client(hub) as using:
+        for _ in range(4):
+            answer = await using.request(method, ECHO, content=b"body")
+            assert answer.text == str(backend.port)
+    await dead.aclose()
+
+
+@pytest.mark.parametrize("failing", [busy, mute])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+async def test_what_may_be_repeated_is_repeated_elsewhere(
+    hub: mooring.Hub, serve: Serve, failing: Answer, method: str
+):
+    good, bad = await serve(), await serve(failing)
+    async with client(hub) as using:
+        for _ in range(4):
+            answer = await using.request(method, ECHO)
+            assert answer.text == str(good.port)
+    assert bad.heads
+
+
+async def test_what_may_not_be_repeated_is_not(hub: mooring.Hub, serve: Serve):
+    bad = [await serve(busy), await serve(busy)]
+    async with client(hub) as using:
+        assert (await using.post(ECHO)).status_code == 503
+        for backend in bad:
+            backend.answer = mute
+        with pytest.raises(httpx.RemoteProtocolError):
+            await using.post(ECHO)
+    assert sum(len(backend.heads) for backend in bad) == 2
+
+
+async def test_a_streamed_body_is_sent_once(hub: mooring.Hub, serve: Serve):
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"a"
+        yield b"b"
+
+    bad = [await serve(busy), await serve(busy)]
+    async with client(hub) as using:
+        assert (await using.put(ECHO, content=parts())).status_code == 503
+        assert sum(len(backend.bodies) for backend in bad) == 1
+        for backend in bad:
+            backend.answer = well
+        dead = await refusing(hub)
+        for _ in range(6):  # a body that was not begun may go elsewhere
+            assert (await using.put(ECHO, content=parts())).is_success
+        await dead.aclose()
+    assert all(body == b"ab" for backend in bad for body in backend.bodies)
+
+
+async def test_retries_are_limited_by_number(hub: mooring.Hub, serve: Serve):
+    backends = [await serve(busy) for _ in range(5)]
+    for retries in (0, 1, 2):
+        before = sum(len(backend.heads) for backend in backends)
+        async with client(hub, retries=retries) as using:
+            assert (await using.get(ECHO)).status_code == 503
+        assert sum(len(backend.heads) for backend in backends) - before == retries + 1
+
+
+async def test_retries_are_limited_by_the_budget(hub: mooring.Hub, serve: Serve):
+    backends = [await serve(busy), await serve(busy)]
+    none = Resilience(retry_ratio=0, retry_least=0)
+    async with client(hub, resilience=none) as using:
+        assert (await using.get(ECHO)).status_code == 503
+    assert sum(len(backend.heads) for backend in backends) == 1
+
+
+async def test_where_nobody_else_is_there_the_first_answer_counts(hub: mooring.Hub, serve: Serve):
+    backend = await serve(busy)
+    async with client(hub) as using:
+        assert (await using.get(ECHO)).text == "busy"
+        assert len(backend.heads) == 1
+        backend.answer = mute
+        with pytest.raises(httpx.RemoteProtocolError):
+            await using.get(ECHO)
+        assert len(backend.heads) == 2
+
+
+async def test_who_keeps_failing_is_ejected(hub: mooring.Hub, serve: Serve):
+    _, bad = await serve(), await serve(busy)
+    async with client(hub, resilience=Resilience(consecutive_failures=3)) as using:
+        for _ in range(20):
+            assert (await using.get(ECHO)).is_success
+        assert len(bad.heads) == 3
+        (told,) = [each for each in view_of(using).explain() if not each.called]
+        assert told.instance.port == bad.port
+        assert "ejected" in told.reasons[0]
+
+
+async def slowly(backend: Backend, head: str, body: bytes) -> bytes:
+    await asyncio.sleep(1)
+    return plain()
+
+
+async def test_a_call_is_under_way_until_its_response_is_closed(hub: mooring.Hub, serve: Serve):
+    backend = await serve()
+    async with client(hub, policy="p2c") as using:
+        async with using.stream("GET", ECHO) as response:
+            (seat,) = view_of(using).rotation
+            assert seat.node.active == 1
+            await asyncio.sleep(0.5)  # a reader who takes their time
+            await response.aread()
+        assert seat.node.active == 0
+        assert seat.node.latency < 0.4
+        backend.answer = slowly
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(using.get(ECHO), 0.1)
+        assert seat.node.active == 0
+
+
+async def test_a_body_that_breaks_off_counts_against_the_instance(hub: mooring.Hub, serve: Serve):
+    async def half(backend: Backend, head: str, body: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+
+    await serve(half)
+    await serve(half)
+    async with client(hub, resilience=Resilience(consecutive_failures=1)) as using:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await using.get(ECHO)
+        assert sum(not each.called for each in view_of(using).explain()) == 1
+
+
+async def test_the_views_end_with_the_client(hub: mooring.Hub, serve: Serve):
+    await serve()
+    async with client(hub) as using:
+        await using.get(ECHO)
+        view = view_of(using)
+    assert view._tasks._running == set()
+
+
+async def test_a_view_is_opened_once_for_many_requests(hub: mooring.Hub, serve: Serve):
+    await serve()
+    async with client(hub) as using:
+        answers = await asyncio.gather(*(using.get(ECHO) for _ in range(50)))
+        assert all(answer.is_success for answer in answers)
+        assert len(view_of(using).instances) == 1
+
+
+async def test_a_request_that_gives_up_does_not_spoil_the_opening_for_others(
+    hub: mooring.Hub, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    await serve()
+    held = asyncio.Event()
+    services = hub.registry.services
+
+    async def slow(group: str = "") -> object:
+        await held.wait()
+        return await services(group)
+
+    monkeypatch.setattr(hub.registry, "services", slow)
+    async with client(hub) as using:
+        first = asyncio.ensure_future(using.get(ECHO))
+        second = asyncio.ensure_future(using.get(ECHO))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        held.set()
+        assert (await second).is_success
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+async def test_a_redirection_to_itself_stays_with_the_service(
+    hub: mooring.Hub, serve: Serve, absolute: bool
+):
+    async def moved(backend: Backend, head: str, body: bytes) -> bytes:
+        if "/new" in head.split("\r\n")[0]:
+            return plain("here")
+        base = f"http://127.0.0.1:{backend.port}" if absolute else ""
+        return plain("", "302 Found", f"Location: {base}/new\r\n")
+
+    await serve(moved)
+    await serve(moved)
+    async with client(hub) as using:
+        answer = await using.get(ECHO, follow_redirects=True)
+    assert answer.text == "here"
+    assert answer.url == url("Common/Echo", "/new")
+
+
+async def test_a_key_stays_with_an_instance(hub: mooring.Hub, serve: Serve):
+    for _ in range(3):
+        await serve()
+    async with client(hub, policy="consistent_hash") as using:
+        answers = {
+            (await using.get(ECHO, extensions={"mooring_key": "user 7"})).text for _ in range(10)
+        }
+    assert len(answers) == 1
+
+
+def test_our_own_mistakes_are_not_blamed_on_the_instance():
+    assert blames(httpx.ReadTimeout("slow"))
+    assert blames(httpx.ConnectError("away"))
+    for mine in (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol):
+        assert not blames(mine("mine"))
+    assert not blames(asyncio.CancelledError())
+
+
+def test_a_body_in_parts_may_be_sent_again_until_it_is_begun():
+    request = httpx.Request("PUT", ECHO, content=iter([b"a"]))
+    tries = Tries(request, 2)
+    sent = tries.sent(Instance("Common/Echo", "::1", 80))
+    assert sent.url == "http://[::1]:80/path?query=1"
+    assert tries.may_go_on(httpx.ReadError("early"))
+    assert list(sent.stream) == [b"a"]  # type: ignore[arg-type]
+    assert not tries.may_go_on(httpx.ReadError("late"))
+
+
+@pytest.fixture
+def blocking() -> Iterator[mooring.sync.Hub]:
+    with mooring.sync.connect("memory://") as opened:
+        yield opened
+
+
+@pytest.fixture
+def backends() -> Iterator[list[Backend]]:
+    """Three backends on a loop of their own."""
+    ready: concurrent.futures.Future[list[Backend]] = concurrent.futures.Future()
+    stop = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            started = [await stack.enter_async_context(Backend()) for _ in range(3)]
+            ready.set_result(started)
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    yield ready.result(timeout=10)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends: list[Backend]):
+    with contextlib.ExitStack() as stack:
+        for backend in backends:
+            stack.enter_context(blocking.register(backend.instance))
+        backends[0].answer = busy
+        stack.enter_context(blocking.register(Instance("Common/Echo", "127.0.0.1", free_port())))
+        transport = mooring.httpx.Transport(blocking, policy="round_robin")
+        using = stack.enter_context(httpx.Client(mounts={"http+mooring://": transport}, timeout=10))
+
+        def ask(_: int) -> str:
+            return using.get(ECHO).text
+
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            answers = set(threads.map(ask, range(200)))
+        assert answers == {str(backend.port) for backend in backends[1:]}
+        (view,) = transport._balancer._views.values()
+        until(lambda: all(seat.node.active == 0 for seat in view.rotation))
+        with using.stream("GET", ECHO) as response:
+            assert sum(seat.node.active for seat in view.rotation) == 1
+            response.read()
+        until(lambda: all(seat.node.active == 0 for seat in view.rotation))
+        with pytest.raises(httpx.ConnectError, match="no such service"):
+            using.get(url("nobody"))
+    with pytest.raises(httpx.ConnectError, match="not open"):
+        mooring.httpx.Transport(mooring.sync.connect()).handle_request(httpx.Request("GET", ECHO))
+
+
+SERVED = """
+import asyncio, os, sys
+import mooring, mooring.asgi, uvicorn
+
+registry, port = sys.argv[1], int(sys.argv[2])
+
+async def echo(scope, receive, send):
+    assert scope["type"] == "http"
+    await asyncio.sleep(0.005)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(os.getpid()).encode()})
+
+app = mooring.asgi.registered(
+    echo, registry, mooring.Instance("Common/Echo", "127.0.0.1", port), ttl=5, linger=1
+)
+uvicorn.run(app, port=port, log_level="warning", access_log=False)
+"""
+
+
+class Fleet:
+    """Servers in processes of their own."""
+
+    def __init__(self, folder: Path, registry: str) -> None:
+        self._registry = registry
+        self._folder = folder
+        (folder / "served.py").write_text(textwrap.dedent(SERVED))
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, port: int) -> None:
+        with (self._folder / "log").open("ab") as log:
+            self.processes[port] = subprocess.Popen(
+                [sys.executable, "-W", "error", "served.py", self._registry, str(port)],
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "XDG_RUNTIME_DIR": str(self._folder)},
+            )
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def fleet(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path, f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}") as started:
+        yield started
+
+
+class Load:
+    """Requests without end, from several at once; what went wrong is kept."""
+
+    def __init__(self, using: httpx.AsyncClient, methods: tuple[str, ...]) -> None:
+        self._using, self._methods = using, itertools.cycle(methods)
+        self.done = 0
+        self.failed: list[object] = []
+        self._stop = False
+
+    async def _ask(self) -> None:
+        while not self._stop:
+            method = next(self._methods)
+            try:
+                answer = await self._using.request(method, url("Common/Echo"))
+                if not answer.is_success:
+                    self.failed.append((method, answer.status_code))
+            except httpx.HTTPError as error:
+                self.failed.append((method, repr(error)))
+            self.done += 1
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.ensure_future(self._ask()) for _ in range(8)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+
+async def rolling_restart(fleet: Fleet, requests: int, seconds: float = 0.0) -> None:
+    """Again and again, until there were so many requests and so much time has passed."""
+    ends = time.monotonic() + seconds
+    ports = [free_port() for _ in range(10)]
+    for port in ports:
+        fleet.start(port)
+    async with (
+        mooring.connect(fleet._registry) as hub,
+        hub.discover("Common/Echo") as watching,
+        httpx.AsyncClient(mounts={"http+mooring://": AsyncTransport(hub)}, timeout=30) as using,
+    ):
+        await watching.wait(10, timeout=50)
+        async with Load(using, ("GET", "POST")) as load:
+            while True:
+                for port in ports:
+                    before = fleet.processes[port]
+                    before.send_signal(signal.SIGTERM)
+                    await eventually(lambda: before.poll() is not None, within=20)  # noqa: B023
+                    assert len(watching.instances) == 9
+                    fleet.start(port)
+                    await eventually(
+                        lambda: len(watching.rotation.picker) == 10, within=30, what=fleet.log
+                    )
+                if load.done >= requests and time.monotonic() >= ends:
+                    break
+    assert load.failed == [], fleet.log
+
+
+@pytest.mark.timeout(240)
+async def test_a_rolling_restart_of_ten_servers_costs_no_request(fleet: Fleet):
+    """Not even those that may not be repeated."""
+    await rolling_restart(fleet, 2_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_rolling_restarts_cost_none_of_many_requests(fleet: Fleet, soak_seconds: float):
+    await rolling_restart(fleet, 20_000, soak_seconds)
+
+
+@pytest.mark.timeout(120)
+async def test_the_death_of_one_of_three_servers_costs_no_request_that_may_be_repeated(
+    fleet: Fleet,
+):
+    ports = [free_port() for _ in range(3)]
+    for port in ports:
+        fleet.start(port)
+    async with (
+        mooring.connect(fleet._registry) as hub,
+        hub.discover("Common/Echo") as watching,
+        httpx.AsyncClient(mounts={"http+mooring://": AsyncTransport(hub)}, timeout=30) as using,
+    ):
+        await watching.wait(3, timeout=50)
+        async with Load(using, ("GET",)) as load:
+            await eventually(lambda: load.done > 100, within=20)
+            fleet.processes[ports[0]].kill()
+            killed_at = load.done
+            await eventually(lambda: len(watching.instances) == 2, within=20)
+            await eventually(lambda: load.done > killed_at + 500, within=30)
+        assert load.failed == []
