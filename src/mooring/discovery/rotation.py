@@ -62,7 +62,7 @@ def objection(instance: Instance, wanted: Wanted) -> str:
 class Seat:
     """One instance in a rotation."""
 
-    __slots__ = ("ejected", "instance", "node", "objection", "seated", "since")
+    __slots__ = ("ejected", "failing", "instance", "node", "objection", "seated", "since")
 
     def __init__(self, instance: Instance, since: float) -> None:
         self.instance = instance
@@ -70,6 +70,8 @@ class Seat:
         """Since when it may be called, for its slow start; -inf: from the beginning."""
         self.objection = ""
         self.ejected = False
+        self.failing = False
+        """Whether a call to it failed lately, so that its calls are counted."""
         self.seated = False
         """Whether the picker has it."""
         self.node = Node(instance.id, item=self)
@@ -95,6 +97,7 @@ class Rotation:
         self._seats: dict[str, Seat] = {}
         self._outliers = Outliers(self.resilience)
         self._warming: dict[str, Seat] = {}
+        self._failing: dict[str, float] = {}
         self._admissible = self._well = self._well_here = 0
 
     def __len__(self) -> int:
@@ -199,6 +202,11 @@ class Rotation:
                 self._reweigh(seat, now)
         for seat in tuple(self._warming.values()):
             self._reweigh(seat, now)
+        for id, last in tuple(self._failing.items()):
+            if now - last > self.resilience.failure_rate_window:
+                del self._failing[id]
+                if (seat := self._seats.get(id)) is not None:
+                    seat.failing = False
         if self._warming:
             return 0.5
         due = self._outliers.next_due()
@@ -240,10 +248,12 @@ class Rotation:
     def finished(self, node: Node, seconds: float, ok: bool, now: float) -> bool:
         """A call ended. Whether that ejected the instance."""
         self.picker.finished(node, seconds, ok)
-        if not self._outliers.record(node.id, ok, now):
-            return False
-        seat = self._seats.get(node.id)
-        if seat is None or seat.node is not node:
+        seat: Seat = node.item
+        if ok and not seat.failing:
+            return False  # nothing to count: the usual way, and a short one
+        seat.failing = True
+        self._failing[node.id] = now
+        if not self._outliers.record(node.id, ok, now) or self._seats.get(node.id) is not seat:
             return False
         self._eject(seat, True)
         return True

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
+from time import monotonic
 from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeVar
 
@@ -259,18 +260,17 @@ class Pick:
         rotation = self._view.rotation
         node = self._node = rotation.pick(self._key, self._exclude)
         rotation.picker.started(node)
-        self._began = time.monotonic()
+        self._began = monotonic()
         instance: Instance = node.item.instance
         return instance
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        moment = time.monotonic()
-        view = self._view
+        view, node, now = self._view, self._node, monotonic()
         ok = error is None or not view.blame(error)
-        if view.rotation.finished(self._node, moment - self._began, ok, moment):
-            log.warning("%s: %s is ejected: its calls fail", view.service, self._node.id)
+        if view.rotation.finished(node, now - self._began, ok, now):
+            log.warning("%s: %s is ejected: its calls fail", view.service, node.id)
 
     async def __aenter__(self) -> Instance:
         return self.__enter__()
