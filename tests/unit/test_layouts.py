@@ -142,7 +142,7 @@ def test_an_unknown_layout_is_told_with_the_nearest():
 
 def test_listing_the_whole_store_is_refused():
     with pytest.raises(InvalidRequest, match="name one"):
-        layout_of("plain").root()
+        layout_of("plain").roots()
 
 
 class TestTree:

@@ -120,7 +120,7 @@ class StoreRegistry(Registry):
         counts: dict[str, set[str]] = {}
         if group:
             check_name("group", group)
-        for root in self.layout.roots():
+        for root in self.layout.roots(group):
             async for place in self._places(root):
                 if not place.service or (group and place.group != group):
                     continue

@@ -92,7 +92,7 @@ class Registration:
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._dirty = False
-        self._trouble = ""
+        self._trouble = self._reason = ""
         self._failed: Exception | None = None
         self._tasks = Tasks()
         self._process = os.getpid()
@@ -108,6 +108,11 @@ class Registration:
     @property
     def state(self) -> RegistrationState:
         return self._state if self._process == os.getpid() else "closed"
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, where there is something to say."""
+        return self._reason
 
     @property
     def config(self) -> Config:
@@ -306,7 +311,7 @@ class Registration:
         self._gauge.state(state)
         # That the store is in doubt, its session tells, once for all who share it.
         level = logging.WARNING if state in ("superseded", "removed") else logging.INFO
-        reason = why or doubt
+        self._reason = reason = why or doubt
         log.log(
             level,
             "%s %s: %s (was %s)%s",

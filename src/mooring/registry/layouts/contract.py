@@ -100,12 +100,9 @@ class Layout(ABC):
         """A service's name as this layout shows it. Raises `InvalidName` where it cannot be."""
 
     @abstractmethod
-    def root(self) -> Range:
-        """Where all services lie. Raises `InvalidRequest` where that would be the whole store."""
-
-    def roots(self) -> tuple[Range, ...]:
-        """The same, with places where others may write."""
-        return (self.root(),)
+    def roots(self, group: str = "") -> tuple[Range, ...]:
+        """Where all services lie, or at least those of a group. Raises `InvalidRequest` where that
+        would be the whole store."""
 
     @abstractmethod
     def ranges(self, service: str) -> tuple[Range, ...]:

@@ -36,11 +36,8 @@ class Hprose(Layout):
         check_part("domain", service)
         return service
 
-    def root(self) -> Range:
-        return prefix(ROOT.encode())
-
-    def roots(self) -> tuple[Range, ...]:
-        return self.root(), prefix(f"/{ROOT}".encode())
+    def roots(self, group: str = "") -> tuple[Range, ...]:
+        return prefix(ROOT.encode()), prefix(f"/{ROOT}".encode())
 
     def ranges(self, service: str) -> tuple[Range, ...]:
         name = f"{ROOT}{self.canonical(service)}/"

@@ -28,13 +28,13 @@ class Rooted(Layout):
         split_service(service)
         return service
 
-    def root(self) -> Range:
+    def roots(self, group: str = "") -> tuple[Range, ...]:
         if not self._root:
             raise InvalidRequest(
                 f"the layout {self.name!r} has no root, so that its services cannot be told from "
                 f"other keys: name one, like layout='{self.name}:/services/'"
             )
-        return prefix(self._root.encode())
+        return (prefix(self._root.encode()),)
 
     def ranges(self, service: str) -> tuple[Range, ...]:
         return (prefix(self._folder(service).encode()),)

@@ -41,12 +41,8 @@ class Tree(Layout):
     def canonical(self, service: str) -> str:
         return join_service(*split_service(service))
 
-    def root(self) -> Range:
-        return prefix(ROOT.encode())
-
-    def group_range(self, group: str) -> Range:
-        check_name("group", group)
-        return prefix(f"{ROOT}{group}/".encode())
+    def roots(self, group: str = "") -> tuple[Range, ...]:
+        return (prefix((f"{ROOT}{group}/" if group else ROOT).encode()),)
 
     def ranges(self, service: str) -> tuple[Range, ...]:
         return (prefix(_folder(service).encode()),)
