@@ -272,6 +272,25 @@ async def test_what_an_operator_cannot_say_is_refused_with_the_key(hub: Hub):
         await hub.registry.info(service="echo")
 
 
+async def test_groups_are_found_however_large_they_are(hub: Hub):
+    """More than fits on a page, in groups and in the default one."""
+    names = [f"{group}/s{n}" for group in ("a", "b", "z") for n in range(400)]
+    names += [f"m{n}" for n in range(400)]
+    if hub._layout.name == "hprose":
+        names = [f"m{n}" for n in range(1500)]
+    ranges = [hub._layout.encode(Instance(name, "10.0.0.1", 1, id="u")) for name in names]
+    puts = [Put(key, value) for one in ranges for key, value in one.items()]
+    for start in range(0, len(puts), 100):
+        await hub.store.commit(*puts[start : start + 100])
+    grouped = hub._layout.name != "hprose"
+    assert sorted(await hub.registry.groups()) == (
+        ["a", "b", "default", "z"] if grouped else ["default"]
+    )
+    assert len(await hub.registry.services()) == len(names)
+    if grouped:
+        assert len(await hub.registry.services("b")) == 400
+
+
 async def test_two_operators_at_once_lose_nothing(hub: Hub, other: Hub):
     if not hub.registry.guarantees.describes:
         return

@@ -34,7 +34,6 @@ from mooring.store.contract import (
     Put,
     Range,
     Store,
-    after_prefix,
     key,
     unchanged,
 )
@@ -145,8 +144,7 @@ class StoreRegistry(Registry):
                 return
             start = page.entries[-1].key + b"\0"
             if by_group and last is not None:
-                folder = range.start[: range.start.find(b"/", 1) + 1] + f"{last.group}/".encode()
-                start = max(start, after_prefix(folder))
+                start = max(start, self.layout.after_group(last.group))
             if range.end and start >= range.end:
                 return
             range = Range(start, range.end)

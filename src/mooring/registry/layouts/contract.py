@@ -104,6 +104,10 @@ class Layout(ABC):
         """Where all services lie, or at least those of a group. Raises `InvalidRequest` where that
         would be the whole store."""
 
+    def after_group(self, group: str) -> bytes:
+        """The first key after those of a group, where they lie together; empty where not."""
+        return b""
+
     @abstractmethod
     def ranges(self, service: str) -> tuple[Range, ...]:
         """Where all that concerns a service lies; the first is where we write."""

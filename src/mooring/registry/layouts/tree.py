@@ -44,6 +44,9 @@ class Tree(Layout):
     def roots(self, group: str = "") -> tuple[Range, ...]:
         return (prefix((f"{ROOT}{group}/" if group else ROOT).encode()),)
 
+    def after_group(self, group: str) -> bytes:
+        return self.roots(group)[0].end
+
     def ranges(self, service: str) -> tuple[Range, ...]:
         return (prefix(_folder(service).encode()),)
 
