@@ -12,12 +12,21 @@ from mooring.store import Entry, Put, everything, prefix
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES
 from mooring.store.transfer import batches_of, line_of, pages, puts_of
 
+data = st.binary(max_size=50) | st.text(max_size=50).map(lambda text: text.encode())
 
-@given(st.binary(min_size=1, max_size=50), st.binary(max_size=50))
-def test_a_line_gives_its_key_back(key: bytes, value: bytes):
-    line = line_of(Entry(key, value, 1, 1, 1))
-    assert "\n" not in line
-    assert list(puts_of([line])) == [Put(key, value)]
+
+@given(st.lists(st.tuples(data.filter(len), data)))
+def test_lines_give_their_keys_back(pairs: list[tuple[bytes, bytes]]):
+    lines = [line_of(Entry(key, value, 1, 1, 1)) for key, value in pairs]
+    assert not any("\n" in line for line in lines)
+    puts = [Put(key, value) for key, value in pairs]
+    for end in ("\n", "\r\n"):
+        assert list(puts_of(end.join([*lines, ""]))) == puts
+
+
+def test_a_line_ends_where_json_says():
+    value = "a\x0b\x0c\x1c\x85\u2028\u2029b".encode()
+    assert list(puts_of(line_of(Entry(b"/a", value, 1, 1, 1)))) == [Put(b"/a", value)]
 
 
 def test_text_is_readable_in_it():
@@ -25,11 +34,21 @@ def test_text_is_readable_in_it():
 
 
 @pytest.mark.parametrize(
-    "line", ["nonsense", "[]", '{"key": "a"}', '{"key": 1, "value": "x"}', '{"key_base64": "?"}']
+    "line",
+    [
+        "nonsense",
+        "[]",
+        "1",
+        '{"key": "a"}',
+        '{"key": 1, "value": "x"}',
+        '{"key_base64": "?"}',
+        '{"key": "", "value": ""}',
+        r'{"key": "\ud800", "value": ""}',
+    ],
 )
 def test_a_line_that_is_none_is_named(line: str):
     with pytest.raises(InvalidRequest, match="line 2"):
-        list(puts_of(['{"key": "/a", "value": ""}', line]))
+        list(puts_of(f'{{"key": "/a", "value": ""}}\n{line}\n'))
 
 
 def test_batches_are_never_too_large_and_never_touch_a_key_twice():

@@ -38,18 +38,22 @@ def line_of(entry: Entry) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def puts_of(lines: Iterable[str]) -> Iterator[Put]:
+def puts_of(text: str) -> Iterator[Put]:
     """The writes that lines stand for; one that cannot be read is named by its number."""
-    for number, line in enumerate(lines, 1):
+    # Not `splitlines`: it finds line ends within values, which JSON does not.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 fields = json.loads(line)
-                yield Put(_bytes(fields, "key"), _bytes(fields, "value"))
+                name, value = _bytes(fields, "key"), _bytes(fields, "value")
+                if not name:
+                    raise ValueError("its key is empty")
             except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
                 raise InvalidRequest(
                     f"line {number} is no exported key ({error}): it should be like "
                     '{"key": "/a", "value": "1"}'
                 ) from error
+            yield Put(name, value)
 
 
 def batches_of(puts: Iterable[Put]) -> Iterator[list[Put]]:
