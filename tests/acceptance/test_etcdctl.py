@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.wire.server import WireServer
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 
@@ -369,9 +368,11 @@ def real(tmp_path: Path) -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-async def address() -> AsyncIterator[str]:
-    async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0", size=lambda: 20_480) as server:
+async def address(tmp_path: Path) -> AsyncIterator[str]:
+    host = durable_host(tmp_path / "store")
+    async with WireServer(host, bind="127.0.0.1:0") as server:
         yield server.address
+    host.release()
 
 
 async def test_etcdctl_prints_the_same(real: EtcdServer, address: str):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.host import Host, memory_host
 from mooring.store.etcd import proto
 from mooring.store.etcd.connection import MAX_MESSAGE
 from mooring.store.etcd.proto import Methods
@@ -19,6 +23,18 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+
+def host_at(revision: int, folder: Path | None = None) -> Host:
+    """An empty engine at a revision, in memory or in a file of a folder; release it after use."""
+    if folder is None:
+        return memory_host("", lambda: Engine(revision=revision))
+    path = folder / "store"
+    durable_host(path).release()
+    with sqlite3.connect(path) as database:
+        values = [(revision, name) for name in ("revision", "compacted")]
+        database.executemany("UPDATE meta SET value = ? WHERE name = ?", values)
+    return durable_host(path)
 
 
 @asynccontextmanager
@@ -30,7 +46,7 @@ async def methods(address: str) -> AsyncIterator[Methods]:
 class Pair:
     """The two servers, asked the same."""
 
-    def __init__(self, etcd: Methods, wire: Methods, host: MemoryHost) -> None:
+    def __init__(self, etcd: Methods, wire: Methods, host: Host) -> None:
         self.etcd, self.wire, self.host = etcd, wire, host
 
     async def ask(self, name: str, request: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The embedded store and a real etcd give the same answers to any sequence of operations.
+"""The embedded store, in memory or in a file, and a real etcd give the same answers to any sequence
+of operations.
 
 Both start at the same revision, so that answers are compared whole: entries, revisions, errors.
 """
@@ -9,6 +10,8 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,10 +39,11 @@ from mooring.store import (
     prefix,
 )
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.host import Host, MemoryHost
 from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.namespace import Namespaced
 from mooring.testing.etcd import EtcdServer
+from tests.contract.side_by_side import host_at
 from tests.waiting import eventually
 
 EXPIRIES = 2  # each waits for real seconds, so there are few in all
@@ -65,6 +69,8 @@ steps = st.integers(0, 12)  # places in the history, counted from where the exam
 
 class Machine(RuleBasedStateMachine):
     server: EtcdServer
+    folder: Path | None
+    """Where ours is kept; None: in memory."""
     runner: asyncio.Runner
     examples = itertools.count()
     expiries = 0
@@ -78,27 +84,32 @@ class Machine(RuleBasedStateMachine):
 
     async def _open(self) -> None:
         etcd = open_store(self.server.url)
-        self.etcd: Store = Namespaced(etcd, b"/%d/" % next(Machine.examples))
+        number = next(Machine.examples)
+        self.etcd: Store = Namespaced(etcd, b"/%d/" % number)
         self.start = (await self.etcd.read(key(b"none"))).revision
-        host = MemoryHost(Engine(revision=self.start), clock=lambda: self.now)
-        self.memory: Store = Namespaced(EmbeddedStore(host, url="memory://"), b"/n/")
+        host: Host
+        if self.folder is None:
+            host = MemoryHost(Engine(revision=self.start), clock=lambda: self.now)
+        else:
+            host = host_at(self.start, self.folder / str(number))
+        self.ours: Store = Namespaced(EmbeddedStore(host, url="ours://"), b"/n/")
 
     def teardown(self) -> None:
-        if hasattr(self, "memory"):
+        if hasattr(self, "ours"):
             self.runner.run(self._close())
 
     async def _close(self) -> None:
         await self.check_watches()
         for _, lease in self.leases:
             await outcome(self.etcd.revoke(lease))
-        await self.memory.aclose()
+        await self.ours.aclose()
         await self.etcd.aclose()
 
     def both(self, call: Callable[[Store, int], Awaitable[Any]]) -> Any:
         """The same call on both; 0 and 1 tell the stores apart. The answers must be equal."""
 
         async def ask() -> tuple[Any, Any]:
-            return await outcome(call(self.memory, 0)), await outcome(call(self.etcd, 1))
+            return await outcome(call(self.ours, 0)), await outcome(call(self.etcd, 1))
 
         ours, theirs = self.runner.run(ask())
         assert ours == self.in_our_words(theirs)
@@ -201,7 +212,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def grant(self) -> None:
         async def ask() -> None:
-            ours, theirs = await self.memory.grant(600), await self.etcd.grant(600)
+            ours, theirs = await self.ours.grant(600), await self.etcd.grant(600)
             assert ours.ttl == theirs.ttl
             self.leases.append((ours.id, theirs.id))
 
@@ -222,16 +233,17 @@ class Machine(RuleBasedStateMachine):
         Machine.expiries += 1
 
         async def ask() -> None:
-            pair = (await self.memory.grant(1)).id, (await self.etcd.grant(1)).id
+            pair = (await self.ours.grant(1)).id, (await self.etcd.grant(1)).id
             self.leases.append(pair)
-            for store, lease in zip((self.memory, self.etcd), pair, strict=True):
+            for store, lease in zip((self.ours, self.etcd), pair, strict=True):
                 await store.commit(*(Put(name, b"short", lease) for name in attached))
 
-            async def gone() -> bool:
-                return (await self.etcd.read(key(attached[0]))).first is None
+            async def gone(store: Store) -> bool:
+                return (await store.read(key(attached[0]))).first is None
 
-            await eventually(gone, within=10)
             self.now += 5
+            for store in (self.ours, self.etcd):
+                await eventually(partial(gone, store), within=10)
 
         self.runner.run(ask())
 
@@ -244,7 +256,7 @@ class Machine(RuleBasedStateMachine):
         """Everything after a revision, then a sentinel: nothing more, less or other."""
 
         async def ask() -> None:
-            ours = self.memory.watch(range, after=self.start + after)
+            ours = self.ours.watch(range, after=self.start + after)
             theirs = self.etcd.watch(range, after=self.start + after)
             try:
                 async with ours, theirs:
@@ -260,7 +272,7 @@ class Machine(RuleBasedStateMachine):
     @rule(range=ranges)
     def watch_from_now(self, range: Range) -> None:
         async def ask() -> None:
-            pair = self.memory.watch(range), self.etcd.watch(range)
+            pair = self.ours.watch(range), self.etcd.watch(range)
             for watch in pair:
                 await watch.__aenter__()
             self.standing.append(pair)
@@ -278,7 +290,7 @@ class Machine(RuleBasedStateMachine):
     async def compare(self, ours: Watch, theirs: Watch) -> None:
         """What both watches have to say up to now is equal. A sentinel ends it."""
         sentinel = b"a/b"
-        for store in (self.memory, self.etcd):
+        for store in (self.ours, self.etcd):
             await store.commit(Put(sentinel, b"sentinel"))
         expected = [batch async for batch in ready(ours)]
         async with asyncio.timeout(10):
@@ -306,17 +318,19 @@ async def outcome(call: Awaitable[Any]) -> Any:
         return type(error).__name__
 
 
-@pytest.fixture(scope="module", params=["3.5", "3.4"])
+@pytest.fixture(scope="module", params=["memory-3.5", "memory-3.4", "file-3.5"])
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[type[Machine]]:
-    flags = ["--unsafe-no-fsync"] if request.param == "3.5" else []
+    kind, series = request.param.split("-")
+    flags = ["--unsafe-no-fsync"] if series == "3.5" else []
     with (
-        EtcdServer(tmp_path_factory.mktemp("etcd"), series=request.param, flags=flags) as server,
+        EtcdServer(tmp_path_factory.mktemp("etcd"), series=series, flags=flags) as server,
         asyncio.Runner() as runner,
     ):
         server.start()
         Machine.server, Machine.runner, Machine.expiries = server, runner, 0
+        Machine.folder = tmp_path_factory.mktemp("ours") if kind == "file" else None
         yield Machine
 
 
@@ -334,13 +348,13 @@ def compare(machine: type[Machine], examples: int) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_memory_and_etcd_answer_alike(machine: type[Machine]):
+def test_ours_and_etcd_answer_alike(machine: type[Machine]):
     compare(machine, 30)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_memory_and_etcd_answer_alike_for_long(machine: type[Machine], soak_seconds: float):
+def test_ours_and_etcd_answer_alike_for_long(machine: type[Machine], soak_seconds: float):
     until = time.monotonic() + soak_seconds
     while time.monotonic() < until:
         compare(machine, 100)

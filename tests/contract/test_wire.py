@@ -1,4 +1,5 @@
-"""The embedded engine over etcd's API, beside a real etcd: the same requests, the same answers.
+"""The embedded engine over etcd's API, in memory and in a file, beside a real etcd: the same
+requests, the same answers.
 
 Before each test etcd is emptied and the engine started at etcd's revision, so that answers are
 compared whole. Only what names the cluster is left out.
@@ -8,20 +9,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import MemoryHost
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.etcd import proto
 from mooring.testing.etcd import EtcdServer
 from tests.contract.side_by_side import (
     Pair,
     Stream,
+    host_at,
     merged,
     methods,
     op_delete,
@@ -42,17 +43,20 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.fixture
-async def pair(real: EtcdServer) -> AsyncIterator[Pair]:
+@pytest.fixture(params=["memory", "file"])
+async def pair(
+    real: EtcdServer, request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[Pair]:
     async with methods(real.address) as etcd:
         await etcd.put(proto.PutRequest(key=b"x"))
         emptied = await etcd.delete_range(proto.DeleteRangeRequest(key=b"\0", range_end=b"\0"))
-        host = MemoryHost(Engine(revision=emptied.header.revision))
+        host = host_at(emptied.header.revision, tmp_path if request.param == "file" else None)
         async with (
             WireServer(host, bind="127.0.0.1:0", progress_interval=0.3) as server,
             methods(server.address) as wire,
         ):
             yield Pair(etcd, wire, host)
+        host.release()
 
 
 ALL = (b"\0", b"\0")

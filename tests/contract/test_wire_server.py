@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,18 +13,37 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from mooring.errors import AccessDenied, InvalidRequest, StoreError, Unavailable
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
+from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.journal import Journal
 from mooring.store.embedded.wire import auth
-from mooring.store.embedded.wire.server import ServerTLS, WireServer
+from mooring.store.embedded.wire.server import WireServer
+from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
-from tests.contract.side_by_side import Stream, methods, outcome
+from tests.contract.side_by_side import (
+    Stream,
+    methods,
+    op_delete,
+    op_get,
+    op_put,
+    op_txn,
+    outcome,
+    txn,
+    version,
+)
 from tests.waiting import eventually
 
 USERS = {"root": "secret", "mia": "pass"}
@@ -165,6 +185,40 @@ class TestTLS:
             async with serving(tls=tls):
                 pass
 
+    @pytest.mark.parametrize("broken", ["cert", "key", "client_ca"])
+    async def test_a_file_that_is_none_of_its_kind_is_named(
+        self, certificates: Path, tmp_path: Path, broken: str
+    ):
+        (tmp_path / "junk").write_text("this is no certificate")
+        files = {
+            "cert": certificates / "server.pem",
+            "key": certificates / "server.key",
+            "client_ca": certificates / "ca.pem",
+        }
+        tls = ServerTLS(**{**files, broken: tmp_path / "junk"})
+        with pytest.raises(InvalidRequest, match=r"junk .* PEM"):
+            async with serving(tls=tls):
+                pass
+
+    async def test_a_key_that_does_not_belong_to_its_certificate_is_told(self, certificates: Path):
+        tls = ServerTLS(certificates / "server.pem", certificates / "client.key")
+        with pytest.raises(InvalidRequest, match=r"client\.key is not the key of .*server\.pem"):
+            async with serving(tls=tls):
+                pass
+
+    async def test_a_key_with_a_password_is_told_and_nobody_asked(
+        self, certificates: Path, tmp_path: Path
+    ):
+        key = load_pem_private_key((certificates / "server.key").read_bytes(), None)
+        (tmp_path / "locked").write_bytes(
+            key.private_bytes(
+                Encoding.PEM, PrivateFormat.TraditionalOpenSSL, BestAvailableEncryption(b"secret")
+            )
+        )
+        with pytest.raises(InvalidRequest, match="locked is protected by a password"):
+            async with serving(tls=ServerTLS(certificates / "server.pem", tmp_path / "locked")):
+                pass
+
 
 class TestRubbish:
     @pytest.mark.parametrize(
@@ -200,16 +254,31 @@ class TestRubbish:
                 put = channel.unary_unary("/etcdserverpb.KV/Put")
                 code, text = await outcome(put, b"\xff\xff\xff")
                 assert code is grpc.StatusCode.INTERNAL
-                assert "unmarshal" in text
-                watch = channel.stream_stream("/etcdserverpb.Watch/Watch")()
-                await watch.write(b"\xff\xff\xff")
-                assert await watch.code() is grpc.StatusCode.INTERNAL
-                keepalive = channel.stream_stream("/etcdserverpb.Lease/LeaseKeepAlive")()
-                await keepalive.write(b"\xff\xff\xff")
-                assert await keepalive.code() is grpc.StatusCode.INTERNAL
-                unknown = channel.unary_unary("/etcdserverpb.KV/Nothing")
-                assert (await outcome(unknown, b""))[0] is grpc.StatusCode.UNIMPLEMENTED
+                assert text.startswith("grpc: error unmarshalling request: ")
+                for method in ("Watch/Watch", "Lease/LeaseKeepAlive"):
+                    stream = channel.stream_stream(f"/etcdserverpb.{method}")()
+                    await stream.write(b"\xff\xff\xff")
+                    assert await stream.code() is grpc.StatusCode.INTERNAL
+                    text = await stream.details()
+                    assert text.startswith("grpc: failed to unmarshal the received message ")
             assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
+
+    async def test_methods_that_are_none_are_refused_in_the_words_of_etcd(
+        self, etcd: Callable[[str], EtcdServer]
+    ):
+        async with serving() as (server, _):
+            told: list[list[Any]] = [[], []]
+            for answers, address in zip(told, (etcd("3.5").address, server.address), strict=True):
+                async with grpc.aio.insecure_channel(address) as channel:
+                    for path in ("/etcdserverpb.KV/No", "/no.Service/Range", "/a/b/c", "/no"):
+                        answers.append(await outcome(channel.unary_unary(path), b""))
+                    stream = channel.stream_stream("/etcdserverpb.KV/No")()
+                    answers.append((await stream.code(), await stream.details()))
+            assert told[1] == told[0]
+            assert told[1][0] == (
+                grpc.StatusCode.UNIMPLEMENTED,
+                "unknown method No for service etcdserverpb.KV",
+            )
 
     async def test_a_message_of_many_megabytes(self):
         async with serving() as (_, wire):
@@ -230,6 +299,12 @@ class TestRubbish:
                     await keepalive.send(proto.LeaseKeepAliveRequest(ID=5))
                     await keepalive.take(1)
             await eventually(lambda: host.read(lambda engine: len(engine._watchers)) == 0)
+
+    async def test_ten_thousand_calls_at_once_are_all_answered(self):
+        async with serving() as (_, wire):
+            calls = (wire.put(proto.PutRequest(key=b"%d" % n), timeout=50) for n in range(10_000))
+            answers = await asyncio.gather(*calls)
+            assert {answer.header.revision for answer in answers} == set(range(2, 10_002))
 
 
 class TestLifetime:
@@ -262,6 +337,13 @@ class TestLifetime:
                         assert await stream.call.code() is grpc.StatusCode.UNAVAILABLE
                         assert await stream.call.details() == "etcdserver: server stopped"
                 assert not draining.done()
+                for _ in range(3):
+                    assert await outcome(wire.put, proto.PutRequest(key=b"b")) == (
+                        grpc.StatusCode.UNAVAILABLE,
+                        "etcdserver: server stopped",
+                    )
+                late = Stream(wire.watch())
+                assert await late.call.code() is grpc.StatusCode.UNAVAILABLE
                 finish.set()
                 assert (await put).header.revision == 2
                 async with asyncio.timeout(3):
@@ -269,6 +351,17 @@ class TestLifetime:
             async with methods(server.address) as wire:
                 code, _ = await outcome(wire.put, proto.PutRequest(key=b"a"))
                 assert code is grpc.StatusCode.UNAVAILABLE
+
+    async def test_a_call_that_is_never_sent_whole_does_not_hold_it_up(self):
+        async with (
+            serving() as (server, _),
+            grpc.aio.insecure_channel(server.address) as channel,
+        ):
+            half = channel.stream_unary("/etcdserverpb.KV/Put")()
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(5):
+                await server.drain(30)
+            assert await half.code() is not grpc.StatusCode.OK
 
     async def test_leases_run_out_though_nobody_calls(self):
         async with serving() as (_, wire), Stream(wire.watch()) as stream:
@@ -279,13 +372,59 @@ class TestLifetime:
         assert gone.events[0].type == proto.DELETE
 
 
+class TestAFullDisk:
+    async def test_who_changes_nothing_is_answered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        def fail(*_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        host = durable_host(tmp_path / "store")
+        async with (
+            WireServer(host, bind="127.0.0.1:0") as server,
+            methods(server.address) as wire,
+        ):
+            lease = (await wire.grant(proto.LeaseGrantRequest(TTL=60))).ID
+            await wire.put(proto.PutRequest(key=b"a", lease=lease))
+            monkeypatch.setattr(Journal, "write", fail)
+            refused = (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "etcdserver: mvcc: database space exceeded",
+            )
+            assert await outcome(wire.put, proto.PutRequest(key=b"b")) == refused
+            looked = await wire.time_to_live(proto.LeaseTimeToLiveRequest(ID=lease, keys=True))
+            assert (looked.grantedTTL, list(looked.keys)) == (60, [b"a"])
+            assert looked.TTL > 50
+            absent = version(b"a", proto.EQUAL, 0)
+            for request in (
+                txn([absent], [op_put(b"a")], [op_get(b"a")]),
+                txn([], [op_txn([], [op_get(b"a")])]),
+                txn([], [op_delete(b"none"), op_get(b"a")]),
+            ):
+                assert "a" in str(await wire.txn(request))
+            assert await outcome(wire.txn, txn([], [op_put(b"a")])) == refused
+            async with Stream(wire.keepalive()) as stream:
+                await stream.send(proto.LeaseKeepAliveRequest(ID=lease))
+                assert await stream.call.code() is refused[0]
+            monkeypatch.undo()
+            assert (await wire.put(proto.PutRequest(key=b"b"))).header.revision == 3
+        host.release()
+
+
 class TestMaintenance:
     async def test_it_tells_of_itself(self):
-        async with serving(size=lambda: 4096) as (server, wire):
+        class OnDisk(MemoryHost):
+            def space(self) -> tuple[int, int]:
+                return 8192, 4096
+
+        async with (
+            WireServer(OnDisk(Engine()), bind="127.0.0.1:0") as server,
+            methods(server.address) as wire,
+        ):
             await wire.put(proto.PutRequest(key=b"a"))
             status = await wire.status(proto.StatusRequest())
             assert status.leader == status.header.member_id
-            assert status.dbSize == 4096
+            assert (status.dbSize, status.dbSizeInUse) == (8192, 4096)
             (member,) = (await wire.member_list(proto.MemberListRequest())).members
             assert status.leader == member.ID
             assert list(member.clientURLs) == [f"http://{server.address}"]

@@ -9,18 +9,16 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from mooring.errors import StoreError
 from mooring.hub import open_host, open_store
-from mooring.server.health import application
+from mooring.server.health import Readiness, application
 from mooring.server.settings import ServerSettings, split
-from mooring.store import Store
-from mooring.store.embedded.wire.server import ServerTLS, WireServer
-from mooring.store.url import StoreURL
+from mooring.store.embedded.wire.server import WireServer
+from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.tasks import Tasks
 
 GRACE = 10.0
@@ -30,21 +28,36 @@ GRACE = 10.0
 async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once."""
     stop = _stop_signal()
-    draining = asyncio.Event()
+    readiness = Readiness()
+    tls = _tls(settings)
+    if tls is not None:
+        tls.check()
     async with contextlib.AsyncExitStack() as stack:
+        # First up and last down, so that probes are answered all the while.
+        health = ""
+        if settings.http != "off":
+            health = await stack.enter_async_context(_http(settings, readiness))
         store = await stack.enter_async_context(open_store(settings.url()))
         say(f"store    {store.url}")
         if settings.etcd and settings.etcd != "off":
-            wire = await stack.enter_async_context(_etcd(settings))
-            say(f"etcd     {wire.address}{'' if settings.tls is None else ' (TLS)'}")
-        if settings.http != "off":
-            address = await stack.enter_async_context(_http(settings, store, draining))
-            say(f"health   {address}/healthz and /readyz")
+            wire = await stack.enter_async_context(_etcd(settings, tls))
+            say(f"etcd     {wire.address}{'' if tls is None else ' (TLS)'}")
+        if health:
+            say(f"health   {health}/healthz and /readyz")
+        readiness.store = store
         say("ready    Ctrl-C stops it")
         await stop.wait()
         say("stopping")
-        draining.set()
+        readiness.stopping = True
     say("stopped")
+
+
+def _tls(settings: ServerSettings) -> ServerTLS | None:
+    files = settings.tls
+    if files is None:
+        return None
+    authority = Path(files.client_ca) if files.client_ca else None
+    return ServerTLS(Path(files.cert), Path(files.key), authority)
 
 
 def _stop_signal() -> asyncio.Event:
@@ -61,47 +74,33 @@ def _stop_signal() -> asyncio.Event:
 
 
 @contextlib.asynccontextmanager
-async def _etcd(settings: ServerSettings) -> AsyncIterator[WireServer]:
+async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterator[WireServer]:
     """etcd's API on the engine of the store."""
     assert settings.etcd is not None
-    url, tls = settings.url(), settings.tls
-    files = None
-    if tls is not None:
-        authority = Path(tls.client_ca) if tls.client_ca else None
-        files = ServerTLS(Path(tls.cert), Path(tls.key), authority)
-    host = open_host(url)
+    host = open_host(settings.url())
     try:
-        async with WireServer(
-            host, bind=settings.etcd, tls=files, users=settings.users, size=partial(_size, url)
-        ) as wire:
+        async with WireServer(host, bind=settings.etcd, tls=tls, users=settings.users) as wire:
             yield wire
             await wire.drain(GRACE)
     finally:
         host.release()
 
 
-def _size(url: StoreURL) -> int:
-    """Bytes on disk."""
-    path = Path(url.location)
-    return path.stat().st_size if url.scheme == "sqlite" and path.exists() else 0
-
-
 @contextlib.asynccontextmanager
-async def _http(
-    settings: ServerSettings, store: Store, draining: asyncio.Event
-) -> AsyncIterator[str]:
+async def _http(settings: ServerSettings, readiness: Readiness) -> AsyncIterator[str]:
     """The HTTP face; the address that it listens at."""
     host, port = split("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, TypeError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
         raise StoreError(
-            f"cannot listen at {settings.http} ({error.strerror}): choose another with --http"
+            f"cannot listen at {settings.http} ({reason}): choose another with --http"
         ) from error
     tls = settings.tls
     config = uvicorn.Config(
-        application(store, draining),
+        application(readiness),
         log_level="warning",
         access_log=False,
         lifespan="off",

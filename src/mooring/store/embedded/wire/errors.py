@@ -68,7 +68,10 @@ BAD_TOKEN = Refusal(_Code.UNAUTHENTICATED, "etcdserver: invalid auth token")
 NO_AUTH = Refusal(_Code.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
 STOPPED = Refusal(_Code.UNAVAILABLE, "etcdserver: server stopped")
 TIMED_OUT = Refusal(_Code.UNAVAILABLE, "etcdserver: request timed out")
-UNREADABLE = Refusal(_Code.INTERNAL, "grpc: failed to unmarshal the received message")
+
+# How the text starts where a message cannot be read; the reason is the parser's own.
+UNREADABLE = "grpc: error unmarshalling request:"
+UNREADABLE_IN_STREAM = "grpc: failed to unmarshal the received message"
 
 # What a watch is refused for stands in its cancellation, not in a status.
 EMPTY_WATCH_RANGE = "mvcc: watcher range is empty"
@@ -80,6 +83,17 @@ def oversized(size: int, limit: int) -> Refusal:
     return Refusal(
         _Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({size} vs. {limit})"
     )
+
+
+def unknown(service: str, method: str | None) -> Refusal:
+    """A method that is none, of a service that is one or not."""
+    if method is None:
+        return Refusal(_Code.UNIMPLEMENTED, f"unknown service {service}")
+    return Refusal(_Code.UNIMPLEMENTED, f"unknown method {method} for service {service}")
+
+
+def malformed(path: str) -> Refusal:
+    return Refusal(_Code.RESOURCE_EXHAUSTED, f'malformed method name: "{path}"')
 
 
 def not_served(what: str, instead: str) -> Refusal:

@@ -55,18 +55,18 @@ class Leases:
     async def time_to_live(self, request: Any) -> Any:
         """The seconds that are left; -1 for a lease that is not known."""
 
-        # Written, though nothing is: only a write is told what time it is for the engine.
-        def look(engine: Engine, now: float) -> Any:
+        def look(engine: Engine) -> Any:
             answer = proto.LeaseTimeToLiveResponse(
                 header=header(engine.confirmed), ID=request.ID, TTL=-1
             )
-            if (held := engine.leases.get(request.ID)) is not None:
-                answer.TTL, answer.grantedTTL = max(int(held.deadline - now), 0), held.ttl
+            if (held := engine.leases.seen(request.ID)) is not None:
+                left = int(held.deadline - self._host.now())
+                answer.TTL, answer.grantedTTL = max(left, 0), held.ttl
                 if request.keys:
                     answer.keys.extend(sorted(held.keys))
             return answer
 
-        return await self._host.write(look)
+        return self._host.read(look)
 
     async def leases(self, request: Any) -> Any:
         """Those that live, the one that is due first at the head."""

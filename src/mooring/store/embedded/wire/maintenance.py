@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -34,19 +33,17 @@ ALARMS = not_served("the setting of alarms", "there are none to set")
 
 
 class Maintenance:
-    """`size` tells how many bytes the store takes on disk."""
-
-    def __init__(self, host: Host, size: Callable[[], int]) -> None:
-        self._host, self._size = host, size
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
     async def status(self, request: Any) -> Any:
         """Says what time it is, too: etcd tells it in HTTP/1.1 answers, which there are none of."""
-        revision, size = self._revision(), self._size()
+        revision, (size, in_use) = self._revision(), self._host.space()
         return proto.StatusResponse(
             header=header(revision),
             version=VERSION,
             dbSize=size,
-            dbSizeInUse=size,
+            dbSizeInUse=in_use,
             leader=MEMBER_ID,
             raftTerm=RAFT_TERM,
             raftIndex=revision,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Self
 
 import grpc
 import grpc.aio
 
-from mooring.errors import InvalidRequest, StoreError
+from mooring.errors import StoreError
 from mooring.store.embedded.host import Host
 from mooring.store.embedded.wire.auth import USERS, Auth
 from mooring.store.embedded.wire.calls import MAX_MESSAGE, Calls
@@ -21,6 +19,7 @@ from mooring.store.embedded.wire.cluster import MEMBERS, Cluster
 from mooring.store.embedded.wire.kv import KV
 from mooring.store.embedded.wire.lease import Leases
 from mooring.store.embedded.wire.maintenance import Maintenance
+from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.store.embedded.wire.txn import Transactions
 from mooring.store.embedded.wire.watch import PROGRESS_INTERVAL, Watches
 from mooring.tasks import Tasks
@@ -39,31 +38,16 @@ _OPTIONS = [
     # A client that vanished without a word is noticed, and its watches and their place freed.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
+    # Calls that wait for their turn, and how long (seconds): gRPC's own bounds of 3,000 and 30 s
+    # would cancel those of clients who send many at once.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+    ("grpc.server_max_unrequested_time_in_server", 600),
 ]
 
+_PARTING = 1.0  # seconds in which the last answers go out
+
 _HEALTHY = b"\x08\x01"  # the answer SERVING of grpc.health.v1
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTLS:
-    """The files of a server that speaks TLS. With `client_ca`, clients must show a certificate
-    of that authority."""
-
-    cert: Path
-    key: Path
-    client_ca: Path | None = None
-
-    def credentials(self) -> grpc.ServerCredentials:
-        def read(path: Path) -> bytes:
-            try:
-                return path.read_bytes()
-            except OSError as error:
-                raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
-
-        authority = read(self.client_ca) if self.client_ca else None
-        return grpc.ssl_server_credentials(
-            [(read(self.key), read(self.cert))], authority, require_client_auth=bool(authority)
-        )
 
 
 class WireServer:
@@ -72,10 +56,10 @@ class WireServer:
     `bind` is `HOST:PORT`, port 0 for any that is free; `address` then tells the real one. With
     `users` (passwords by name) every call needs the token of a login, but for logins themselves
     and the status, as with etcd. `advertise` is the URL that clients are told in the list of
-    members, where `bind` is none that they can use. `size` tells the bytes on disk.
+    members, where `bind` is none that they can use.
 
     Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
-    file of `tls` cannot be read. Leaving ends calls at once; `drain` first lets them finish.
+    file of `tls` is no good. Leaving ends calls at once; `drain` first lets them finish.
     """
 
     def __init__(
@@ -86,12 +70,11 @@ class WireServer:
         tls: ServerTLS | None = None,
         users: Mapping[str, str] | None = None,
         advertise: str = "",
-        size: Callable[[], int] = lambda: 0,
         progress_interval: float = PROGRESS_INTERVAL,
     ) -> None:
         self.port = 0
         self._host, self._bind, self._tls = host, bind, tls
-        self._advertise, self._size = advertise, size
+        self._advertise = advertise
         self._progress_interval = progress_interval
         self._auth = Auth(host, users or {})
         self._calls = Calls(self._auth)
@@ -126,22 +109,22 @@ class WireServer:
                 f"cannot listen at {self._bind}: is it this machine's, and is the port free?"
             ) from error
         self._route()
-        for service, methods in _by_service(self._calls.handlers).items():
-            server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(service, methods),)
-            )
+        server.add_generic_rpc_handlers((self._calls,))
         await server.start()
         self._server = server
         self._tasks.start(self._tick(), name=f"time passes at {self.address}")
         return self
 
     async def drain(self, grace: float) -> None:
-        """Stop accepting, end open streams, and let other calls finish, for at most `grace`
-        seconds. Clients are told that the server stopped, and go elsewhere or come again."""
+        """End open streams, refuse new calls, and let those under way finish, for at most `grace`
+        seconds; then close. Clients are told that the server stopped, and go elsewhere or come
+        again."""
         server, self._server = self._server, None
         if server is not None:
-            self._calls.end_streams()
-            await server.stop(grace)
+            # Not by gRPC's own way alone, which tells new calls that they were cancelled: as if
+            # somebody had wanted that.
+            await self._calls.stop(grace)
+            await server.stop(min(grace, _PARTING))
             await self._tasks.aclose()
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,7 +133,7 @@ class WireServer:
     def _route(self) -> None:
         kv, leases = KV(self._host), Leases(self._host)
         watches = Watches(self._host, self._auth, self._progress_interval)
-        maintenance = Maintenance(self._host, self._size)
+        maintenance = Maintenance(self._host)
         calls = self._calls
         calls.unary("range", kv.range)
         calls.unary("put", kv.put)
@@ -201,11 +184,3 @@ class WireServer:
 
 async def _healthy(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
     return _HEALTHY
-
-
-def _by_service(handlers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    services: dict[str, dict[str, Any]] = {}
-    for path, handler in handlers.items():
-        _, service, method = path.split("/")
-        services.setdefault(service, {})[method] = handler
-    return services
