@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import ssl
@@ -11,10 +12,14 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
+from mooring.store.etcd import proto
+from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.serving import Served
 from tests.acceptance.test_cli import mooring_command
@@ -80,6 +85,39 @@ async def test_sigterm_lets_writes_under_way_finish(tmp_path: Path):
     assert {b"/%d" % n for n in acknowledged} <= kept
 
 
+async def test_probes_are_answered_until_the_end(tmp_path: Path):
+    """A call under way keeps it from ending: not ready, alive, and new calls told that it stops."""
+    with Served(f"sqlite://{tmp_path}/store") as served:
+        async with grpc.aio.insecure_channel(served.etcd) as channel:
+            wire, request = Methods(channel), proto.PutRequest(key=b"a", value=b"x" * 10_000)
+            calls: set[asyncio.Task[object]] = set()
+            told: set[tuple[int, int]] = set()
+            refusals: set[object] = set()
+
+            async def call() -> None:
+                try:
+                    await wire.put(request, timeout=20)
+                except grpc.aio.AioRpcError as error:
+                    refusals.add(error.code())
+
+            def probe() -> None:
+                with contextlib.suppress(OSError):
+                    base = f"http://{served.http}"
+                    told.add((get(f"{base}/readyz")[0], get(f"{base}/healthz")[0]))
+
+            loop = asyncio.get_running_loop()
+            calls.update(loop.create_task(call()) for _ in range(500))
+            await asyncio.sleep(0.1)
+            served.signal(signal.SIGTERM)
+            while served.process.poll() is None:
+                await asyncio.to_thread(probe)
+            assert served.process.returncode == 0
+            await asyncio.wait(calls)
+    assert (503, 200) in told
+    assert told <= {(200, 200), (503, 200)}
+    assert refusals <= {grpc.StatusCode.UNAVAILABLE}
+
+
 async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
     with Served("memory://") as served:
         async with open_store(served.url) as store, store.watch(prefix(b"/")):
@@ -108,6 +146,8 @@ def test_a_port_that_is_taken_is_named():
         (["--store=etcd://127.0.0.1:1", "--etcd=127.0.0.1:0"], "--etcd"),
         (["--store=foo://x"], "foo://"),
         (["--config=/does/not/exist"], "cannot be read"),
+        (["--store=memory://?namespace=/a"], "whole store"),
+        ([f"--http={'ü' * 70}:0", "--insecure"], "no host's name"),
     ],
 )
 def test_what_cannot_be_is_refused_before_it_starts(arguments: list[str], says: str):
@@ -117,6 +157,18 @@ def test_what_cannot_be_is_refused_before_it_starts(arguments: list[str], says: 
     done = mooring_command("serve", *store, *arguments)
     assert done.returncode == 1
     assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path):
+    (tmp_path / "junk").write_text("this is no certificate")
+    (tmp_path / "config").write_text(
+        f"store: memory://\netcd: off\ntls:\n  cert: {certificates}/server.pem\n"
+        f"  key: {certificates}/server.key\n  client_ca: {tmp_path}/junk\n"
+    )
+    done = mooring_command("serve", f"--config={tmp_path}/config")
+    assert done.returncode == 1
+    assert f"{tmp_path}/junk holds no certificate" in done.stderr
 
 
 def test_a_setting_that_is_not_known_is_told(tmp_path: Path):

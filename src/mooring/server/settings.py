@@ -43,37 +43,50 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"ServerSettings(store={self.url()}, http={self.http!r}, etcd={self.etcd!r})"
 
     def url(self) -> StoreURL:
-        return parse(self.store or f"sqlite://{data_folder() / 'store'}")
+        return parse(self.store) if self.store else StoreURL("sqlite", str(data_folder() / "store"))
 
 
 def data_folder() -> Path:
     """The user's data folder for Mooring."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "mooring"
+    try:
+        return Path(base).expanduser() / "mooring"
+    except RuntimeError as error:
+        raise InvalidRequest(
+            "this user has no home folder: name a file with --store sqlite:///path"
+        ) from error
 
 
 def load(file: Path | None, **flags: object) -> ServerSettings:
     """The settings of a file with the flags that were given over them."""
-    told: dict[str, Any] = {}
-    if file is not None:
-        try:
-            told = yaml.safe_load(file.read_text()) or {}
-        except OSError as error:
-            raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise InvalidRequest(f"{file} is no YAML: {error}") from error
-        if not isinstance(told, dict):
-            raise InvalidRequest(f"{file} must hold settings like `http: {HTTP}`")
+    told = {} if file is None else _read(file)
     told.update({name: value for name, value in flags.items() if value})
     known = ServerSettings.__struct_fields__
     for name in told:
         if name not in known:
-            raise InvalidRequest(f"{file} has no setting {name!r}{nearest(name, known)}")
+            raise InvalidRequest(f"{file} has no setting {name!r}{nearest(str(name), known)}")
+    for face in ("http", "etcd"):
+        if told.get(face) is False:
+            told[face] = "off"  # as YAML reads an `off` without quotes
     try:
         settings = msgspec.convert(told, ServerSettings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{file or 'the settings'}: {error}") from error
     return checked(settings)
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    try:
+        told = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is no text in UTF-8: {error.reason}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidRequest(f"{file} is no YAML: {error}") from error
+    if not isinstance(told, dict):
+        raise InvalidRequest(f"{file} must hold settings like `http: {HTTP}`")
+    return told
 
 
 def checked(settings: ServerSettings) -> ServerSettings:
@@ -85,6 +98,11 @@ def checked(settings: ServerSettings) -> ServerSettings:
             "an embedded store (sqlite://, memory://) is served here. Leave --etcd out"
         )
     etcd = settings.etcd or (ETCD if embedded else "off")
+    if etcd != "off" and (namespace := settings.url().options.get("namespace")):
+        raise InvalidRequest(
+            f"namespace={namespace} in the store's URL: etcd's API is served for the whole store, "
+            "not below a prefix. Leave it out, or serve without that API (--etcd off)"
+        )
     for flag, address in (("--http", settings.http), ("--etcd", etcd)):
         if address == "off":
             continue
@@ -100,7 +118,7 @@ def checked(settings: ServerSettings) -> ServerSettings:
 
 def split(flag: str, address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535 or not host:
+    if not separator or not port.isdecimal() or int(port) > 65535 or not host:
         raise InvalidRequest(f"{flag} {address} is no address: write it like 127.0.0.1:2379")
     return host.strip("[]"), int(port)
 

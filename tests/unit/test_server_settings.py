@@ -1,0 +1,66 @@
+"""The settings of `mooring serve`: flags over a file, checked whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import InvalidRequest
+from mooring.server.settings import ServerSettings, load
+
+
+def test_flags_win_over_the_file(tmp_path: Path):
+    (tmp_path / "file").write_text("store: memory://\nhttp: 127.0.0.1:1\netcd: 127.0.0.1:2\n")
+    settings = load(tmp_path / "file", http="127.0.0.1:3", etcd="")
+    assert (settings.http, settings.etcd) == ("127.0.0.1:3", "127.0.0.1:2")
+
+
+def test_off_without_quotes_is_off(tmp_path: Path):
+    (tmp_path / "file").write_text("store: memory://\nhttp: off\netcd: off\n")
+    settings = load(tmp_path / "file")
+    assert (settings.http, settings.etcd) == ("off", "off")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"http: \xff\xfe", "UTF-8"),
+        (b"1: 2", "no setting 1"),
+        (b"{[1]: 2}", "no YAML"),
+        (b"a: b: c", "no YAML"),
+        (b"http: 2020-99-99", "no YAML|no address"),
+        (b"[1, 2]", "must hold settings"),
+        (b"http: null", r"\$\.http"),
+        (b"users: {a: 123}", r"\$\.users"),
+        (b"users: {1: x}", r"\$\.users"),
+        (b"tls: {cert: a}", "key"),
+        (b"store: memory://\nhttp: 127.0.0.1:\xc2\xb2", "no address"),
+        (b"store: nonsense", "no store URL"),
+        (b"store: memory://?namespace=/a", "--etcd off"),
+        (b"store: sqlite:///x?namespace=/a\netcd: 127.0.0.1:0", "whole store"),
+    ],
+)
+def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: str):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InvalidRequest, match=says):
+        load(tmp_path / "file")
+
+
+def test_a_namespace_is_fine_without_the_api_of_etcd(tmp_path: Path):
+    (tmp_path / "file").write_text("store: memory://?namespace=/a\netcd: off\n")
+    assert load(tmp_path / "file").url().options["namespace"] == "/a"
+
+
+@pytest.mark.parametrize("name", ["mia@home", "100%41", "what?", "#1", "a b", "服务"])
+def test_the_data_folder_may_have_any_name(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / name))
+    assert ServerSettings().url().file == tmp_path / name / "mooring" / "store"
+
+
+def test_who_has_no_home_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "~nobody-of-this-name")
+    with pytest.raises(InvalidRequest, match="--store"):
+        ServerSettings().url()
