@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -38,6 +43,112 @@ def test_backup(file: Path):
     assert "exists" in mooring_command("store", "backup", str(file), str(copy)).stderr
     assert mooring_command("store", "backup", str(file)).returncode == 0
     assert len(list(file.parent.glob("store.2*"))) == 1
+
+
+async def test_a_backup_is_no_larger_than_what_is_in_use_and_for_its_owner_only(tmp_path: Path):
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    async with open_store(f"sqlite://{path}") as store:
+        for _ in range(50):
+            done = await store.commit(Put(b"/a", b"x" * 100_000))
+        await store.compact(done.revision)
+        done = await store.commit(Put(b"/b", b""))
+        assert mooring_command("store", "backup", str(path), str(copy)).returncode == 0
+    assert copy.stat().st_size < 200_000 < path.stat().st_size
+    assert copy.stat().st_mode & 0o777 == 0o600
+    async with open_store(f"sqlite://{copy}") as store:
+        assert (await store.read(prefix(b"/"))).revision == done.revision
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """What is told of a mistake: one line, and exit code 1."""
+    done = mooring_command(*arguments, **environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("mooring: "), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["none/none", "folder", "x" * 300])
+def test_what_is_not_there_is_told_and_not_made(tmp_path: Path, name: str):
+    (tmp_path / "folder").mkdir()
+    path, copy = str(tmp_path / name), str(tmp_path / "copy")
+    for arguments in (
+        ("check", path),
+        ("backup", path, copy),
+        ("export", f"--store=sqlite://{path}", copy),
+        ("import", "--store=memory://", path),
+    ):
+        assert name in refused("store", *arguments)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_file_that_cannot_be_written_is_told(file: Path):
+    nowhere = str(file.parent / "none" / "copy")
+    assert nowhere in refused("store", "backup", str(file), nowhere)
+    assert nowhere in refused("store", "export", f"--store=sqlite://{file}", nowhere)
+    folder = str(file.parent)
+    assert "exists" in refused("store", "backup", str(file), folder)
+    assert folder in refused("store", "export", f"--store=sqlite://{file}", folder)
+    assert {path.name.partition("-")[0] for path in file.parent.iterdir()} == {
+        "store",
+        "store.owner",
+    }
+
+
+def test_files_of_any_name(file: Path):
+    odd = file.with_name("a@b?c#d%41 100%\udcff'")
+    file.rename(odd)
+    url = f"sqlite://{quote(os.fsencode(odd))}"
+    assert mooring_command("store", "check", os.fsdecode(odd)).returncode == 0
+    done = mooring_command("store", "export", f"--store={url}", "--prefix=/b")
+    assert done.stdout == '{"key": "/b", "value": ""}\n', done.stderr
+    assert mooring_command("store", "backup", os.fsdecode(odd)).returncode == 0
+    assert len(list(file.parent.glob("a@b*100%*2*"))) == 1
+
+
+def test_what_was_exported_before_stays_where_the_next_fails(file: Path):
+    lines = file.with_name("lines")
+    lines.write_text("as it was")
+    nobody = "--store=etcd://127.0.0.1:1?timeout=100ms"
+    assert mooring_command("store", "export", nobody, str(lines)).returncode == 1
+    assert lines.read_text() == "as it was"
+    done = mooring_command("store", "export", f"--store=sqlite://{file}", str(lines))
+    assert done.returncode == 0
+    assert len(lines.read_text().splitlines()) == 3
+    assert not list(file.parent.glob("*.unfinished"))
+
+
+async def test_who_reads_an_export_may_have_enough(tmp_path: Path):
+    async with open_store(f"sqlite://{tmp_path}/store") as store:
+        for n in range(100):
+            await store.commit(Put(b"/%d" % n, b"x" * 10_000))
+    command = f"{sys.executable} -m mooring.cli store export --store=sqlite://{tmp_path}/store"
+    process = await asyncio.create_subprocess_shell(
+        f"{command} | head -c 100", stdout=PIPE, stderr=PIPE
+    )
+    output, errors = await process.communicate()
+    assert (len(output), errors) == (100, b"")
+
+
+@pytest.mark.parametrize("offset", [0, 8192])
+async def test_a_damaged_file_is_told_in_words(tmp_path: Path, offset: int):
+    path = tmp_path / "store"
+    async with open_store(f"sqlite://{path}") as store:
+        for n in range(300):
+            await store.commit(Put(b"/%d" % n, b"x" * 100))
+    with path.open("r+b") as damaged:
+        damaged.seek(offset)
+        damaged.write(b"\xff" * 2000)
+    done = mooring_command("store", "check", str(path))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    refused("store", "backup", str(path))
+    assert str(path) in refused("store", "export", f"--store=sqlite://{path}")
+
+
+def test_bytes_that_are_no_text_are_told(tmp_path: Path):
+    (tmp_path / "lines").write_bytes(b'{"key": "\xff"}')
+    assert "UTF-8" in refused("store", "import", "--store=memory://", str(tmp_path / "lines"))
 
 
 async def test_export_and_import_between_two_kinds_of_store(

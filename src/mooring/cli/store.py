@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -18,6 +20,7 @@ from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
 from mooring.store.embedded import journal
 from mooring.store.transfer import batches_of, line_of, pages, puts_of
+from mooring.store.url import StoreURL, parse
 
 app = typer.Typer(help="Look after a store: check, backup, export, import.", no_args_is_help=True)
 
@@ -42,7 +45,7 @@ def backup(
 ) -> None:
     """Copy a store's file as of one instant; it may be in use."""
     target = target or path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-    if target.exists():
+    if os.path.lexists(target):
         raise InvalidRequest(f"{target} exists: name another file")
     journal.backup(path, target)
     typer.echo(f"{target} is a copy of {path}")
@@ -56,7 +59,10 @@ def export_keys(
     file: Annotated[Path | None, typer.Argument(help="default: standard output")] = None,
 ) -> None:
     """Write keys as JSON lines."""
-    run(_export(_named(store), start.encode(), leased, file))
+    where = parse(_named(store))
+    if where.scheme == "sqlite" and not os.path.exists(where.file):
+        raise InvalidRequest(f"{where.file} is not there: name the file of a store")
+    run(_export(where, os.fsencode(start), leased, file))
 
 
 @app.command(name="import")
@@ -65,8 +71,8 @@ def import_keys(
     file: Annotated[Path | None, typer.Argument(help="default: standard input")] = None,
 ) -> None:
     """Write exported keys into a store. Keys that are there already are overwritten."""
-    lines = (file.read_text(encoding="utf-8") if file else sys.stdin.read()).splitlines()
-    run(_import(_named(store), list(puts_of(lines))))  # all is read before anything is written
+    where = parse(_named(store))
+    run(_import(where, list(puts_of(_read(file)))))  # all is read before anything is written
 
 
 def _named(url: str) -> str:
@@ -77,15 +83,33 @@ def _named(url: str) -> str:
 
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
-async def _export(url: str, start: bytes, leased: bool, file: Path | None) -> None:
+def _read(file: Path | None) -> str:
+    name = file or "standard input"
+    try:
+        data = file.read_bytes() if file else sys.stdin.buffer.read()
+        return data.decode()
+    except OSError as error:
+        raise InvalidRequest(f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is no text in UTF-8, so not what was exported") from error
+
+
+async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
     written = skipped = 0
     with _writing(file) as output, _progress() as progress:
         task = progress.add_task("keys", total=None)
-        async with open_store(url) as store:
+        async with open_store(where) as store:
             async for entries in pages(store, range):
                 for entry in entries:
                     if entry.lease and not leased:
@@ -98,14 +122,46 @@ async def _export(url: str, start: bytes, leased: bool, file: Path | None) -> No
     typer.echo(f"{written} keys{left_out}", err=True)
 
 
-def _writing(file: Path | None) -> TextIO | nullcontext[TextIO]:
-    return file.open("w", encoding="utf-8") if file else nullcontext(sys.stdout)
+@contextmanager
+def _writing(file: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that is there once all is in it, and otherwise as it was."""
+    try:
+        if file is None:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+            yield sys.stdout
+            sys.stdout.flush()
+        elif file.exists() and not file.is_file():  # a pipe, a terminal
+            with file.open("w", encoding="utf-8") as output:
+                yield output
+        else:
+            with _replacing(file.resolve()) as output:
+                yield output
+    except BrokenPipeError:
+        # Whoever read has enough. What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    except OSError as error:
+        name = file or "standard output"
+        raise InvalidRequest(f"{name} cannot be written: {error.strerror}") from error
 
 
-async def _import(url: str, puts: list[Put]) -> None:
+@contextmanager
+def _replacing(file: Path) -> Iterator[TextIO]:
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("x", encoding="utf-8") as output:
+            yield output
+            output.flush()
+            os.fsync(output.fileno())
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+async def _import(where: StoreURL, puts: list[Put]) -> None:
     with _progress() as progress:
         task = progress.add_task("keys", total=len(puts))
-        async with open_store(url) as store:
+        async with open_store(where) as store:
             for batch in batches_of(puts):
                 await store.commit(*batch)
                 progress.advance(task, len(batch))

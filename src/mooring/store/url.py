@@ -32,7 +32,7 @@ def _text(value: str) -> str:
 
 
 def _count(value: str) -> int:
-    if not value.isdigit() or not int(value):
+    if not value.isdecimal() or not int(value):
         raise ValueError("it must be a number from 1 up")
     return int(value)
 
@@ -200,7 +200,7 @@ def _with_port(number: int, host: str, port: int) -> str:
         name, given = host, str(port)
     bracketed = name.startswith("[") and name.endswith("]")
     plain = re.fullmatch(r"[A-Za-z0-9._-]+", name) is not None
-    if not (bracketed or plain) or not given.isdigit() or not 0 < int(given) < 65536:
+    if not (bracketed or plain) or not given.isdecimal() or not 0 < int(given) < 65536:
         # Not shown: where a host was forgotten, this is a user and a password.
         raise InvalidURL(f"host {number} of the URL is no host: write it like HOST:{port}")
     return f"{name}:{given}"

@@ -389,7 +389,10 @@ def durable_host(
     history_bytes: int = HISTORY_BYTES,
 ) -> DurableHost:
     """The host of a file, opened where it is not open in this process yet. Release it after use."""
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise StoreError(f"{path} cannot be opened: {error}") from error
     with _opening:
         host = _open.get(path)
         if host is None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from tempfile import mkstemp
 
 from mooring.errors import InUse, StoreError
 from mooring.store.contract import Batch, Entry
@@ -69,7 +70,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.writable = not path.is_file() or _may_write(path)
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder: name a file in it")
+        self.writable = not _is_file(path) or _may_write(path)
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
 
@@ -307,6 +310,7 @@ def _own(path: Path, flags: int) -> int:
 def check(path: Path) -> list[str]:
     """What is wrong with a file, in words; empty where it is well. It may be in use meanwhile."""
     with _reading(path) as database:
+        database.execute("BEGIN")  # all of it as of one instant
         problems = [text for (text,) in database.execute("PRAGMA integrity_check") if text != "ok"]
         if problems:
             return problems
@@ -328,25 +332,45 @@ def check(path: Path) -> list[str]:
 
 
 def backup(path: Path, target: Path) -> None:
-    """Copy a file while it may be in use, as of one instant; whole or not there."""
-    unfinished = target.with_name(target.name + ".unfinished")
-    unfinished.touch(mode=0o600)
+    """Copy a file while it may be in use, as of one instant; whole or not there, and no larger
+    than what is in use of it."""
     with _reading(path) as database:
-        copy = sqlite3.connect(unfinished)
-        database.backup(copy)
-        copy.close()
-    unfinished.replace(target)
+        if not _version(database, path):
+            raise StoreError(f"{path} is empty: name the file of a store")
+        try:
+            file, name = mkstemp(".unfinished", f"{target.name}.", target.parent)
+        except OSError as error:
+            raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+        try:
+            # As a URL, which may name any file: SQLite takes text for a path, and not all are.
+            database.execute("VACUUM INTO ?", (Path(name).absolute().as_uri(),))
+            os.fsync(file)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+        finally:
+            os.close(file)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    if not path.is_file():
-        raise StoreError(f"{path} is not there: name the file of a store")
-    database = _connect_for_reading(path)
+    """A connection to a file that is there. What it raises is told in words."""
+    if not _is_file(path):
+        raise StoreError(f"{path} is not there, or no file: name the file of a store")
+    database = None
     try:
-        database.execute("BEGIN")
+        database = _connect_for_reading(path)
         yield database
-    except (sqlite3.Error, KeyError) as error:
-        raise StoreError(f"{path} cannot be read as a store: {error}") from error
+    except (*_DAMAGE, OSError) as error:
+        raise StoreError(f"{path} cannot be read as a store: {_words(error)}") from error
     finally:
-        database.close()
+        if database is not None:
+            database.close()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
