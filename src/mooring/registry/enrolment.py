@@ -131,6 +131,11 @@ class StoreEnrolment(Enrolment):
 
     @property
     def suspended(self) -> str:
+        reason = self._reason_to_doubt()
+        self._in_doubt = bool(reason)  # as it is known to who asks: `pulse` tells when it changes
+        return reason
+
+    def _reason_to_doubt(self) -> str:
         if self._lease.in_doubt:
             return "the lease could not be renewed in time"
         if self._mirror.error is not None:
