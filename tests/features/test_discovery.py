@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 import mooring
 from mooring import Instance, Resilience
+from mooring.discovery.copies import Copies
 from mooring.errors import InvalidRequest, NoInstance, Unavailable
+from mooring.heartbeat.settings import MetricsSettings, RegistrySettings
 from mooring.hub import Hub
 from mooring.store import Delete, prefix
 from mooring.testing.etcd import EtcdServer
@@ -253,6 +256,29 @@ class TestTheRegistryAway:
                     assert instance.port == 1
                 proxy.heal()
                 await eventually(lambda: not view.stale and not view.instances, within=5)
+
+    async def test_what_changes_while_the_copy_is_saved_is_saved_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        saved: list[int] = []
+        disk = threading.Event()
+
+        def save(self: Copies, service: str, instances: tuple[Instance, ...]) -> None:
+            saved.append(len(instances))
+            disk.wait(5)
+
+        monkeypatch.setattr(Copies, "save", save)
+        quiet = RegistrySettings(metrics=MetricsSettings(enabled_metrics=()))
+        async with (
+            mooring.connect(cache=tmp_path, settings=quiet) as hub,
+            hub.register(at(1)),
+            hub.discover("echo") as view,
+        ):
+            await eventually(lambda: saved == [1])
+            async with hub.register(at(2)):
+                await view.wait(2, timeout=5)
+                disk.set()
+                await eventually(lambda: saved == [1, 2])
 
     async def test_without_a_copy_it_says_what_is_wrong(self, tmp_path: Path):
         async with mooring.connect("etcd://127.0.0.1:1?timeout=1s", cache=tmp_path) as hub:

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 import mooring
 from mooring import Instance
-from mooring.errors import InvalidRequest
+from mooring.errors import Closed, InvalidRequest
 from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.store import everything, key
@@ -49,6 +49,16 @@ async def test_its_state_is_a_property_a_callback_and_a_metric():
             assert REGISTRY.get_sample_value("mooring_registration", labels) == 1
         assert registration.state == "closed"
     assert seen == ["registering", "registered", "closed"]
+
+
+async def test_who_waits_for_it_hears_that_it_is_closed():
+    async with mooring.connect("etcd://127.0.0.1:1?timeout=1s") as hub:
+        registration = hub.register(ONE, wait=0.1)
+        async with registration:
+            waiting = asyncio.ensure_future(registration.registered())
+            await asyncio.sleep(0)
+        with pytest.raises(Closed, match="echo"):
+            await asyncio.wait_for(waiting, 5)
 
 
 async def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture):

@@ -85,7 +85,7 @@ class View:
         self._copies, self._wait = copies, wait
         self._mirror: Mirror[str, Instance] = Mirror(feed, wait=False)
         self._from_disk = self._kept = self._entered = False
-        self._changed = asyncio.Event()
+        self._changed, self._unsaved = asyncio.Event(), asyncio.Event()
         self._tasks = Tasks()
 
     @property
@@ -224,6 +224,7 @@ class View:
                 self.rotation.put(change.after, moment, first=not self._entered)
         telemetry.VIEW_INSTANCES.labels(self.service).set(len(self.rotation))
         self._changed.set()
+        self._unsaved.set()
 
     async def _tick(self) -> None:
         """Let time pass for those who were ejected or are new."""
@@ -234,10 +235,10 @@ class View:
 
     async def _save(self, copies: Copies) -> None:
         while True:
+            self._unsaved.clear()  # before it is saved: what changes meanwhile is saved next
             if not self._from_disk and not self._kept and len(self.rotation):
                 await asyncio.to_thread(copies.save, self.service, self.instances)
-            self._changed.clear()
-            await self._changed.wait()
+            await self._unsaved.wait()
             await asyncio.sleep(_SAVE_AFTER)
 
     async def aclose(self) -> None:

@@ -190,14 +190,24 @@ class Registration:
         self._wake.set()
 
     async def registered(self) -> None:
-        """Wait until it is registered. Raises `Superseded` or `Removed` where it never will be."""
+        """Wait until it is registered. Raises `Superseded`, `Removed` or `Closed` where it never
+        will be."""
         changed = asyncio.Event()
-        self._callbacks.append(lambda _: changed.set())
-        while self.state != "registered":
-            if self._failed is not None:
-                raise self._failed
-            changed.clear()
-            await changed.wait()
+
+        def hear(_: RegistrationState) -> None:
+            changed.set()
+
+        self._callbacks.append(hear)
+        try:
+            while self.state != "registered":
+                if self._failed is not None:
+                    raise self._failed
+                if self._closed:
+                    raise Closed("the registration of {} {} is closed".format(*self._labels))
+                changed.clear()
+                await changed.wait()
+        finally:
+            self._callbacks.remove(hear)
 
     async def _keep(self) -> None:
         """Put the record right, stay until it is not, and again."""
