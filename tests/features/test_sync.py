@@ -410,6 +410,18 @@ def test_a_forked_child_may_connect_again(tmp_path: Path):
     _run(FORK.replace("            {child}", again.strip("\n")), "memory://")
 
 
+def test_a_forked_child_is_told_that_the_file_is_its_parents(tmp_path: Path):
+    again = """
+            try:
+                mooring.sync.connect(url).open()
+            except mooring.errors.InUse as error:
+                assert str(os.getppid()) in str(error), error
+            else:
+                os._exit(3)
+    """
+    _run(FORK.replace("            {child}", again.strip("\n")), f"sqlite://{tmp_path}/store")
+
+
 def test_a_forked_child_is_told_that_grpc_does_not_outlive_a_fork(etcd_url: str):
     """It would hang, and swallow what the parent's watches wait for."""
     again = """

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -379,6 +380,19 @@ def _resolve(pairs: list[tuple[asyncio.Future[Any], object]]) -> None:
 
 _open: dict[Path, DurableHost] = {}
 _opening = threading.Lock()
+_inherited: list[DurableHost] = []
+
+
+def _forget_hosts() -> None:
+    """In a forked child: a host without its thread would answer no write, ever. It is kept, for
+    SQLite must not close what the parent has open."""
+    global _opening
+    _opening = threading.Lock()
+    _inherited.extend(_open.values())
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_hosts)
 
 
 def durable_host(
