@@ -9,6 +9,9 @@ import uuid
 
 from mooring.hub import connect
 from mooring.store import Put, key, prefix
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.host import memory_host
+from mooring.store.embedded.store import EmbeddedStore
 from tests.waiting import eventually
 
 
@@ -87,3 +90,13 @@ async def test_a_lease_expires_though_nobody_calls():
             async with asyncio.timeout(2.5):
                 batch = await anext(watch)
         assert batch.events[0].entry is None
+
+
+async def test_what_is_compacted_is_forgotten_though_nobody_calls():
+    host = memory_host("", Engine)
+    async with EmbeddedStore(host, url="memory://") as store:
+        for n in range(3000):
+            done = await store.commit(Put(b"/a", b"%d" % n))
+        await store.compact(done.revision)
+        await eventually(lambda: not host.read(lambda engine: engine.forgetting))
+        assert len(host.read(lambda engine: engine._keys._versions[b"/a"])) == 1

@@ -86,6 +86,7 @@ class EmbeddedStore(Store):
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)
         await self._open().write(lambda engine, _: engine.compact(revision))
+        self._keep_ticking()
 
     async def status(self) -> Status:
         revision = self._open().read(lambda engine: engine.confirmed)
@@ -115,7 +116,8 @@ class EmbeddedStore(Store):
         return self._host
 
     def _keep_ticking(self) -> None:
-        """Whoever granted a lease, or wants to hear of those of others, lets time pass."""
+        """Whoever granted a lease, wants to hear of those of others, or left something to be
+        forgotten, lets time pass."""
         if self._ticking is None:
             self._ticking = self._tasks.start(self._tick(), name=f"{self.url} lets time pass")
 
