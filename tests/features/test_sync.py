@@ -269,6 +269,23 @@ def test_closing_ends_calls_that_are_under_way(store_url: str):
             waiting.result(timeout=5)
 
 
+def test_closing_leaves_nobody_waiting(store_url: str):
+    """Whenever a call meets the end of the loop, it has an answer or is told."""
+    for _ in range(20):
+        hub = mooring.sync.connect(store_url).open()
+        store = hub.store
+
+        def ask(store: mooring.sync.Store = store) -> None:
+            while True:
+                store.status()
+
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            asking = [threads.submit(ask) for _ in range(4)]
+            hub.close()
+            for each in asking:
+                assert isinstance(each.exception(timeout=10), Closed)
+
+
 def _run(script: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],

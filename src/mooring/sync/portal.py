@@ -14,8 +14,8 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from contextvars import ContextVar, copy_context
-from typing import Generic, TypeVar
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.tasks import Tasks
@@ -73,6 +73,7 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()
+        self._calls: set[_Call[Any]] = set()
         self._process = os.getpid()
         _portals.add(self)
 
@@ -100,7 +101,9 @@ class Portal:
     def close(self, *, within: float | None = None) -> None:
         """Leave the resource and end the loop. Calls that are under way raise `Closed`.
         Idempotent. Raises `TimeoutError` where leaving is not done `within` so many seconds."""
-        with self._changing:
+        if not self._changing.acquire(timeout=-1 if within is None else within):
+            raise TimeoutError("another thread is at it")
+        try:
             if not self.running:
                 return
             atexit.unregister(self._at_exit)
@@ -109,6 +112,8 @@ class Portal:
                     self.call(self._leave)
             finally:
                 self._end()
+        finally:
+            self._changing.release()
 
     def _at_exit(self) -> None:
         """The interpreter ends, and nobody closed it."""
@@ -132,6 +137,12 @@ class Portal:
         assert self._thread is not None
         loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(2 * _END)
+        self._refuse_the_rest()
+
+    def _refuse_the_rest(self) -> None:
+        """Nobody waits for a loop that has ended."""
+        for call in self._calls.copy():
+            call.refuse()
 
     def _run(self, ready: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
         # Not `asyncio.run`: that waits without end for threads of the loop's executor.
@@ -141,6 +152,7 @@ class Portal:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+            self._refuse_the_rest()
 
     async def _serve(self, ready: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
         self._tasks, self._stop = Tasks(), asyncio.Event()
@@ -166,25 +178,28 @@ class Portal:
         """
         loop = self._reach()
         caller = caller or Caller()
-        call = _Call(self, work, caller)
-        loop.call_soon_threadsafe(call.begin, self._tasks, context=copy_context())
+        call = _Call(self.name, work, caller)
+        self._calls.add(call)
         try:
+            if not _post(loop, call.begin, self._tasks, context=copy_context()):
+                call.refuse()
             caller.wait()
         except BaseException:
-            loop.call_soon_threadsafe(call.cancel)
+            _post(loop, call.cancel)
             concurrent.futures.wait([call.answer], timeout=_GIVE_UP)
             if undo is not None and call.succeeded:
                 with cleaning():
                     self.call(undo)
             raise
+        finally:
+            self._calls.discard(call)
         return call.answer.result()
 
     def post(self, work: Callable[[], object]) -> None:
         """Run a plain function on the loop, and do not wait for it. Nothing where it is closed."""
         loop = self._loop
         if loop is not None and self._process == os.getpid():
-            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-                loop.call_soon_threadsafe(work)
+            _post(loop, work)
 
     def _reach(self) -> asyncio.AbstractEventLoop:
         loop = self._loop
@@ -201,6 +216,20 @@ class Portal:
 
     def _forked(self) -> Closed:
         return Closed(f"{self.name} was opened before a fork: connect again in this process")
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop,
+    work: Callable[..., object],
+    *args: object,
+    context: Context | None = None,
+) -> bool:
+    """Call something on a loop; whether that loop is not closed."""
+    try:
+        loop.call_soon_threadsafe(work, *args, context=context)
+    except RuntimeError:
+        return False
+    return True
 
 
 class Caller:
@@ -230,39 +259,37 @@ class Caller:
 
         def here() -> None:
             try:
-                result = function(*args)
+                settle = functools.partial(done.set_result, function(*args))
             except Exception as error:  # noqa: BLE001 - handed on whole, to who asked for it
-                loop.call_soon_threadsafe(
-                    _settle, done, functools.partial(done.set_exception, error)
-                )
-            else:
-                loop.call_soon_threadsafe(_settle, done, functools.partial(done.set_result, result))
+                settle = functools.partial(done.set_exception, error)
+            _post(loop, lambda: done.done() or settle())
 
         self._inbox.put(here)
         return await done
 
 
-def _settle(done: asyncio.Future[T], settle: Callable[[], None]) -> None:
-    if not done.done():  # cancelled meanwhile
-        settle()
-
-
 class _Call(Generic[T]):
     """One function on its way through a portal."""
 
-    def __init__(self, portal: Portal, work: Callable[[], Awaitable[T]], caller: Caller) -> None:
+    def __init__(self, name: str, work: Callable[[], Awaitable[T]], caller: Caller) -> None:
         self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._portal, self._work, self._caller = portal, work, caller
+        self._name, self._work, self._caller = name, work, caller
         self._task: asyncio.Task[object] | None = None
 
     @property
     def succeeded(self) -> bool:
         return self.answer.done() and self.answer.exception() is None
 
+    def refuse(self) -> None:
+        """The loop ended before the work did. Nothing where there is an answer already."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.answer.set_exception(Closed(f"{self._name} was closed during the call"))
+        self._caller.answered()
+
     # What follows runs on the loop.
 
     def begin(self, tasks: Tasks) -> None:
-        self._task = tasks.start(self._run(), name=f"blocking call of {self._portal.name}")
+        self._task = tasks.start(self._run(), name=f"blocking call of {self._name}")
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -270,14 +297,15 @@ class _Call(Generic[T]):
 
     async def _run(self) -> None:
         try:
-            self.answer.set_result(await self._work())
+            result = await self._work()
         except asyncio.CancelledError:
-            self.answer.set_exception(Closed(f"{self._portal.name} was closed during the call"))
+            self.refuse()
             raise
         except BaseException as error:  # noqa: BLE001 - handed on whole, to who waits for it
             self.answer.set_exception(error)
-        finally:
-            self._caller.answered()
+        else:
+            self.answer.set_result(result)
+        self._caller.answered()
 
 
 def _left() -> float | None:
@@ -298,6 +326,7 @@ def _keep_inherited() -> None:
     """
     for portal in tuple(_portals):
         portal._changing = threading.Lock()  # it may have been held by a thread that is not here
+        portal._calls = set()
         if portal._loop is not None:
             _inherited.append((portal, portal._loop))
 
