@@ -115,7 +115,7 @@ class Mirror(Generic[K, V]):
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
         self._heard = self._known = 0.0
-        self._loaded = False
+        self._loaded = self._started = False
         self._turn = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: list[Callable[[Update[K, V]], None]] = []
@@ -177,7 +177,10 @@ class Mirror(Generic[K, V]):
         return self
 
     def start(self) -> None:
-        """Follow, without waiting for anything."""
+        """Follow, without waiting for anything. Nothing happens where it does already."""
+        if self._started:
+            return
+        self._started = True
         self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
 
     async def __aexit__(self, *_: object) -> None:

@@ -22,6 +22,9 @@ from mooring.model import Instance
 
 Mode = Literal["zone", "healthy", "panic"]
 
+_STEPS = 20
+"""In which a slow start goes up: thousands may be warming at once, and each step costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -62,12 +65,14 @@ def objection(instance: Instance, wanted: Wanted) -> str:
 class Seat:
     """One instance in a rotation."""
 
-    __slots__ = ("ejected", "failing", "instance", "node", "objection", "seated", "since")
+    __slots__ = ("ejected", "failing", "instance", "node", "objection", "seated", "since", "step")
 
     def __init__(self, instance: Instance, since: float) -> None:
         self.instance = instance
         self.since = since
         """Since when it may be called, for its slow start; -inf: from the beginning."""
+        self.step = 0
+        """How far its slow start has got."""
         self.objection = ""
         self.ejected = False
         self.failing = False
@@ -182,7 +187,9 @@ class Rotation:
             return
         factor = 1.0
         if (window := self.resilience.slow_start) and seat.since > float("-inf"):
-            factor = slow_start(now - seat.since, window, self.resilience.slow_start_least)
+            age = now - seat.since
+            seat.step = int(_STEPS * age / window)
+            factor = slow_start(age, window, self.resilience.slow_start_least)
             if factor < 1.0:
                 self._warming[seat.instance.id] = seat
             else:
@@ -200,8 +207,10 @@ class Rotation:
                 self._eject(seat, False)
                 seat.since = now
                 self._reweigh(seat, now)
+        window = self.resilience.slow_start
         for seat in tuple(self._warming.values()):
-            self._reweigh(seat, now)
+            if int(_STEPS * (now - seat.since) / window) != seat.step:
+                self._reweigh(seat, now)
         for id, last in tuple(self._failing.items()):
             if now - last > self.resilience.failure_rate_window:
                 del self._failing[id]

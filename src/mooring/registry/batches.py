@@ -12,7 +12,7 @@ from mooring.errors import Conflict, InvalidRequest, StoreError, TooLarge
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Check, Put, Store, Write
 from mooring.tasks import Tasks
 
-_UNDER_WAY = 4  # transactions at once: one is answered while others are made
+_UNDER_WAY = 2  # transactions at once: one is answered while others are made
 _BYTES = MAX_REQUEST_BYTES // 2
 
 
@@ -39,6 +39,8 @@ class Batches:
 
     async def commit(self, *writes: Write, require: Sequence[Check] = ()) -> int:
         """The revision after it. Raises as `Store.commit` does; a `Conflict` carries no reads."""
+        if not self._under_way and not self._waiting:
+            return await self._alone(writes, require)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
         self._waiting.append(_Commit(writes, require, done))
@@ -46,6 +48,15 @@ class Batches:
             self._due = True
             loop.call_soon(self._send)
         return await done
+
+    async def _alone(self, writes: Sequence[Write], require: Sequence[Check]) -> int:
+        """The first that comes does not wait for company; those who come meanwhile go together."""
+        self._under_way += 1
+        try:
+            return (await self._store.commit(*writes, require=require)).revision
+        finally:
+            self._under_way -= 1
+            self._send()
 
     def _send(self) -> None:
         self._due = False

@@ -219,6 +219,9 @@ class StoreEnrolment(Enrolment):
             finally:
                 self._writing = False
         self._desired, self._written = desired, revision
+        self._mirror.start()  # not before: nobody shall wait for it
+        if self._service_config is not None:
+            self._service_config.start()
         if self._mirror.loaded:
             self._look()
         if self._service not in self._described:

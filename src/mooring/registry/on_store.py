@@ -69,7 +69,7 @@ class StoreRegistry(Registry):
             id=id,
             incarnation=instance.incarnation or new_incarnation(),
         )
-        self.layout.encode(ready)
+        self.layout.check(ready)
         return ready, self.layout.cannot_carry(ready)
 
     def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
@@ -105,7 +105,6 @@ class StoreRegistry(Registry):
             where = key(self.layout.config_key(service))
             mirror = Mirror(RangeFeed(self._store, where), wait=False, quiet=True)
             self._configs[service] = mirror
-            mirror.start()
         return mirror
 
     async def groups(self) -> list[str]:

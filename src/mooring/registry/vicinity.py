@@ -26,8 +26,6 @@ class Vicinity:
         self.mirror.subscribe(self._hear)
 
     def join(self, id: str, neighbour: Neighbour) -> None:
-        if not self._neighbours:
-            self.mirror.start()
         self._neighbours[id] = neighbour
 
     async def leave(self, id: str) -> bool:

@@ -120,10 +120,13 @@ class Layout(ABC):
         """Where the keys of this instance and those beside it on its host lie."""
         return self.home(instance)
 
+    def check(self, instance: Instance) -> None:
+        """Raise `InvalidRequest` for an instance that this layout cannot hold at all."""
+
     @abstractmethod
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         """The keys that live and die with the instance, and their values, the one that stands for
-        it first. Raises `InvalidRequest` for what this layout cannot hold at all."""
+        it first. Raises as `check` does."""
 
     def lasting(self, instance: Instance) -> dict[bytes, bytes]:
         """The keys that must exist beside it: made where they are missing, never overwritten."""

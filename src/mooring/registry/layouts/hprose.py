@@ -46,6 +46,9 @@ class Hprose(Layout):
     def home(self, instance: Instance) -> Range:
         return key(self._key(instance))
 
+    def check(self, instance: Instance) -> None:
+        self.encode(instance)
+
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         fields: dict[str, JSON] = {
             "UUID": instance.id,

@@ -81,7 +81,7 @@ class _Renewals:
             if silent and answer.cancelled():
                 self.stream.abandon(since=sent)
 
-    def _received(self, message: Any) -> None:
+    def _received(self, message: Any) -> bool:
         lease, answer = self._waiting.popleft()
         if lease != message.ID:
             # Out of step: no answer of this stream can be trusted any more.
@@ -89,6 +89,7 @@ class _Renewals:
             self.stream.end()
         elif not answer.done():
             answer.set_result(message.TTL)
+        return False
 
     def _ended(self, reason: str) -> None:
         while self._waiting:

@@ -21,14 +21,17 @@ from mooring.tasks import Tasks
 
 
 class Stream:
-    """One stream to the endpoint in use. When it ends, `ended` is told why, once."""
+    """One stream to the endpoint in use. When it ends, `ended` is told why, once.
+
+    `received` says of a message whether somebody waits for what is in it.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         tasks: Tasks,
         method: Callable[[Methods], Any],
-        received: Callable[[Any], None],
+        received: Callable[[Any], bool],
         ended: Callable[[str], None],
     ) -> None:
         self.endpoint: Endpoint = cluster.endpoint
@@ -66,8 +69,8 @@ class Stream:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self.endpoint.answered()
                 self.heard = self.endpoint.heard
-                self._received(message)
-                await asyncio.sleep(0)  # whoever was woken goes first: the next read takes time
+                if self._received(message):
+                    await asyncio.sleep(0)  # whoever was woken goes first: the next read takes time
             self._broken(await call.code(), await call.details() or "", metadata)
         except grpc.aio.AioRpcError as error:
             self._broken(error.code(), error.details() or "", metadata)

@@ -100,7 +100,7 @@ class SharedStream:
                 self._unanswered += 1
                 self.stream.send(WatchRequest(progress_request=WatchProgressRequest()))
 
-    def _received(self, message: Any) -> None:
+    def _received(self, message: Any) -> bool:
         self._unanswered = 0
         watch_id = message.watch_id
         if message.created:
@@ -109,10 +109,11 @@ class SharedStream:
             watch_id = first if watch_id < 0 else watch_id
         watch = self._watches.get(watch_id)
         if watch is None:
-            return
+            return False
         watch.receive(message)
         if message.canceled:
             self._watches.pop(watch_id, None)
+        return bool(message.events)
 
     def _ended(self, reason: str) -> None:
         watches, self._watches = self._watches, {}
