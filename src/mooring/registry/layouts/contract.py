@@ -120,7 +120,7 @@ class Layout(ABC):
         """Where the keys of this instance and those beside it on its host lie."""
         return self.home(instance)
 
-    def check(self, instance: Instance) -> None:
+    def check(self, instance: Instance) -> None:  # noqa: B027 - most can hold any instance
         """Raise `InvalidRequest` for an instance that this layout cannot hold at all."""
 
     @abstractmethod
