@@ -38,16 +38,15 @@ async def test_its_state_is_a_property_a_callback_and_a_metric():
     async with mooring.connect() as hub:
         registration = hub.register(ONE)
         registration.subscribe(seen.append)
-        assert registration.state == "closed"
         async with registration:
             labels = {
                 "service": "echo",
                 "instance": "10.0.0.1:80",
                 "mooring_registration": "registered",
             }
-            assert registration.state == "registered"
+            assert str(registration.state) == "registered"
             assert REGISTRY.get_sample_value("mooring_registration", labels) == 1
-        assert registration.state == "closed"
+        assert str(registration.state) == "closed"
     assert seen == ["registering", "registered", "closed"]
 
 
@@ -61,10 +60,14 @@ async def test_who_waits_for_it_hears_that_it_is_closed():
             await asyncio.wait_for(waiting, 5)
 
 
+def fail(state: str) -> None:
+    raise ZeroDivisionError(state)
+
+
 async def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture):
     async with mooring.connect() as hub:
         registration = hub.register(ONE)
-        registration.subscribe(lambda _: 1 / 0)
+        registration.subscribe(fail)
         async with registration:
             assert registration.state == "registered"
     assert "a subscriber failed" in caplog.text
