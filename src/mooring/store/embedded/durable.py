@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ class _Request:
     operation: Callable[[Engine, float], Any]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float
 
 
 class DurableHost(Host):
@@ -117,7 +117,7 @@ class DurableHost(Host):
     async def write(self, operation: Callable[[Engine, float], T]) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_Request(operation, loop, answer))
+        self._queue.put(_Request(operation, loop, answer, time.monotonic()))
         return await answer
 
     def now(self) -> float:
@@ -163,7 +163,11 @@ class DurableHost(Host):
                 self._take(self._queue.get_nowait())
         except queue.Empty:
             pass
-        return [self._waiting.popleft() for _ in range(min(_ROUND, len(self._waiting)))]
+        if len(self._waiting) <= _ROUND:
+            requests = list(self._waiting)
+            self._waiting.clear()
+            return requests
+        return [self._waiting.popleft() for _ in range(_ROUND)]
 
     def _take(self, request: _Request | None) -> None:
         if request is None:

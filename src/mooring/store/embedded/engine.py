@@ -339,7 +339,8 @@ class Transaction:
 
         self._engine._undo.append(undo)
         self._events.append(Event(name, entry))
-        self._left += _left_behind(before, entry)
+        if before is not None:
+            self._left += size(before)
         return before
 
     def delete(self, range: Range) -> list[Entry]:

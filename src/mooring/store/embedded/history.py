@@ -29,17 +29,20 @@ class History:
         self._batches: list[Batch] = []
         self._left: list[int] = []  # bytes that were left behind up to each batch, since ever
         self._left_before = 0  # …up to the floor
+        self._total = 0  # …up to now
         self._done = 0  # events of the first batch that `take_oldest` has given out
 
     def append(self, batch: Batch, left: int) -> None:
         """The next batch, and the bytes that it leaves behind."""
         self._batches.append(batch)
-        self._left.append((self._left[-1] if self._left else self._left_before) + left)
+        self._total += left
+        self._left.append(self._total)
 
     def pop(self) -> None:
         """Take back the newest batch."""
         self._batches.pop()
         self._left.pop()
+        self._total = self._left[-1] if self._left else self._left_before
 
     def since(self, revision: int, upto: int | None = None) -> list[Batch]:
         """The batches after a revision, up to another one or to the end."""
@@ -48,13 +51,14 @@ class History:
 
     def left_since(self, revision: int) -> int:
         """The bytes that the batches after a revision have left behind."""
-        return self._left[-1] - self._left_up_to(revision) if self._left else 0
+        position = revision - self.floor
+        return self._total - (self._left[position - 1] if position else self._left_before)
 
     def lightened(self, most: int) -> int:
         """The lowest revision since which no more than `most` bytes were left behind."""
-        if not self._left or self._left[-1] - self._left_before <= most:
+        if self._total - self._left_before <= most:
             return self.floor
-        return self.floor + 1 + bisect_left(self._left, self._left[-1] - most)
+        return self.floor + 1 + bisect_left(self._left, self._total - most)
 
     def take_oldest(self, upto: int, events: int, left: int) -> tuple[int, Sequence[Event]]:
         """Some of the oldest changes up to a revision, to be forgotten: at most about `events`,
@@ -79,10 +83,6 @@ class History:
             count += 1
         self._drop(count)
         return self.floor, taken
-
-    def _left_up_to(self, revision: int) -> int:
-        position = revision - self.floor
-        return self._left[position - 1] if position else self._left_before
 
     def _drop(self, count: int) -> None:
         self._left_before = self._left[count - 1]
