@@ -15,6 +15,7 @@ import pytest
 
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from tests.acceptance.serving import Served
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -51,23 +52,18 @@ class Reader:
                 self._address = served.etcd
             elif program == "mooring":
                 self.run([sys.executable, "-m", "mooring.cli", *arguments])
+            elif program == "etcdctl" and "watch" in arguments:
+                self.watch([str(find_etcdctl("3.5")), *arguments])
             elif program == "etcdctl":
                 self.run([str(find_etcdctl("3.5")), *arguments])
             else:
                 pytest.fail(f"no way is known to run {line!r}")
 
     def run(self, arguments: list[str]) -> None:
-        words = " ".join(arguments)
-        named = "--endpoints" in arguments
-        if not self._address and ("2379" in words or "etcdctl" in words):
-            self._address = self._start_etcd(series="3.5").address
+        command, environment = self._prepared(arguments)
         done = subprocess.run(
-            [word.replace("127.0.0.1:2379", self._address) for word in arguments],
-            env={
-                **os.environ,
-                "ETCDCTL_API": "3",
-                **({} if named else {"ETCDCTL_ENDPOINTS": self._address}),
-            },
+            command,
+            env=environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -75,6 +71,32 @@ class Reader:
             check=False,
         )
         assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+
+    def watch(self, arguments: list[str]) -> None:
+        """In a terminal of its own, to the end of the page: it shows what is written."""
+        command, environment = self._prepared(arguments)
+        shown = self.served.enter_context((self.folder / "terminal").open("w+"))
+        process = subprocess.Popen(command, env=environment, stdout=shown)
+        self.served.callback(process.wait)
+        self.served.callback(process.kill)
+        position = arguments.index("watch")
+        key = arguments[position + 1]
+
+        def told() -> bool:
+            self.run([*arguments[:position], "put", key, "something"])
+            return f"PUT\n{key}\nsomething\n" in (self.folder / "terminal").read_text()
+
+        until(told, within=20)
+
+    def _prepared(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+        """A command with the addresses that are real here, and its environment."""
+        words = " ".join(arguments)
+        if not self._address and ("2379" in words or "etcdctl" in words):
+            self._address = self._start_etcd(series="3.5").address
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        if "--endpoints" not in arguments:
+            environment["ETCDCTL_ENDPOINTS"] = self._address
+        return [word.replace("127.0.0.1:2379", self._address) for word in arguments], environment
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
