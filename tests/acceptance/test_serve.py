@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -40,6 +43,7 @@ async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path
         assert served.lines[1] == f"etcd     {served.etcd}"
         assert get(f"http://{served.http}/healthz") == (200, "ok\n")
         assert get(f"http://{served.http}/readyz") == (200, "ok\n")
+        assert health_check(served.http).returncode == 0
         async with open_store(served.url) as store:
             await store.commit(Put(b"/a", b"1"))
         served.signal(signal.SIGTERM)
@@ -206,6 +210,24 @@ async def test_tls_and_client_certificates_from_the_configuration(
         trust = ssl.create_default_context(cafile=f"{files}/ca.pem")
         trust.load_cert_chain(files / "client.pem", files / "client.key")
         assert get(f"https://{served.http}/readyz", trust) == (200, "ok\n")
+        assert health_check(served.http).returncode == 1
+        shown = {
+            "MOORING_PROBE_CERT": f"{files}/client.pem",
+            "MOORING_PROBE_KEY": f"{files}/client.key",
+        }
+        assert health_check(served.http, **shown).returncode == 0
+
+
+def health_check(address: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """That of the container."""
+    return subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "deploy" / "ready.py"],
+        env={**os.environ, "MOORING_PROBE": address, **environment},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
 
 
 def test_on_an_etcd_it_has_health_probes_alone(etcd: Callable[[str], EtcdServer]):
@@ -220,3 +242,6 @@ def test_readyz_says_what_is_wrong():
         status, text = get(f"http://{served.http}/readyz")
         assert status == 503
         assert "127.0.0.1:1" in text
+        checked = health_check(served.http)
+        assert checked.returncode == 1
+        assert "503" in checked.stderr
