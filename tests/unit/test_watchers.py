@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.store import Batch, Event, Range
+from mooring.store import Batch, Entry, Event, Range
 from mooring.store.embedded.watchers import PENDING, Watcher, Watchers
 
 keys = st.text(alphabet="abc\xff", min_size=1, max_size=4).map(lambda text: text.encode("latin-1"))
@@ -64,7 +64,25 @@ def test_nothing_is_left_when_all_have_gone(watched):
 def test_a_watcher_who_does_not_keep_up_is_sent_to_the_history():
     watcher = live(Range(b"a", b""))
     for revision in range(2, PENDING + 3):
-        watcher.hand(Batch(revision, ()))
+        watcher.hand(Batch(revision, ()), 0)
     assert watcher.lagging
     assert len(watcher.pending) == 0
     assert watcher.position == 1
+
+
+def test_one_that_does_not_keep_up_holds_no_more_than_so_many_bytes():
+    watcher = live(Range(b"a", b""))
+    index = Watchers()
+    index.add(watcher)
+    value = b"x" * 1_000_000
+    for revision in range(2, 300):
+        entry = Entry(b"a", value, 2, revision, revision - 1)
+        index.hand(Batch(revision, (Event(b"a", entry),)))
+    assert watcher.lagging
+    assert watcher.position == 1
+    assert len(watcher.pending) == 0
+    watcher.lagging = False
+    for _ in range(3):
+        for revision in range(300, 350):
+            watcher.hand(Batch(revision, ()), 1_000_000)
+        assert len(watcher.take()) == 50, "what was taken counts no more"

@@ -262,9 +262,7 @@ class Engine:
             watcher.lagging = watcher.position < self.confirmed
             if batches:
                 return batches
-        batches = list(watcher.pending)
-        watcher.pending.clear()
-        return batches
+        return watcher.take()
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.remove(watcher)

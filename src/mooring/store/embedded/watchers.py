@@ -11,7 +11,9 @@ from sortedcontainers import SortedDict
 from mooring.store.contract import Batch, Event, Range
 
 PENDING = 1000
-"""Batches that wait for a watcher before it is sent to catch up from the history instead."""
+"""Batches that wait for a watcher before it is sent to catch up from the history instead, or…"""
+PENDING_BYTES = 64 * 1024 * 1024
+"""…so many bytes of values in them."""
 
 
 class Watcher:
@@ -20,25 +22,35 @@ class Watcher:
     A watcher that does not keep up holds no more than `PENDING` batches, and never slows others.
     """
 
-    __slots__ = ("lagging", "pending", "position", "range", "wake")
+    __slots__ = ("lagging", "pending", "position", "range", "size", "wake")
 
     def __init__(self, range: Range, position: int, wake: Callable[[], None]) -> None:
         self.range = range
         self.position = position
         self.wake = wake
         self.pending: deque[Batch] = deque()
+        self.size = 0  # of what is pending
         self.lagging = True
 
-    def hand(self, batch: Batch) -> None:
+    def hand(self, batch: Batch, size: int) -> None:
+        """The next batch, with the bytes of its values."""
         if batch.revision <= self.position:
             return  # it waits for a later one
         if not self.lagging:
             self.pending.append(batch)
-            if len(self.pending) > PENDING:
+            self.size += size
+            if len(self.pending) > PENDING or self.size > PENDING_BYTES:
                 self.position = self.pending[0].revision - 1
-                self.pending.clear()
+                self.take()
                 self.lagging = True
         self.wake()
+
+    def take(self) -> list[Batch]:
+        """What is pending, and is so no more."""
+        batches = list(self.pending)
+        self.pending.clear()
+        self.size = 0
+        return batches
 
 
 class Watchers:
@@ -80,9 +92,10 @@ class Watchers:
         if not self._groups:
             return
         if len(batch.events) == 1:
+            size = _size(batch.events)
             for range in self._covering(batch.events[0].key):
                 for watcher in self._groups[range]:
-                    watcher.hand(batch)
+                    watcher.hand(batch, size)
             return
         parts: dict[Range, list[Event]] = {}
         for event in batch.events:
@@ -90,8 +103,9 @@ class Watchers:
                 parts.setdefault(range, []).append(event)
         for range, events in parts.items():
             part = batch if len(events) == len(batch.events) else Batch(batch.revision, (*events,))
+            size = _size(events)
             for watcher in self._groups[range]:
-                watcher.hand(part)
+                watcher.hand(part, size)
 
     def _covering(self, name: bytes) -> set[Range]:
         covering: set[Range] = self._cuts.peekitem(self._cuts.bisect_right(name) - 1)[1]
@@ -112,6 +126,10 @@ class Watchers:
             position = self._cuts.index(bound)
             if self._cuts.peekitem(position - 1)[1] == self._cuts[bound]:
                 del self._cuts[bound]
+
+
+def _size(events: Iterable[Event]) -> int:
+    return sum(len(event.entry.value) for event in events if event.entry is not None)
 
 
 def part_of(batches: Iterable[Batch], range: Range, limit: int) -> list[Batch]:
