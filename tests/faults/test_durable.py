@@ -507,6 +507,25 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path):
     assert journal.check(path) == []
 
 
+async def test_it_knows_the_space_that_it_takes_and_how_much_of_it_is_in_use(tmp_path: Path):
+    path = tmp_path / "store"
+    host = durable_host(path)
+
+    def put(engine: Engine, now: float) -> int:
+        return engine.commit([Put(b"/a", b"x" * 100_000)], [], [], now).revision
+
+    for _ in range(50):
+        revision = await host.write(put)
+    taken, in_use = host.space()
+    assert taken == sum(p.stat().st_size for p in (path, path.with_name("store-wal")))
+    assert in_use > 5_000_000
+    await host.write(lambda engine, _: engine.compact(revision))
+    await eventually(lambda: rows(path) == 1)
+    taken, in_use = host.space()
+    assert in_use < 300_000 < taken
+    host.release()
+
+
 async def test_a_file_of_the_first_schema_is_upgraded(tmp_path: Path):
     path = tmp_path / "store"
     script = (resources.files("mooring.store.embedded") / "sql" / "schema_1.sql").read_text()
