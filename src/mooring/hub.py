@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -109,7 +110,7 @@ class Hub:
     """Everything on one store. Made by `connect`; use it as an async context manager.
 
     Leaving closes what was made with it: registrations deregister, views end. In a forked child it
-    is closed: connect again there.
+    is closed: connect there, and on etcd only there.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Hub:
         if self._store is None:
             raise Closed(f"{self._url} is not open: use `async with mooring.connect(…) as hub`")
         if self._process != os.getpid():
-            raise Closed(f"{self._url} was opened before a fork: connect again in this process")
+            raise Closed(f"{self._url} was opened before a fork: open it after the fork, in each process")
         return self._store
 
     @property
@@ -226,8 +227,7 @@ class Hub:
     async def __aexit__(self, *_: object) -> None:
         if self._store is None or self._process != os.getpid():
             return
-        for made in list(self._made):
-            await made.aclose()
+        await asyncio.gather(*(made.aclose() for made in list(self._made)))
         await self._metrics.aclose()
         await self._registry.aclose()
         store, self._store = self._store, None

@@ -107,15 +107,21 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         split_service(self.service)
+        for name in ("protocol", "version", "zone", "id", "incarnation"):
+            check_text(name, getattr(self, name))
         if self.host:
             addresses.check_host(self.host)
         addresses.check_port(self.port)
-        if not self.weight >= 0 or self.weight == float("inf"):
+        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
+            raise InvalidRequest(f"weight {self.weight!r} of {self.service} is no number")
+        if not 0 <= self.weight < float("inf"):
             raise InvalidRequest(f"weight {self.weight!r} of {self.service} is not 0 or more")
-        if self.metadata:
-            check_metadata(self.metadata)
+        check_metadata(self.metadata)
+        if not isinstance(self.ports, Mapping):
+            raise InvalidRequest(f"ports are numbers by name, not {self.ports!r}")
         for name, port in self.ports.items():
             addresses.check_port(port)
+            check_text("name of a port", name)
             if not name:
                 raise InvalidRequest(f"the port {port!r} of {self.service} needs a name")
         if not self.id and self.host:
@@ -135,13 +141,37 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
         return addresses.join(self.host, self.port_for(protocol))
 
 
-def check_metadata(metadata: Mapping[object, object] | Mapping[str, str]) -> None:
+def check_text(what: str, value: object) -> None:
+    """Raise `InvalidRequest` unless it is text that can be written."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} must be text, not {value!r} ({type(value).__name__})")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{what} {value!r} is half a character: it cannot be written"
+        ) from None
+
+
+def check_metadata(metadata: object) -> None:
+    if not isinstance(metadata, Mapping):
+        raise InvalidRequest(f"metadata is text by text, not {metadata!r}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidRequest(
                 f"metadata is text by text, not {key!r}: {value!r} "
                 f"({type(value).__name__}): write it as text"
             )
+        check_text("metadata", key)
+        check_text("metadata", value)
+
+
+def check_json(what: str, value: object) -> None:
+    """Raise `InvalidRequest` unless JSON can hold it."""
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{what} cannot be written as JSON: {error}") from error
 
 
 def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:

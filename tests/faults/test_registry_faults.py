@@ -117,7 +117,7 @@ async def test_a_wiped_registry_is_whole_again(fresh_etcd: Callable[..., EtcdSer
 async def test_a_store_restored_from_a_backup_has_everybody_again(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
-    """The backup was taken before half of the fleet came."""
+    """The backup was taken before half of the fleet came, and before some left."""
     server = fresh_etcd(series="3.4")
     async with (
         mooring.connect(server.url) as hub,
@@ -126,7 +126,12 @@ async def test_a_store_restored_from_a_backup_has_everybody_again(
     ):
         for port in range(1, 6):
             await stack.enter_async_context(hub.register(Instance("echo", "10.0.0.1", port)))
+        leaving = [hub.register(Instance("echo", "10.0.0.1", port)) for port in range(90, 95)]
+        for each in leaving:
+            await each.__aenter__()
         await asyncio.to_thread(server.ctl, "snapshot", "save", str(tmp_path / "backup"))
+        for each in leaving:
+            await each.aclose()
         for port in range(6, 11):
             await stack.enter_async_context(hub.register(Instance("echo", "10.0.0.1", port)))
         view = await stack.enter_async_context(consumer.discover("echo"))
@@ -141,6 +146,7 @@ async def test_a_store_restored_from_a_backup_has_everybody_again(
             return False
 
         await eventually(whole, within=2)
+        assert max(instance.port for instance in view.instances) == 10
 
 
 SERVICE = """

@@ -134,6 +134,42 @@ def test_those_who_were_tried_are_not_tried_again_while_there_is_another(policy:
     assert rotation.pick("key", tried).id in tried
 
 
+def test_a_caller_leaves_its_zone_where_all_in_it_were_tried():
+    rotation = rotation_of(
+        one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), wanted=Wanted(zone="a")
+    )
+    assert rotation.pick(exclude=["10.0.0.1:1"]).id in ("10.0.0.1:2", "10.0.0.1:3")
+
+
+def test_keys_of_one_who_is_left_out_go_to_many():
+    rotation = Rotation(policy="consistent_hash", resilience=CALM)
+    for port in range(1, 11):
+        rotation.put(one(port), 0.0, first=True)
+    keys = [f"key{n}" for n in range(1000)]
+    dead = rotation.pick(keys[0]).id
+    taken = {rotation.pick(k, [dead]).id for k in keys if rotation.pick(k).id == dead}
+    assert len(taken) > 4
+    assert dead not in taken
+
+
+def test_a_new_process_does_not_pay_for_its_predecessor():
+    rotation = rotation_of(one(1, incarnation="a"), one(2), one(3))
+    node = next(seat.node for seat in rotation if seat.instance.port == 1)
+    for _ in range(5):
+        rotation.picker.started(node)
+        rotation.finished(node, 0.1, False, 1.0)
+    assert called(rotation) == [2, 3]
+    rotation.put(one(1, incarnation="b"), 2.0)
+    assert called(rotation) == [1, 2, 3]
+
+
+def test_a_condition_that_raises_leaves_out_that_one_alone():
+    wanted = Wanted(where=lambda i: 1 // (i.port - 1) >= 0)
+    rotation = rotation_of(one(1), one(2), wanted=wanted)
+    assert called(rotation) == [2]
+    assert "condition fails on it: ZeroDivisionError" in str(rotation.explain()[0])
+
+
 def test_explanations():
     rotation = rotation_of(
         one(1, zone="a"),

@@ -10,6 +10,7 @@ Pure: time is passed in. One change costs one instance, however many there are.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -57,8 +58,13 @@ def objection(instance: Instance, wanted: Wanted) -> str:
             return f"its {name} is {has!r}, not {value!r}"
     if wanted.zone_only and instance.zone != wanted.zone:
         return f"its zone is {instance.zone or 'not known'}, not {wanted.zone}"
-    if wanted.where is not None and not wanted.where(instance):
-        return "it does not meet the caller's condition"
+    if wanted.where is not None:
+        try:
+            meets = wanted.where(instance)
+        except Exception as error:  # noqa: BLE001 - the caller's own code
+            return f"the caller's condition fails on it: {error!r}"
+        if not meets:
+            return "it does not meet the caller's condition"
     return ""
 
 
@@ -119,9 +125,12 @@ class Rotation:
             seat = self._seats[instance.id] = Seat(instance, float("-inf") if first else now)
             self._outliers.add(instance.id)
         else:
-            if instance.incarnation != seat.instance.incarnation:
-                seat.since = now  # another process at the same address is cold again
             self._count(seat, -1)
+            if instance.incarnation != seat.instance.incarnation:
+                # Another process at the same address is cold again, and has done no wrong yet.
+                seat.since, seat.ejected, seat.failing = now, False, False
+                self._outliers.forget(instance.id)
+                self._outliers.add(instance.id)
             seat.instance = instance
         seat.objection = objection(instance, self.wanted)
         self._count(seat, +1)
@@ -235,13 +244,18 @@ class Rotation:
             raise NoInstance(self._why_none()) from None
         if not exclude or node.id not in exclude:
             return node
-        for _ in range(3):
-            another = self.picker.pick(key)
-            if another.id not in exclude:
-                return another
-        for seat in self._seats.values():
-            if seat.seated and seat.instance.id not in exclude:
-                return seat.node
+        for number in range(3):  # another key, so that a ring does not answer the same again
+            again = self.picker.pick(None if key is None else f"{key!r} {number}")
+            if again.id not in exclude:
+                return again
+        others = [s for s in self._seats.values() if s.instance.id not in exclude]
+        for may in (
+            [seat for seat in others if seat.seated],
+            [seat for seat in others if not seat.objection and seat.well],
+            [seat for seat in others if not seat.objection],
+        ):
+            if may:
+                return random.choice(may).node
         return node
 
     def _why_none(self) -> str:

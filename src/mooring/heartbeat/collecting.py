@@ -65,13 +65,13 @@ class Collecting:
         """Begin to collect, where that has not begun."""
         if self._started:
             return
-        self._started = True
         chosen = choose(
             self._settings.enabled_metrics, self._settings.collection_intervals, self._own
         )
         dear = asyncio.Lock()
         timeout = self._settings.collection_timeout
         self._sources = [_Source(collector, every, timeout, dear) for collector, every in chosen]
+        self._started = True
         for source in self._sources:
             self._tasks.start(self._run(source), name=f"collector {source.name}")
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mooring.errors import Conflict, InvalidRequest, StoreError, TooLarge
+from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, StoreError, TooLarge
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Check, Put, Store, Write
 from mooring.tasks import Tasks
 
@@ -91,7 +91,7 @@ class Batches:
                 *(write for one in batch for write in one.writes),
                 require=[check for one in batch for check in one.checks],
             )
-        except (Conflict, TooLarge, InvalidRequest) as error:
+        except (Conflict, LeaseNotFound, TooLarge, InvalidRequest) as error:
             if len(batch) == 1:
                 _fail(batch, error)
             else:  # one of them is the cause: each by itself

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from mooring.errors import Conflict, LeaseNotFound, Removed, Superseded
+from mooring.errors import Conflict, LeaseNotFound, Removed, StoreError, Superseded
 from mooring.mirror import Mirror
 from mooring.model import Config, Instance
 from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
 from mooring.registry.layouts.contract import Layout, Malformed
 from mooring.registry.leases import SharedLease
-from mooring.registry.tombstones import applies, tombstone_key
+from mooring.registry.tombstones import tombstone_key
 from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
     Check,
@@ -30,6 +31,8 @@ from mooring.store.contract import (
     unchanged,
 )
 
+log = logging.getLogger(__name__)
+
 
 class Repair(NamedTuple):
     writes: list[Write]
@@ -43,7 +46,6 @@ def repair(
     lease: int,
     ours: Collection[int],
     tombstone: bytes,
-    incarnation: str,
     fresh: bool,
 ) -> Repair:
     """What makes the keys what they should be, given what was seen of them (contract M6).
@@ -68,9 +70,8 @@ def repair(
                     "which registered later: this one leaves it alone"
                 )
         writes.append(Put(name, value, lease))
-    grave = seen.get(tombstone)
-    checks.append(unchanged(tombstone, grave.modified if grave else 0))
-    if grave is not None and applies(grave.value, incarnation):
+    checks.append(absent(tombstone))
+    if tombstone in seen:
         raise Removed(
             f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out until "
             "its process starts anew"
@@ -103,10 +104,12 @@ class StoreEnrolment(Enrolment):
         self._store, self._layout, self._batches, self._described = shared
         self._lease, self._vicinity, self._mirror = lease, vicinity, vicinity.mirror
         self._service, self._id = instance.service, instance.id
-        self._incarnation = instance.incarnation
-        self._tombstone = tombstone_key(instance.service, instance.id)
+        self._tombstone = tombstone_key(layout, instance)
         self._home = layout.home(instance)
         self._desired: dict[bytes, bytes] = {}
+        self._sent: dict[bytes, bytes] = {}
+        """What may be in the store, though no answer said so."""
+        self._unanswered = False
         self._lasting = layout.lasting(instance)
         self._service_config = service_config
         self._config_key = (
@@ -127,6 +130,7 @@ class StoreEnrolment(Enrolment):
     async def aclose(self, *, within: float) -> None:
         self._end_config()
         await self._leave()
+        self._lease.owe(self._sent)
         await self._lease.release(self, within=within)
 
     @property
@@ -204,16 +208,20 @@ class StoreEnrolment(Enrolment):
                 lease=session.lease,
                 ours=self._lease.granted,
                 tombstone=self._tombstone,
-                incarnation=self._incarnation,
                 fresh=fresh,
             )
             self.disturbed, self._writing = False, True
+            self._sent = desired
+            self._lease.claim(desired)
             try:
                 revision = await self._batches.commit(*plan.writes, require=plan.checks)
             except Conflict:
                 seen = await self._present()
             except LeaseNotFound:
                 await self._lease.discard(session)
+            except BaseException:
+                self._unanswered = True
+                raise
             else:
                 break
             finally:
@@ -225,7 +233,10 @@ class StoreEnrolment(Enrolment):
         if self._mirror.loaded:
             self._look()
         if self._service not in self._described:
-            await self._describe()
+            try:
+                await self._describe()
+            except StoreError as error:
+                log.info("%s: its description is made later: %s", self._service, error)
 
     async def _present(self) -> dict[bytes, Entry]:
         """Our keys, and the tombstone, as they are."""
@@ -251,23 +262,21 @@ class StoreEnrolment(Enrolment):
             raise
 
     async def withdraw(self) -> None:
-        names, self._desired = list(self._desired), {}
-        ours = self._lease.granted
+        names, self._desired = list(self._sent), {}
+        session = self._lease.current
+        checks = [on_lease(name, session.lease if session else 0) for name in names]
         while names:
-            session = self._lease.current
-            lease = 0 if session is None else session.lease
             try:
-                await self._batches.commit(
-                    *(Delete(key(name)) for name in names),
-                    require=[on_lease(name, lease) for name in names],
-                )
-                return
+                deletions = [Delete(key(name)) for name in names]
+                await self._batches.commit(*deletions, require=checks)
+                break
             except Conflict:
                 seen = await self._present()
-                left = [name for name in names if name in seen and seen[name].lease in ours]
-                if left == names:
-                    return  # on an older lease of ours, which is about to end by itself
-                names = left
+                ours = {0, *self._lease.granted}  # without a lease: overwritten, and still ours
+                names = [name for name in names if name in seen and seen[name].lease in ours]
+                checks = [unchanged(name, seen[name].modified) for name in names]
+        if not self._unanswered:
+            self._sent = {}
 
 
 def _index(reads: Iterable[Snapshot]) -> dict[bytes, Entry]:

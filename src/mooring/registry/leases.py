@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
-from mooring.errors import StoreError
+from mooring.errors import Conflict, StoreError
 from mooring.session import Session
-from mooring.store.contract import Store
-from mooring.tasks import Tasks
+from mooring.store.contract import Delete, Store, key, unchanged
+from mooring.tasks import Backoff, Tasks
 
 PULSE = 1.0
 """Seconds between two looks at whether something is in doubt."""
+
+
+_LOOKS = (15.0, 5.0, 1.0)
+"""Seconds between looks at keys that should be gone, the last first."""
 
 
 class User(Protocol):
@@ -33,6 +38,8 @@ class SharedLease:
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
         self._users: dict[User, None] = {}
+        self._owed: dict[bytes, int] = {}
+        self._paying = False
         self._tasks = Tasks()
 
     @property
@@ -87,6 +94,50 @@ class SharedLease:
         if self._session is session:
             self._session = None
             await session.aclose()
+
+    def owe(self, names: Iterable[bytes]) -> None:
+        """Keys on this lease that should be gone and may not be: whoever left them could not reach
+        the store, or was cut short. Others keep the lease alive, so they would never expire."""
+        self._owed.update(dict.fromkeys(names, len(_LOOKS)))
+        if self._owed and self._users and not self._paying:
+            self._paying = True
+            self._tasks.start(self._pay(), name="keys left behind")
+
+    def claim(self, names: Iterable[bytes]) -> None:
+        """Somebody has these keys again."""
+        for name in names:
+            self._owed.pop(name, None)
+
+    async def _pay(self) -> None:
+        """Look several times: what was under way when its sender gave up may still arrive."""
+        backoff = Backoff()
+        try:
+            while self._owed:
+                for name in tuple(self._owed):
+                    if name in self._owed and await self._delete(name, backoff):
+                        self._owed[name] = left = self._owed.get(name, 1) - 1
+                        if left <= 0:
+                            del self._owed[name]
+                if self._owed:
+                    await asyncio.sleep(_LOOKS[min(self._owed.values()) - 1])
+        finally:
+            self._paying = False
+
+    async def _delete(self, name: bytes, backoff: Backoff) -> bool:
+        """Whether it is certain that the key is gone, or somebody else's."""
+        try:
+            entry = (await self._store.read(key(name))).first
+            if entry is not None and name in self._owed and entry.lease in {0, *self.granted}:
+                await self._store.commit(
+                    Delete(key(name)), require=[unchanged(name, entry.modified)]
+                )
+        except Conflict:
+            return False
+        except StoreError:
+            await asyncio.sleep(backoff.next())
+            return False
+        backoff.reset()
+        return True
 
     async def _await_loss(self, session: Session) -> None:
         await session.lost.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
@@ -58,6 +59,7 @@ class StoreRegistry(Registry):
         self._shared = Shared(store, layout, Batches(store), set())
         self._vicinities: dict[Range, Vicinity] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
+        self._config_users: Counter[str] = Counter()
 
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
         id = instance.address
@@ -86,26 +88,43 @@ class StoreRegistry(Registry):
         around = self.layout.vicinity(instance)
         vicinity = self._vicinities.get(around)
         if vicinity is None:
-            vicinity = self._vicinities[around] = Vicinity(self._store, self.layout, around)
+            vicinity = self._vicinities[around] = Vicinity(
+                self._store, self.layout, around, self._orphan
+            )
 
         async def leave() -> None:
             self._enrolled.discard(place)
+            await self._leave_config(instance.service)
             if await vicinity.leave(instance.id) and self._vicinities.get(around) is vicinity:
                 del self._vicinities[around]
 
         config = self._service_config(instance.service)
         return StoreEnrolment(self._shared, lease, vicinity, instance, config, leave)
 
+    def _orphan(self, entry: Entry) -> None:
+        """A key that nobody here has. Where it hangs on a lease of ours, it must go."""
+        for lease in self._leases.values():
+            if entry.lease in lease.granted:
+                lease.owe([entry.key])
+
     def _service_config(self, service: str) -> Mirror[bytes, Entry] | None:
         """The operator's word on a service, live; one mirror for all its instances here."""
         if "config" not in self.layout.carries:
             return None
+        self._config_users[service] += 1
         mirror = self._configs.get(service)
         if mirror is None:
             where = key(self.layout.config_key(service))
             mirror = Mirror(RangeFeed(self._store, where), wait=False, quiet=True)
             self._configs[service] = mirror
         return mirror
+
+    async def _leave_config(self, service: str) -> None:
+        self._config_users[service] -= 1
+        if self._config_users[service] <= 0:
+            del self._config_users[service]
+            if (mirror := self._configs.pop(service, None)) is not None:
+                await mirror.aclose()
 
     async def groups(self) -> list[str]:
         found: dict[str, None] = {}
@@ -174,7 +193,7 @@ class StoreRegistry(Registry):
             held = assembly.of(id)
             if not lease:
                 lease = (await self._store.grant(KEPT)).id
-            grave = Put(tombstone_key(service, id), tombstone_value(instance.incarnation), lease)
+            grave = Put(tombstone_key(self.layout, instance), tombstone_value(), lease)
             try:
                 await self._store.commit(
                     grave,

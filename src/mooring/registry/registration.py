@@ -21,9 +21,26 @@ import msgspec
 
 from mooring import telemetry
 from mooring.addresses import reachable_host
-from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreError, Superseded
+from mooring.errors import (
+    AccessDenied,
+    Closed,
+    InvalidRequest,
+    RegistryError,
+    Removed,
+    StoreError,
+    Superseded,
+)
 from mooring.heartbeat.policy import Beats, Decision, Policy
-from mooring.model import JSON, Config, Instance, RegistrationState, State, Status, now
+from mooring.model import (
+    JSON,
+    Config,
+    Instance,
+    RegistrationState,
+    State,
+    Status,
+    check_json,
+    now,
+)
 from mooring.registry.contract import Registry
 from mooring.tasks import Backoff, Tasks, cleanup
 
@@ -142,6 +159,8 @@ class Registration:
 
         `metrics` are the service's own, beside those that are collected.
         """
+        if metrics is not None:
+            check_json(f"the metrics of {self._instance.service}", metrics)
         said = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
         changed = {name: value for name, value in said.items() if value is not None}
         self._instance = msgspec.structs.replace(self._instance, **changed)
@@ -153,6 +172,10 @@ class Registration:
         self._wake.set()
 
     async def __aenter__(self) -> Self:
+        if self._closed:
+            raise Closed("the registration of {} {} is closed: make another".format(*self._labels))
+        if self._metrics is not None:
+            self._metrics.start()
         enrolment = self._registry.enrol(self._instance, ttl=self._ttl)
         if self._lost_fields:
             log.warning(
@@ -164,7 +187,6 @@ class Registration:
         enrolment.subscribe(self._look)
         enrolment.open()
         if self._metrics is not None:
-            self._metrics.start()
             self._end_metrics = self._metrics.subscribe(self._collected)
         self._enter("registering")
         self._tasks.start(self._keep(), name=f"registration of {self._instance.id}")
@@ -230,6 +252,15 @@ class Registration:
                     self._trouble = str(error)
                     if self._phase == "registered":
                         self._enter("suspended", self._trouble)
+                    await asyncio.sleep(backoff.next())
+                except (RegistryError, InvalidRequest):
+                    raise
+                except Exception as error:
+                    # A mistake of ours must not end what shall go on for ever.
+                    if self._trouble != repr(error):
+                        log.exception("%s %s: trying on", *self._labels)
+                    self._trouble = repr(error)
+                    self._enter("suspended", self._trouble)
                     await asyncio.sleep(backoff.next())
         except Closed as error:
             self._end("closed", error)
@@ -298,8 +329,11 @@ class Registration:
         config = self._enrolment.config
         if config != self._config:
             self._config = config
-            for callback in self._config_callbacks:
-                callback(config)
+            for callback in tuple(self._config_callbacks):
+                try:
+                    callback(config)
+                except Exception:
+                    log.exception("%s %s: a subscriber failed", *self._labels)
         self._wake.set()
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:

@@ -23,8 +23,8 @@ async def until_stopped(
 ) -> signal.Signals:
     """Wait for a signal, then drain: mark the registrations draining, deregister them, and wait
     until consumers can have seen it. When this returns, no new calls are to be expected: stop the
-    server. It returns at most `grace` seconds after the signal, also where the store is away; a
-    second signal makes it return at once.
+    server. Of `grace` seconds it takes at most two thirds, also where the store is away, and leaves
+    the rest for stopping; a second signal makes it return at once.
 
     Only in the main thread's event loop, since Python gives signals to no other.
     """
@@ -37,6 +37,7 @@ async def until_stopped(
         loop.add_signal_handler(number, told.put_nowait, number)
     try:
         first = await told.get()
+        grace *= 2 / 3
         log.info("%s: leaving the registry, then stopping", first.name)
         draining = [
             tasks.start(each.drain(grace=grace, linger=linger), name="draining")

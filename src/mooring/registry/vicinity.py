@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from mooring.mirror import Mirror, RangeFeed, Update
@@ -19,9 +19,11 @@ class Neighbour(Protocol):
 class Vicinity:
     """Neighbours come with `join` and go with `leave`; each hears of its own keys alone."""
 
-    def __init__(self, store: Store, layout: Layout, range: Range) -> None:
+    def __init__(
+        self, store: Store, layout: Layout, range: Range, orphan: Callable[[Entry], None]
+    ) -> None:
         self.mirror: Mirror[bytes, Entry] = Mirror(RangeFeed(store, range), wait=False, quiet=True)
-        self._layout = layout
+        self._layout, self._orphan = layout, orphan
         self._neighbours: dict[str, Neighbour] = {}
         self.mirror.subscribe(self._hear)
 
@@ -39,6 +41,7 @@ class Vicinity:
     def _hear(self, update: Update[bytes, Entry]) -> None:
         if update.resync:
             touched: Iterable[str] = tuple(self._neighbours)
+            self._find_orphans()
         else:
             places = map(self._layout.locate, (change.key for change in update.changes))
             touched = {place.id for place in places if place is not None}
@@ -46,3 +49,11 @@ class Vicinity:
         for id in touched:
             if (neighbour := self._neighbours.get(id)) is not None:
                 neighbour.hear(anew=anew)
+
+    def _find_orphans(self) -> None:
+        """A store restored from a backup has keys again of those who left since."""
+        for entry in self.mirror.items.values():
+            if entry.lease:
+                place = self._layout.locate(entry.key)
+                if place is not None and place.id not in self._neighbours:
+                    self._orphan(entry)

@@ -95,6 +95,11 @@ class Layout(ABC):
     def carries(self) -> frozenset[Carried]:
         return CARRIES[self.name]
 
+    @property
+    def scope(self) -> str:
+        """Tells this layout's instances from those of others in one store, as part of a key."""
+        return self.name
+
     @abstractmethod
     def canonical(self, service: str) -> str:
         """A service's name as this layout shows it. Raises `InvalidName` where it cannot be."""

@@ -6,6 +6,7 @@ the services of a store cannot be listed without reading all of it.
 
 from __future__ import annotations
 
+import urllib.parse
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -23,6 +24,10 @@ class Rooted(Layout):
         if root and not root.endswith("/"):
             root += "/"
         self._root = root
+
+    @property
+    def scope(self) -> str:
+        return f"{self.name}:{urllib.parse.quote(self._root, safe='')}"
 
     def canonical(self, service: str) -> str:
         split_service(service)

@@ -1,0 +1,257 @@
+"""Nothing stays in the registry that nobody serves, and nobody pays for a neighbour's mistake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import Closed, InvalidRequest, StoreError, Unavailable
+from mooring.hub import Hub
+from mooring.model import Config
+from mooring.registry import leases
+from mooring.store import Delete, Put, key, prefix
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.waiting import eventually
+
+
+def at(port: int, **fields: object) -> Instance:
+    return Instance("echo", "10.0.0.1", port, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    async with mooring.connect() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_LOOKS", (0.2, 0.1, 0.05))
+
+
+async def ports(hub: Hub) -> list[int]:
+    return sorted(i.port for i in (await hub.registry.instances("echo")).instances)
+
+
+async def only(hub: Hub, *expected: int) -> None:
+    async def right() -> bool:
+        return await ports(hub) == list(expected)
+
+    await eventually(right)
+
+
+async def test_a_cancelled_entry_leaves_nothing(tmp_path: object):
+    async with mooring.connect(f"sqlite://{tmp_path}/store") as slow, slow.register(at(1)):
+        for number in range(30):
+            entering = asyncio.ensure_future(slow.register(at(100 + number)).__aenter__())
+            for _ in range(number):
+                await asyncio.sleep(0)
+            entering.cancel()
+            await asyncio.wait([entering])
+            if not entering.cancelled():
+                await entering.result().aclose()
+        await only(slow, 1)
+
+
+@pytest.mark.parametrize("how", ["close", "drain"])
+async def test_who_left_while_the_store_was_away_is_taken_out_later(
+    how: str, etcd: Callable[[str], EtcdServer], tmp_path: object
+):
+    server = etcd("3.5")
+    name = f"namespace={tmp_path}"
+    async with (
+        FaultProxy(server.address) as proxy,
+        mooring.connect(f"etcd://{proxy.address}?{name}&timeout=1s") as hub,
+        mooring.connect(f"{server.url}?{name}") as other,
+        hub.register(at(1), ttl=60),
+    ):
+        leaving = await hub.register(at(2), ttl=60).__aenter__()
+        proxy.refuse()
+        await (leaving.aclose() if how == "close" else leaving.drain(grace=2, linger=0))
+        assert await ports(other) == [1, 2]
+        proxy.heal()
+        await only(other, 1)
+
+
+async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(hub: Hub):
+    """As after a restore: they lie there again, on the lease that the others keep alive."""
+    async with hub.register(at(1)) as one:
+        async with hub.register(at(2)):
+            kept = (await hub.store.read(prefix(b"/registry/default/echo/10.0.0.1:2/"))).entries
+        await hub.store.commit(*(Put(e.key, e.value, e.lease) for e in kept))
+        vicinity = one._enrolment._vicinity  # type: ignore[attr-defined]
+        await eventually(lambda: len(vicinity.mirror.items) == 4)
+        vicinity._find_orphans()
+        await only(hub, 1)
+
+
+async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):
+    async with hub.register(at(1)) as one:
+        lease = one._enrolment._lease  # type: ignore[attr-defined]
+        lease.owe([b"/registry/default/echo/10.0.0.1:2/data"])
+        async with hub.register(at(2)):
+            await asyncio.sleep(0.6)
+            assert await ports(hub) == [1, 2]
+
+
+async def test_a_dead_lease_of_one_does_not_cost_another_his(hub: Hub):
+    async with hub.register(at(1), ttl=5) as short, hub.register(at(2), ttl=60) as long:
+        dead = short._enrolment._lease.current.lease  # type: ignore[attr-defined]
+        alive = long._enrolment._lease.current.lease  # type: ignore[attr-defined]
+        await hub.store.revoke(dead)
+        for each in (short, long):
+            each.update(metadata={"a": "b"})
+        await only(hub, 1, 2)
+        assert long._enrolment._lease.current.lease == alive  # type: ignore[attr-defined]
+
+
+async def test_a_subscriber_that_raises_costs_no_neighbour(hub: Hub):
+    def fails(config: Config) -> None:
+        if config.weight:
+            raise ZeroDivisionError
+
+    async with hub.register(at(1)) as one, hub.register(at(2)), hub.register(at(3)):
+        one.on_config(fails)
+        folder = b"/registry/default/echo/10.0.0.1:"
+        await hub.store.commit(
+            Put(folder + b"1/config", b'{"weight":3}'),
+            Delete(prefix(folder + b"2/")),
+            Delete(prefix(folder + b"3/")),
+        )
+        await only(hub, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"metrics": {"x": object()}},
+        {"metrics": {"x": "\ud800"}},
+        {"metrics": {(1, 2): 3}},
+        {"metadata": {"a": "\ud800"}},
+        {"version": 1.2},
+        {"zone": 5},
+    ],
+)
+async def test_what_cannot_be_told_is_refused_and_harms_nothing(hub: Hub, bad: dict[str, object]):
+    async with hub.register(at(1)) as one:
+        with pytest.raises(InvalidRequest):
+            one.update(**bad)  # type: ignore[arg-type]
+        await hub.store.commit(Delete(prefix(b"/registry/")))
+        await only(hub, 1)
+
+
+async def test_an_operator_s_word_in_one_layout_is_not_said_in_another():
+    url = "memory://layouts"
+    async with (
+        mooring.connect(url, layout="plain:/p/") as plain,
+        mooring.connect(url, layout="plain:/q/") as other,
+        mooring.connect(url) as tree,
+        plain.register(at(1)) as one,
+        other.register(at(1)) as two,
+        tree.register(at(1)) as three,
+    ):
+        await plain.registry.deregister("echo", "10.0.0.1:1")
+        await eventually(lambda: one.state == "removed")
+        await other.store.commit(Delete(prefix(b"/q/")), Delete(prefix(b"/registry/")))
+        await only(other, 1)
+        await only(tree, 1)
+        assert (two.state, three.state) == ("registered", "registered")
+
+
+async def test_a_successor_does_not_bring_back_whom_an_operator_took_out():
+    async with mooring.connect("memory://succession") as old:
+        one = await old.register(at(1)).__aenter__()
+        keep = one._tasks
+        await keep.aclose()  # as if it were cut off: it hears of nothing
+        async with mooring.connect("memory://succession") as new:
+            await new.registry.deregister("echo", "10.0.0.1:1")
+            async with new.register(at(1)):
+                pass
+            keep.start(one._keep(), name="healed")
+            one._enrolment.disturbed = True
+            await eventually(lambda: one.state == "removed")
+            assert await ports(new) == []
+
+
+async def test_a_key_overwritten_without_a_lease_goes_with_its_instance(hub: Hub):
+    async with hub.register(at(1)), hub.register(at(2)) as two:
+        await hub.store.commit(Put(b"/registry/default/echo/10.0.0.1:2/data", b"{}"))
+        await two.aclose()
+        await only(hub, 1)
+
+
+async def test_a_description_that_cannot_be_written_does_not_make_it_older(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    whole = hub.store.commit
+
+    async def commit(*writes: object, **rest: object) -> object:
+        if any(isinstance(w, Put) and w.key.endswith(b"info") for w in writes):
+            raise Unavailable("not now")
+        return await whole(*writes, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hub.store, "commit", commit)
+    async with hub.register(at(1)) as one:
+        assert one.state == "registered"
+        assert not one._fresh
+
+
+async def test_a_closed_registration_is_not_entered_again(hub: Hub):
+    registration = hub.register(at(1))
+    async with registration:
+        pass
+    with pytest.raises(Closed, match="make another"):
+        await registration.__aenter__()
+
+
+async def test_an_unknown_collector_is_told_each_time():
+    from mooring.heartbeat import parse
+
+    settings = parse({"registry": {"metrics": {"enabled-metrics": ["memry"]}}})
+    async with mooring.connect(settings=settings) as hub:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="memory"):
+                await hub.register(at(1)).__aenter__()
+
+
+async def test_a_thousand_services_leave_no_task_behind(hub: Hub):
+    before = len(asyncio.all_tasks())
+    for number in range(100):
+        async with hub.register(Instance(f"s{number}", "10.0.0.1", 1)):
+            pass
+    assert len(asyncio.all_tasks()) <= before + 10
+
+
+async def test_a_hub_closes_its_registrations_together(
+    etcd: Callable[[str], EtcdServer], tmp_path: object
+):
+    server = etcd("3.5")
+    async with (
+        FaultProxy(server.address) as proxy,
+        mooring.connect(f"etcd://{proxy.address}?namespace={tmp_path}") as hub,
+    ):
+        for port in range(1, 21):
+            await hub.register(at(port)).__aenter__()
+        proxy.blackhole()
+        async with asyncio.timeout(12):
+            await hub.__aexit__()
+
+
+async def test_what_is_deleted_with_a_dead_lease_s_write_is_deleted(hub: Hub):
+    from mooring.registry.batches import Batches
+
+    await hub.store.commit(Put(b"/k", b""))
+    batches = Batches(hub.store)
+    results = await asyncio.gather(
+        batches.commit(Put(b"/first", b"")),
+        batches.commit(Delete(key(b"/k"))),
+        batches.commit(Put(b"/z", b"", 12345)),
+        return_exceptions=True,
+    )
+    assert isinstance(results[2], StoreError)
+    assert (await hub.store.read(key(b"/k"))).first is None
