@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 
 import typer
@@ -69,4 +71,10 @@ def main() -> None:
         app()
     except MooringError as error:
         typer.echo(f"mooring: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries once more
+        typer.echo(f"mooring: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
