@@ -75,6 +75,7 @@ class Journal:
         self.writable = not _is_file(path) or _may_write(path)
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
+        self._synchronised = "FULL"
 
     def load(self) -> Kept:
         try:
@@ -94,6 +95,7 @@ class Journal:
         """All of it, on disk when this returns; raises `sqlite3.Error` and leaves nothing."""
         if not self.writable:
             self._take_over()
+        self._synchronise("FULL")
         with _transaction(self._database) as database:
             database.executemany(SQL["put_entry"], _rows(changes.batches))
             database.executemany(SQL["put_lease"], changes.leases)
@@ -107,14 +109,10 @@ class Journal:
         It does not wait for the disk: what a crash leaves of them is found again when the file is
         opened.
         """
-        database = self._database
-        database.execute("PRAGMA synchronous = NORMAL")
-        try:
-            with _transaction(database):
-                database.execute(SQL["put_meta"], ("compacted", compacted))
-                database.executemany(SQL["drop_entry"], ((e.modified, e.key) for e in entries))
-        finally:
-            database.execute("PRAGMA synchronous = FULL")
+        self._synchronise("NORMAL")
+        with _transaction(self._database) as database:
+            database.execute(SQL["put_meta"], ("compacted", compacted))
+            database.executemany(SQL["drop_entry"], ((e.modified, e.key) for e in entries))
 
     def space(self) -> tuple[int, int]:
         """The bytes of its files, and those in use of what they will be once SQLite has merged
@@ -128,6 +126,11 @@ class Journal:
             )
         return taken, size * (pages - free)
 
+    def _synchronise(self, how: str) -> None:
+        if self._synchronised != how:
+            self._database.execute(f"PRAGMA synchronous = {how}")
+            self._synchronised = how
+
     def _take_over(self) -> None:
         if not _may_write(self.path):
             raise sqlite3.OperationalError("it is read-only")
@@ -139,7 +142,7 @@ class Journal:
             raise sqlite3.OperationalError(str(error)) from error
         if dict(self._database.execute(SQL["get_meta"]))["revision"] != self._loaded:
             raise sqlite3.OperationalError("another process wrote to it meanwhile: start again")
-        self.writable = True
+        self.writable, self._synchronised = True, "FULL"
 
     def close(self) -> None:
         self._database.close()
