@@ -75,6 +75,7 @@ class SharedRegistration:
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         self._turn = Turn((folder or runtime_folder()) / name)
         self._registration: Registration | None = None
+        self._entered = asyncio.Event()
         self._tasks = Tasks()
         self._closed = False
         self._process = os.getpid()
@@ -135,6 +136,8 @@ class SharedRegistration:
         except BaseException:
             self._turn.end()
             raise
+        finally:
+            self._entered.set()
 
     async def drain(self, *, grace: float = 10.0, linger: float = LINGER) -> None:
         """Go away without anybody noticing: hand over, or drain as `Registration.drain` does.
@@ -152,8 +155,11 @@ class SharedRegistration:
     async def _hand_over(self) -> bool:
         """Whether there is nothing left to deregister: another process has it, or takes it."""
         self._closed = True
-        await self._tasks.aclose()
         registration = self._registration
+        if registration is not None:
+            # Were it handed over before it is written, it would be written over the successor's.
+            await _wait_for(self._entered, HAND_OVER)
+        await self._tasks.aclose()
         if registration is None or registration.state not in ("registered", "suspended"):
             self._turn.end()
             return registration is None
@@ -162,23 +168,27 @@ class SharedRegistration:
         taken = asyncio.Event()
         registration.subscribe(lambda state: taken.set() if state == "superseded" else None)
         self._turn.end()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER):
-                await taken.wait()
-        return taken.is_set() or not self._turn.take()
+        return await _wait_for(taken, HAND_OVER) or not self._turn.take()
 
     async def aclose(self) -> None:
         """Hand over or deregister, within a few seconds whatever the store does."""
         if self._process != os.getpid():
             return  # a forked child is not the worker that entered it
         if not self._closed:
-            await cleanup(self._hand_over(), within=HAND_OVER + 1)
+            await cleanup(self._hand_over(), within=2 * HAND_OVER + 1)
         if self._registration is not None:
             await self._registration.aclose()
         self._turn.end()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _wait_for(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def listens(host: str, port: int, *, within: float) -> bool:

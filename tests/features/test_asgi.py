@@ -262,7 +262,7 @@ async def test_a_forked_child_does_not_keep_the_turn(tmp_path: Path):
         await asyncio.wait_for(Turn(tmp_path / "a").wait(), 5)
     finally:
         os.kill(orphan, signal.SIGKILL)
-        await child.wait()
+        await child.communicate()
 
 
 def test_the_folder_of_the_locks_is_this_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

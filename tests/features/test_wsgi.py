@@ -26,6 +26,7 @@ from mooring.errors import InvalidRequest, InvalidURL
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.servers import free_port
+from mooring.workers import Turn
 from tests.waiting import until
 
 
@@ -115,7 +116,7 @@ def test_what_can_never_be_is_refused(url: str):
 
 
 PREFORK = """
-import os, signal, socket, sys, time
+import os, signal, socket, sys
 import mooring, mooring.wsgi
 
 url, workers = sys.argv[1], int(sys.argv[2])
@@ -128,10 +129,10 @@ pids = []
 for _ in range(workers):
     pid = os.fork()
     if not pid:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # no thread but this one
         app.start()
-        while True:
-            signal.pause()
+        signal.sigwait([signal.SIGTERM])
+        sys.exit(0)
     pids.append(pid)
 print(*pids, flush=True)
 for pid in pids:
@@ -167,16 +168,22 @@ def prefork(url: str) -> Iterator[Callable[[int], list[int]]]:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_one_of_three_workers_registers_and_the_next_takes_over_at_once(
-    hub: mooring.sync.Hub, prefork: Callable[[int], list[int]], end: signal.Signals
+    hub: mooring.sync.Hub,
+    prefork: Callable[[int], list[int]],
+    end: signal.Signals,
+    tmp_path: Path,
 ):
     workers = prefork(3)
     held: list[int] = []
     gone: list[str] = []
     with hub.discover("echo") as view:
         view.subscribe(lambda update: gone.extend(c.key for c in update.changes if c.after is None))
-        for _ in range(3):
+        for left in (2, 1, 0):
             until(lambda: registered_by(hub) in set(workers) - set(held), within=5)
             assert len(instances(hub)) == 1
+            if left:
+                (lock,) = (tmp_path / "mooring").glob("*.lock")
+                until(lambda: Turn(lock).wanted)  # noqa: B023
             if end == signal.SIGTERM:
                 assert gone == []  # handed over without a gap
             held.append(registered_by(hub))
@@ -224,6 +231,8 @@ def test_gunicorn(hub: mooring.sync.Hub, url: str, tmp_path: Path, preload: str)
         first = registered_by(hub)
         os.kill(first, signal.SIGKILL)
         until(lambda: registered_by(hub) not in (0, first), within=5)
+        (lock,) = (tmp_path / "mooring").glob("*.lock")
+        until(lambda: Turn(lock).wanted, within=20)  # gunicorn has replaced it
         process.terminate()
         assert process.wait(timeout=20) == 0
         assert instances(hub) == ()

@@ -1,4 +1,4 @@
-"""The portal: an event loop in a daemon thread, and threads that wait for what runs there."""
+"""The portal: one event loop in a daemon thread, and threads that wait for what runs there."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def _until(deadline: float | None) -> Iterator[None]:
 
 
 class Portal:
-    """Opens and closes one resource (a hub) together with the loop that it lives on.
+    """Opens and closes one resource (a hub) on the loop, and runs calls to it there.
 
     Where nobody calls `close`, the interpreter's end does, for a few seconds at most. In a forked
-    child the portal is closed: its thread stayed with the parent.
+    child the portal is closed: the loop's thread stayed with the parent.
     """
 
     def __init__(
@@ -70,27 +70,23 @@ class Portal:
     ) -> None:
         self.name = name
         self._enter, self._leave = enter, leave
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._calls: _Calls | None = None
         self._changing = threading.Lock()
-        self._calls: set[_Call[Any]] = set()
-        self._process = os.getpid()
         _portals.add(self)
 
     @property
     def running(self) -> bool:
         """Whether it can be called from this process."""
-        return self._loop is not None and self._process == os.getpid()
+        return self._calls is not None and self._calls.process == os.getpid()
 
     def open(self) -> None:
-        """Start the loop and enter the resource, where that was not done yet. Raises what entering
-        raises."""
+        """Enter the resource, where that was not done yet. Raises what entering raises."""
         with self._changing:
             if self.running:
                 return
-            if self._loop is not None:
+            if self._calls is not None:
                 raise self._forked()
-            self._start()
+            self._calls = _Calls(loop_thread())
             try:
                 self.call(self._enter, undo=self._leave)
             except BaseException:
@@ -99,8 +95,8 @@ class Portal:
             atexit.register(self._at_exit)
 
     def close(self, *, within: float | None = None) -> None:
-        """Leave the resource and end the loop. Calls that are under way raise `Closed`.
-        Idempotent. Raises `TimeoutError` where leaving is not done `within` so many seconds."""
+        """Leave the resource. Calls that are under way raise `Closed`. Idempotent. Raises
+        `TimeoutError` where leaving is not done `within` so many seconds."""
         if not self._changing.acquire(timeout=-1 if within is None else within):
             raise TimeoutError("another thread is at it")
         try:
@@ -115,54 +111,18 @@ class Portal:
         finally:
             self._changing.release()
 
+    def _end(self) -> None:
+        calls, self._calls = self._calls, None
+        assert calls is not None
+        ended = asyncio.run_coroutine_threadsafe(calls.aclose(), calls.thread.loop)
+        concurrent.futures.wait([ended], timeout=_END)
+
     def _at_exit(self) -> None:
         """The interpreter ends, and nobody closed it."""
         try:
             self.close(within=EXIT_WITHIN)
         except Exception as error:  # noqa: BLE001 - an exit handler has nobody to raise it to
             log.warning("%s: not closed in order at the end of the process: %s", self.name, error)
-
-    def _start(self) -> None:
-        ready: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-        self._process = os.getpid()
-        self._thread = threading.Thread(
-            target=self._run, args=(ready,), name=f"mooring {self.name}", daemon=True
-        )
-        self._thread.start()
-        self._loop = ready.result()
-
-    def _end(self) -> None:
-        loop, self._loop = self._loop, None
-        assert loop is not None
-        assert self._thread is not None
-        loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(2 * _END)
-        self._refuse_the_rest()
-
-    def _refuse_the_rest(self) -> None:
-        """Nobody waits for a loop that has ended."""
-        for call in self._calls.copy():
-            call.refuse()
-
-    def _run(self, ready: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-        # Not `asyncio.run`: that waits without end for threads of the loop's executor.
-        loop = asyncio.new_event_loop()
-        try:
-            loop.run_until_complete(self._serve(ready))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
-            self._refuse_the_rest()
-
-    async def _serve(self, ready: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-        self._tasks, self._stop = Tasks(), asyncio.Event()
-        ready.set_result(asyncio.get_running_loop())
-        await self._stop.wait()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest, timeout=_END)
 
     def call(
         self,
@@ -176,60 +136,121 @@ class Portal:
         A caller that is interrupted (Ctrl-C, a deadline) cancels the work, and waits a few seconds
         for it to end. Work that was done all the same is undone by `undo`, where that is given.
         """
-        loop = self._reach()
+        calls = self._reach()
         caller = caller or Caller()
         call = _Call(self.name, work, caller)
-        self._calls.add(call)
+        calls.thread.post(calls.begin, call, context=copy_context())
         try:
-            if not _post(loop, call.begin, self._tasks, context=copy_context()):
-                call.refuse()
             caller.wait()
         except BaseException:
-            _post(loop, call.cancel)
+            calls.thread.post(call.cancel)
             concurrent.futures.wait([call.answer], timeout=_GIVE_UP)
             if undo is not None and call.succeeded:
                 with cleaning():
                     self.call(undo)
             raise
-        finally:
-            self._calls.discard(call)
         return call.answer.result()
 
     def post(self, work: Callable[[], object]) -> None:
         """Run a plain function on the loop, and do not wait for it. Nothing where it is closed."""
-        loop = self._loop
-        if loop is not None and self._process == os.getpid():
-            _post(loop, work)
+        calls = self._calls
+        if calls is not None and calls.process == os.getpid():
+            calls.thread.post(work)
 
-    def _reach(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is None:
+    def _reach(self) -> _Calls:
+        calls = self._calls
+        if calls is None:
             raise Closed(f"{self.name} is not open: use `with mooring.sync.connect(…) as hub`")
-        if self._process != os.getpid():
+        if calls.process != os.getpid():
             raise self._forked()
-        if threading.current_thread() is self._thread:
+        if calls.thread.is_current:
             raise InvalidRequest(
-                f"{self.name}: a blocking call on the portal's own thread would wait for itself "
+                f"{self.name}: a blocking call on the loop's own thread would wait for itself "
                 "for ever: callbacks hand such work to another thread"
             )
-        return loop
+        return calls
 
     def _forked(self) -> Closed:
         return Closed(f"{self.name} was opened before a fork: connect again in this process")
 
 
-def _post(
-    loop: asyncio.AbstractEventLoop,
-    work: Callable[..., object],
-    *args: object,
-    context: Context | None = None,
-) -> bool:
-    """Call something on a loop; whether that loop is not closed."""
-    try:
-        loop.call_soon_threadsafe(work, *args, context=context)
-    except RuntimeError:
-        return False
-    return True
+class LoopThread:
+    """An event loop in a daemon thread, from its first use until the interpreter ends.
+
+    There is one in a process, and it is not closed before: gRPC tells a loop of its calls' ends
+    after they are over, and that loop being closed would be an error in another one.
+    """
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        ready: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="mooring", daemon=True
+        )
+        self._thread.start()
+        self.loop = ready.result()
+        atexit.register(self._at_exit)
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def post(
+        self, work: Callable[..., object], *args: object, context: Context | None = None
+    ) -> None:
+        """Call something on the loop. Nothing where the interpreter ends."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(work, *args, context=context)
+
+    def _run(self, ready: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        loop = asyncio.new_event_loop()
+        loop.call_soon(ready.set_result, loop)
+        loop.run_forever()
+        # Not as `asyncio.run` does, which waits without end for threads of the loop's executor.
+        rest = asyncio.all_tasks(loop)
+        for task in rest:
+            task.cancel()
+        if rest:
+            loop.run_until_complete(asyncio.wait(rest, timeout=_END))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def _at_exit(self) -> None:
+        if self.process == os.getpid():
+            self.post(self.loop.stop)
+            self._thread.join(2 * _END)
+
+
+_current: LoopThread | None = None
+_starting = threading.Lock()
+
+
+def loop_thread() -> LoopThread:
+    """The one of this process, started where it does not run."""
+    global _current
+    with _starting:
+        if _current is None:
+            _current = LoopThread()
+        return _current
+
+
+class _Calls:
+    """The calls of one portal while it is open. Its methods run on the loop."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        self.thread, self.process = thread, thread.process
+        self._tasks = Tasks()
+        self._closed = False
+
+    def begin(self, call: _Call[Any]) -> None:
+        if self._closed:
+            call.refuse()
+        else:
+            call.begin(self._tasks)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._tasks.aclose()
 
 
 class Caller:
@@ -262,7 +283,7 @@ class Caller:
                 settle = functools.partial(done.set_result, function(*args))
             except Exception as error:  # noqa: BLE001 - handed on whole, to who asked for it
                 settle = functools.partial(done.set_exception, error)
-            _post(loop, lambda: done.done() or settle())
+            loop.call_soon_threadsafe(lambda: done.done() or settle())
 
         self._inbox.put(here)
         return await done
@@ -280,13 +301,12 @@ class _Call(Generic[T]):
     def succeeded(self) -> bool:
         return self.answer.done() and self.answer.exception() is None
 
-    def refuse(self) -> None:
-        """The loop ended before the work did. Nothing where there is an answer already."""
-        with contextlib.suppress(concurrent.futures.InvalidStateError):
-            self.answer.set_exception(Closed(f"{self._name} was closed during the call"))
-        self._caller.answered()
-
     # What follows runs on the loop.
+
+    def refuse(self) -> None:
+        """It is closed."""
+        self.answer.set_exception(Closed(f"{self._name} was closed during the call"))
+        self._caller.answered()
 
     def begin(self, tasks: Tasks) -> None:
         self._task = tasks.start(self._run(), name=f"blocking call of {self._name}")
@@ -318,17 +338,18 @@ _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-def _keep_inherited() -> None:
-    """In a child: what the parent's portals hold is never let go.
+def _begin_anew() -> None:
+    """In a forked child: there is no loop, and what the parent's holds is never let go.
 
-    Collecting a loop, its tasks and its connections would run their cleanup, on sockets that the
-    parent goes on using.
+    To collect its tasks and connections would run their cleanup, on sockets that the parent goes
+    on using.
     """
+    global _current, _starting
+    _inherited.append(_current)
+    _inherited.extend(_portals)
+    _current, _starting = None, threading.Lock()
     for portal in tuple(_portals):
         portal._changing = threading.Lock()  # it may have been held by a thread that is not here
-        portal._calls = set()
-        if portal._loop is not None:
-            _inherited.append((portal, portal._loop))
 
 
-os.register_at_fork(after_in_child=_keep_inherited)
+os.register_at_fork(after_in_child=_begin_anew)
