@@ -1,5 +1,7 @@
 """Service registry, discovery, locks and configuration on etcd, Redis or an embedded store."""
 
+import importlib
+
 from mooring.discovery.resilience import Resilience
 from mooring.errors import MooringError
 from mooring.hub import Hub, connect
@@ -22,3 +24,10 @@ __all__ = [
     "connect",
     "until_stopped",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`mooring.sync` is loaded when it is first asked for."""
+    if name == "sync":
+        return importlib.import_module("mooring.sync")
+    raise AttributeError(f"module 'mooring' has no attribute {name!r}")

@@ -137,7 +137,7 @@ class Hub:
         if self._store is None:
             raise Closed(f"{self._url} is not open: use `async with mooring.connect(…) as hub`")
         if self._process != os.getpid():
-            raise Closed(f"{self._url} was opened before a fork: open it after the fork, in each process")
+            raise Closed(f"{self._url} was opened before a fork: open it after, in each process")
         return self._store
 
     @property

@@ -268,11 +268,12 @@ class Rotation:
         told = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
         return f"none of {len(self._seats)} instances may be called: {told}"
 
-    def finished(self, node: Node, seconds: float, ok: bool, now: float) -> bool:
-        """A call ended. Whether that ejected the instance."""
-        self.picker.finished(node, seconds, ok)
+    def finished(self, node: Node, seconds: float, ok: bool | None, now: float) -> bool:
+        """A call ended; None: it was cancelled, which says nothing. Whether that ejected the
+        instance."""
+        self.picker.finished(node, seconds, ok is not False)
         seat: Seat = node.item
-        if ok and not seat.failing:
+        if ok is None or (ok and not seat.failing):
             return False  # nothing to count: the usual way, and a short one
         seat.failing = True
         self._failing[node.id] = now
