@@ -30,6 +30,7 @@ class FaultProxy:
         self._delay = 0.0
         self._refusing = self._muted = False
         self._links: set[_Link] = set()
+        self._open: set[asyncio.StreamWriter] = set()
         self._tasks = Tasks()
         self.address = ""
         self.accepted = 0
@@ -45,6 +46,8 @@ class FaultProxy:
             self._server.close()
         self.reset()
         await self._tasks.aclose()
+        for writer in tuple(self._open):
+            self._close(writer)
 
     def reset(self) -> None:
         """Cut every connection with a TCP reset; new ones are let through."""
@@ -85,7 +88,14 @@ class FaultProxy:
         self._flowing.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.start(self._serve(reader, writer), name="proxy link")
+        self._open.add(writer)
+        task = self._tasks.start(self._serve(reader, writer), name="proxy link")
+        task.add_done_callback(lambda _: self._close(writer))
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        """Also where its task was cancelled before it began."""
+        self._open.discard(writer)
+        writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
