@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 64 * 1024 * 1024
 
+_SETTLING = 0.02
+"""Seconds for gRPC to hand over the ends of calls that were cancelled: one that comes after the
+event loop is closed is an error in the log of another loop. Nothing tells when the last came."""
+
 _OPTIONS = [
     # Pings faster than 10 s make servers close the connection; what must be known sooner, the
     # watch stream's progress requests tell. `grpc.keepalive_timeout_ms` has no effect.
@@ -293,6 +297,7 @@ class Cluster:
     async def aclose(self) -> None:
         channels = [*self._silent, *(endpoint.channel for endpoint in self.endpoints)]
         await asyncio.gather(*(channel.close() for channel in channels))
+        await asyncio.sleep(_SETTLING)
 
 
 def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:
