@@ -15,6 +15,7 @@ from mooring import durations
 from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
+from mooring.testing.redis import RedisServer
 from tests.acceptance.serving import Served
 
 # A test asserts no time but a promised one: many run at once.
@@ -78,6 +79,23 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], E
 
 
 @pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RedisServer]]:
+    """The shared Redis of a series, started when it is first asked for."""
+    servers: dict[str, RedisServer] = {}
+
+    def server(series: str) -> RedisServer:
+        if series not in servers:
+            folder = tmp_path_factory.mktemp(f"redis-{series}")
+            servers[series] = RedisServer(folder, series=series)
+            servers[series].start()
+        return servers[series]
+
+    yield server
+    for started in servers.values():
+        started.kill()
+
+
+@pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
     """The shared `mooring serve`, started when it is first asked for; its URL for our client."""
     started: list[Served] = []
@@ -130,6 +148,22 @@ def fresh_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
 
     def start(**options: object) -> EtcdServer:
         server = EtcdServer(tmp_path / f"etcd{len(servers)}", **options)  # type: ignore[arg-type]
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def fresh_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Servers of one test's own, to be broken."""
+    servers: list[RedisServer] = []
+
+    def start(**options: object) -> RedisServer:
+        server = RedisServer(tmp_path / f"redis{len(servers)}", **options)  # type: ignore[arg-type]
         servers.append(server)
         server.start()
         return server

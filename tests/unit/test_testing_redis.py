@@ -1,0 +1,110 @@
+"""The Redis servers that tests start: each starts, answers, ends and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mooring.testing.redis import CommandFailed, RedisNotFound, RedisServer, Tls, find_redis
+
+SERIES = ("6.2", "7.0", "valkey-9")
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_shared_server_is_of_the_wanted_series(redis: Callable[[str], RedisServer], series: str):
+    server = redis(series)
+    assert redis(series) is server
+    info = server.command("INFO", "server")
+    assert isinstance(info, str)
+    version = f"valkey_version:{series[7:]}." if series[:1] == "v" else f"redis_version:{series}."
+    assert version in info
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_server_that_is_killed_comes_back_empty_on_its_port(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    url = server.url
+    server.command("SET", "a", "1")
+    server.kill()
+    assert not server.running
+    with pytest.raises(ConnectionRefusedError):
+        server.command("PING")
+    server.start()
+    assert server.url == url
+    assert server.command("GET", "a") is None
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_persistent_server_keeps_what_it_confirmed(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series, persistent=True)
+    server.command("SET", "a", "1")
+    server.kill()
+    server.start()
+    assert server.command("INCR", "a") == 2
+    server.stop()
+    assert not server.running
+    server.start()
+    assert server.command("GET", "a") == "2"
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_paused_server_answers_when_it_is_resumed(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    server.pause()
+    with pytest.raises(TimeoutError):
+        server.command("PING", within=0.1)
+    server.resume()
+    assert server.command("PING") == "PONG"
+
+
+def test_a_paused_server_can_be_stopped(fresh_redis: Callable[..., RedisServer]):
+    server = fresh_redis()
+    server.pause()
+    server.stop()
+    assert not server.running
+
+
+def test_answers_are_text_numbers_lists_nothing_or_errors(redis: Callable[[str], RedisServer]):
+    command = redis("7.0").command
+    script = "return {'one', 2, {}, false}"
+    assert command("EVAL", script, 0) == ["one", 2, [], None]
+    assert command("ECHO", b"a\r\n\xff") == "a\r\n\udcff"
+    with pytest.raises(CommandFailed, match="unknown command"):
+        command("NONSENSE")
+
+
+@pytest.mark.parametrize("ask_clients", [False, True])
+def test_a_server_speaks_tls(
+    fresh_redis: Callable[..., RedisServer], certificates: Path, ask_clients: bool
+):
+    tls = Tls(
+        certificates / "server.pem",
+        certificates / "server.key",
+        certificates / "ca.pem",
+        ask_clients=ask_clients,
+    )
+    server = fresh_redis(series="7.0", tls=tls)
+    assert server.url == f"rediss://{server.address}"
+    assert server.command("PING") == "PONG"
+
+
+def test_flags_go_to_the_server(fresh_redis: Callable[..., RedisServer]):
+    server = fresh_redis(flags=["--maxmemory", "10mb"])
+    assert server.command("CONFIG", "GET", "maxmemory") == ["maxmemory", str(10 << 20)]
+
+
+def test_a_missing_server_is_an_error_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RedisNotFound, match=r"^Redis 7\.0 is not installed: make tools"):
+        find_redis("7.0")
