@@ -5,6 +5,7 @@ python tools/fetch.py [tests] [zookeeper]
 For the tests, which is what is brought where nothing is said:
 
 - Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
+- Debian's Redis 7.0, unless this machine has one: that of the wheel is 6.2 and speaks no TLS;
 - older protobuf runtimes, for our messages must work with each;
 - other people's etcd clients, for our server must work with them.
 
@@ -23,9 +24,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mooring.testing.etcd import EtcdNotFound, find_etcd
+from mooring.testing.redis import RedisNotFound, find_redis
 
 TOOLS = Path(".tools")
 ETCD = ("etcd-server", "etcd-client")
+REDIS = ("redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblzf1")
 ZOOKEEPER = (
     "libzookeeper-java",
     "libdropwizard-metrics-java",
@@ -53,7 +56,7 @@ def main() -> int:
 
 
 def fetch_for_tests() -> int:
-    return fetch_etcd() or fetch_python_packages()
+    return fetch_etcd() or fetch_redis() or fetch_python_packages()
 
 
 def fetch_etcd() -> int:
@@ -62,6 +65,14 @@ def fetch_etcd() -> int:
         return 0
     except EtcdNotFound as missing:
         return unpack(TOOLS / "etcd-3.4", ETCD, missing=str(missing))
+
+
+def fetch_redis() -> int:
+    try:
+        find_redis("7.0")
+        return 0
+    except RedisNotFound as missing:
+        return unpack(TOOLS / "redis-7.0", REDIS, missing=str(missing))
 
 
 def fetch_zookeeper() -> int:
