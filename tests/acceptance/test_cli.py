@@ -61,15 +61,3 @@ def test_a_bad_url_is_one_line_and_exit_1(url: str):
     assert done.stdout == ""
     assert done.stderr.startswith("mooring: ")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_output_that_cannot_be_written_is_told():
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "mooring.cli", "version"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert done.returncode == 1
-    assert done.stderr == "mooring: the output cannot be written: No space left on device\n"

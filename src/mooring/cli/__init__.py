@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
-import os
 import sys
 
 import typer
@@ -21,6 +18,7 @@ from mooring.cli import (
     store,
     watch,
 )
+from mooring.cli.stdout import guarded
 from mooring.errors import MooringError
 
 app = typer.Typer(
@@ -65,16 +63,9 @@ def version() -> None:
 
 def main() -> None:
     """Errors of ours are for people: one line, and exit code 1. Anything else is a bug."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names are any language's
+    sys.stdout = guarded(sys.stdout)
     try:
         app()
     except MooringError as error:
         typer.echo(f"mooring: {error}", err=True)
-        sys.exit(1)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries once more
-        typer.echo(f"mooring: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mooring.cli.running import StoreOption, run
+from mooring.cli.stdout import UNREAD
 from mooring.errors import InvalidRequest
 from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
@@ -137,9 +138,7 @@ def _writing(file: Path | None) -> Iterator[TextIO]:
             with _replacing(file.resolve()) as output:
                 yield output
     except BrokenPipeError:
-        # Whoever read has enough. What is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
+        raise typer.Exit(UNREAD) from None
     except OSError as error:
         name = file or "standard output"
         raise InvalidRequest(f"{name} cannot be written: {error.strerror}") from error

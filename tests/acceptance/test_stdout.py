@@ -1,0 +1,74 @@
+"""Output that nobody reads, or that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+import mooring
+from mooring.store import Put
+
+MOORING = [sys.executable, "-m", "mooring.cli"]
+UNREAD = 141
+
+
+def into(output: int, *arguments: str) -> tuple[int, str]:
+    """A command that prints into a file: its exit code, and what it says on stderr."""
+    done = subprocess.run([*MOORING, *arguments], stdout=output, stderr=PIPE, text=True, timeout=30)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """A pipe whose reader is gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "command", ["version", "doctor", "doctor --json", "--help", "services --help"]
+)
+def test_a_command_ends_quietly_where_nobody_reads(unread: int, command: str):
+    assert into(unread, *command.split()) == (UNREAD, "")
+
+
+def test_an_export_ends_quietly_where_nobody_reads(unread: int, tmp_path: Path):
+    lines, url = tmp_path / "lines", f"sqlite://{tmp_path}/store"
+    lines.write_text('{"key": "/a", "value": ""}\n')
+    subprocess.run([*MOORING, "store", "import", "--store", url, lines], check=True)
+    assert into(unread, "store", "export", "--store", url) == (UNREAD, "")
+    assert into(unread, "store", "export", "--store", url, "/dev/stdout") == (UNREAD, "")
+
+
+async def test_a_watch_ends_quietly_once_its_reader_has_enough(served: Callable[[], str]):
+    url = f"{served()}?namespace=/enough"
+    async with mooring.connect(url) as hub:
+        await hub.store.commit(Put(b"/registry/default/orders/10.0.0.1:80/data", b"{}"))
+        reading, writing = os.pipe()
+        watch = await asyncio.create_subprocess_exec(
+            *MOORING, "watch", "orders", "--store", url, stdout=writing, stderr=PIPE
+        )
+        os.close(writing)
+        first = await asyncio.to_thread(os.read, reading, 1000)
+        assert first == b"+ 10.0.0.1:80 state up, version 0.0.0\n"
+        os.close(reading)
+        await hub.store.commit(Put(b"/registry/default/orders/10.0.0.2:80/data", b"{}"))
+        async with asyncio.timeout(20):
+            _, said = await watch.communicate()
+    assert (watch.returncode, said) == (UNREAD, b"")
+
+
+def test_a_full_disk_is_told():
+    with open("/dev/full", "wb") as full:
+        code, said = into(full.fileno(), "version")
+    assert code == 1
+    assert said == "mooring: the output cannot be written: No space left on device\n"
