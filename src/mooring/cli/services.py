@@ -37,7 +37,10 @@ def services(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """List the services, and how many instances each has."""
+    """List the services, and how many instances are written there.
+
+    Keys are counted: one that cannot be understood, too. `instances` says which.
+    """
     run_command(_services(group, store, layout, as_json))
 
 
