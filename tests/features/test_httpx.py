@@ -27,7 +27,8 @@ import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import View
 from mooring.errors import NoInstance
-from mooring.httpx import AsyncTransport, Tries, blames, url
+from mooring.httpx import AsyncTransport, url
+from mooring.httpx.tries import Tries, blames
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.servers import free_port
@@ -237,7 +238,7 @@ async def test_of_services_that_differ_in_capitals_one_must_be_named(hub: moorin
 async def test_a_service_that_is_not_known_yet_is_asked_for_again(
     hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mooring.httpx._UNKNOWN_FOR", 0.05)
+    monkeypatch.setattr("mooring.httpx.balancer._UNKNOWN_FOR", 0.05)
     async with Backend() as backend, client(hub) as using:
         async with hub.register(Instance("Common/Ecco", "127.0.0.1", 1)):
             with pytest.raises(httpx.ConnectError, match="did you mean 'Common/Ecco'") as caught:

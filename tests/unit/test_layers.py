@@ -33,7 +33,7 @@ DRIVERS = {
     "grpc": ("store/etcd", "store/embedded/wire"),
     "google": ("store/etcd",),
     "hprose": ("hprose/",),
-    "httpx": ("httpx.py",),
+    "httpx": ("httpx/",),
     "sqlite3": ("store/embedded",),
 }
 """Where a driver may be imported."""
