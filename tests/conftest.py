@@ -15,7 +15,7 @@ from mooring import durations
 from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
-from mooring.testing.redis import RedisServer
+from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
 
 # A test asserts no time but a promised one: many run at once.
@@ -93,6 +93,24 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
     yield server
     for started in servers.values():
         started.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """The shared cluster of three masters, not to be broken, nor by a busy machine."""
+    folder = tmp_path_factory.mktemp("redis-cluster")
+    with RedisCluster(folder, node_timeout=20.0) as cluster:
+        cluster.start()
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
+    """The shared master, replica and sentinels, not to be broken, nor by a busy machine."""
+    folder = tmp_path_factory.mktemp("redis-sentinel")
+    with SentinelGroup(folder, down_after=20.0) as group:
+        group.start()
+        yield group
 
 
 @pytest.fixture(scope="session")

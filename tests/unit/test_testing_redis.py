@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from mooring.testing.redis import CommandFailed, RedisNotFound, RedisServer, Tls, find_redis
+from mooring.testing.redis import (
+    CommandFailed,
+    RedisCluster,
+    RedisNotFound,
+    RedisServer,
+    SentinelGroup,
+    Tls,
+    find_redis,
+)
 
 SERIES = ("6.2", "7.0", "valkey-9")
 
@@ -108,3 +116,51 @@ def test_a_missing_server_is_an_error_with_the_command_that_brings_it(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RedisNotFound, match=r"^Redis 7\.0 is not installed: make tools"):
         find_redis("7.0")
+
+
+def test_each_key_of_the_shared_cluster_has_a_master(redis_cluster: RedisCluster):
+    assert redis_cluster.settled()
+    masters = {redis_cluster.master_of(key) for key in "abcdefgh"}
+    assert masters == set(redis_cluster.members)
+    for key in "abcdefgh":
+        assert redis_cluster.master_of(key).command("SET", f"{{{key}}}:shared", "1") == "OK"
+    assert redis_cluster.url.count(",") == 2
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_cluster_gives_the_slots_of_a_killed_master_to_its_replica(tmp_path: Path, series: str):
+    with RedisCluster(tmp_path, replicas=1, series=series) as cluster:
+        cluster.start()
+        killed = cluster.master_of("a")
+        killed.command("SET", "a", "1")
+        assert killed.command("WAIT", 1, 5000) == 1
+        killed.kill()
+        assert not cluster.settled()
+        cluster.settle()
+        successor = cluster.master_of("a")
+        assert successor is not killed
+        assert successor.command("GET", "a") == "1"
+        killed.start()
+        cluster.settle()
+        assert cluster.master_of("a") is successor
+
+
+def test_the_shared_sentinels_know_their_master(redis_sentinel: SentinelGroup):
+    assert redis_sentinel.settled()
+    assert redis_sentinel.master() is redis_sentinel.servers[0]
+    assert redis_sentinel.url.startswith("redis+sentinel://127.0.0.1:")
+    assert redis_sentinel.url.endswith("/mymaster")
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_sentinels_replace_a_master_that_is_killed(tmp_path: Path, series: str):
+    with SentinelGroup(tmp_path, replicas=2, series=series) as group:
+        group.start()
+        group.master().command("SET", "a", "1")
+        assert group.master().command("WAIT", 2, 5000) == 2
+        killed = group.kill_master()
+        assert not group.settled()
+        group.settle()
+        assert group.master() is not killed
+        assert group.master().command("GET", "a") == "1"
+        assert group.master().command("SET", "a", "2") == "OK"
