@@ -10,6 +10,12 @@
     │   ├── Superseded                  another process took this instance's place
     │   ├── Removed                     an operator took this instance out
     │   └── NoInstance                  nothing to call: none registered, or none eligible
+    ├── LockError
+    │   ├── LockLost                    it was ours and is no longer: its lease or key is gone
+    │   ├── LockTimeout (TimeoutError)  it did not become ours in time
+    │   ├── Reentered                   the same task (or thread) contends for it already
+    │   ├── NotHeld                     it was released, or never was held
+    │   └── StaleToken                  a fencing token older than one that was seen
     └── StoreError
         ├── Conflict                    a check failed; nothing was written
         ├── LeaseNotFound               the lease expired, was revoked or never was
@@ -79,6 +85,32 @@ class Removed(RegistryError):
 
 class NoInstance(RegistryError):
     """There is nothing to call. The message says how many there are and why none is eligible."""
+
+
+class LockError(MooringError):
+    """A lock, election, semaphore or barrier says no."""
+
+
+class LockLost(LockError):
+    """It was ours and is no longer: the lease ran out or was revoked, or the key was deleted.
+    Somebody else may hold it by now."""
+
+
+class LockTimeout(LockError, TimeoutError):
+    """It did not become ours in time. The message says who has it; nothing is left behind."""
+
+
+class Reentered(LockError):
+    """The same task, or thread of blocking code, holds it or waits for it already: to wait for
+    itself would take for ever."""
+
+
+class NotHeld(LockError):
+    """What needs a lock that is held was asked of one that was released, or is lost."""
+
+
+class StaleToken(LockError):
+    """A fencing token is older than the newest that was seen: whoever has it lost its lock."""
 
 
 class StoreError(MooringError):

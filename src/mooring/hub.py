@@ -18,6 +18,15 @@ from mooring.heartbeat.collecting import Collecting
 from mooring.heartbeat.collectors.contract import Collector
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.heartbeat.settings import parse as parse_settings
+from mooring.locks.barrier import Barrier
+from mooring.locks.election import Election
+from mooring.locks.line import ALONE, EXCLUSIVE, Card, written
+from mooring.locks.lock import Lock
+from mooring.locks.observing import LockInfo
+from mooring.locks.observing import locks as find_locks
+from mooring.locks.queue import Queue
+from mooring.locks.rwlock import ReadWriteLock
+from mooring.locks.semaphore import Semaphore
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
 from mooring.registry.contract import Registry
@@ -217,10 +226,51 @@ class Hub:
         """A live copy of a range."""
         return Mirror(RangeFeed(self.store, range))
 
+    def lock(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Lock:
+        """A lock by name, the same as that of `etcdctl lock NAME`. See `Lock`.
+
+        `ttl` is how long it stays held without a sign of life of the holder.
+        """
+        queue = self._queue()
+        value = written(Card(EXCLUSIVE, queue.by))
+        return Lock(queue, name, rule=ALONE, value=value, ttl=ttl, timeout=timeout)
+
+    def rwlock(
+        self, name: str, *, ttl: float = 10.0, timeout: float | None = None
+    ) -> ReadWriteLock:
+        """A lock that readers share: enter its `read()` or its `write()`."""
+        return ReadWriteLock(self._queue(), name, ttl=ttl, timeout=timeout)
+
+    def semaphore(
+        self, name: str, places: int, *, ttl: float = 10.0, timeout: float | None = None
+    ) -> Semaphore:
+        """A lock that so many may hold at a time."""
+        return Semaphore(self._queue(), name, places, ttl=ttl, timeout=timeout)
+
+    def election(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Election:
+        """An election by name, the same as that of `etcdctl elect NAME`."""
+        return Election(self._queue(), name, ttl=ttl, timeout=timeout)
+
+    def barrier(
+        self, name: str, parties: int, *, ttl: float = 10.0, timeout: float | None = None
+    ) -> Barrier:
+        """A barrier: its `wait` returns once so many wait."""
+        return Barrier(self._queue(), name, parties, ttl=ttl, timeout=timeout)
+
+    async def locks(self, prefix: str = "") -> list[LockInfo]:
+        """Who holds what and who waits, of the locks whose names start so. Without a prefix the
+        whole store is read."""
+        return await find_locks(self.store, prefix)
+
+    def _queue(self) -> Queue:
+        self.store  # noqa: B018 - raises where it is not open
+        return self._contenders
+
     async def __aenter__(self) -> Self:
         self._process = os.getpid()
         self._store = open_store(self._url)
         self._registry = StoreRegistry(self._store, self._layout)
+        self._contenders = Queue(self._store)
         self._metrics = Collecting(self._settings.metrics, self._collectors)
         return self
 
@@ -228,6 +278,7 @@ class Hub:
         if self._store is None or self._process != os.getpid():
             return
         await asyncio.gather(*(made.aclose() for made in list(self._made)))
+        await self._contenders.aclose()
         await self._metrics.aclose()
         await self._registry.aclose()
         store, self._store = self._store, None

@@ -18,7 +18,7 @@ LAYERS = [
     {"telemetry"},
     {"store"},
     {"session", "mirror"},
-    {"heartbeat"},
+    {"heartbeat", "locks"},
     {"registry"},
     {"discovery"},
     {"hub"},

@@ -1,0 +1,68 @@
+"""A barrier: nobody goes on before everybody is there."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mooring.locks.line import PARTY, Card, Gathered, written
+from mooring.locks.lock import Held, Lock
+from mooring.locks.queue import Queue
+from mooring.locks.semaphore import check_size
+from mooring.store.contract import Put
+
+
+class Barrier:
+    """`wait` returns once `parties` wait at the same time. It may be used again and again: who
+    comes for the next round waits for the others of that round."""
+
+    def __init__(
+        self, queue: Queue, name: str, parties: int, *, ttl: float, timeout: float | None
+    ) -> None:
+        check_size("parties", parties)
+        self.name: str = name
+        self.parties: int = parties
+        self._queue = queue
+        self._rule = Gathered(parties)
+        self._line = Lock(
+            queue,
+            name,
+            rule=self._rule,
+            value=written(Card(PARTY, queue.by, parties)),
+            ttl=ttl,
+            timeout=timeout,
+            reentrant=True,
+        )
+
+    async def wait(self) -> int:
+        """Wait for the others; the number of this party in the round, from 0.
+
+        Raises `LockTimeout` where too few come in time, and what the store raises. A party that is
+        cancelled or dies while it waits does not count. One that dies while it goes on may leave
+        others to wait for their timeout: they cannot know that it was open.
+        """
+        async with await self._line.acquire() as held:
+            return await self._pass(held)
+
+    async def _pass(self, held: Held) -> int:
+        """Say that it was seen open, and stay until everybody has."""
+        view = self._queue.view(held._start)
+        mark = held._place.mark
+        changed = asyncio.Event()
+        unsubscribe = view.subscribe(changed.set)
+        self._queue.watch_over(held._place, held._start)
+        try:
+            while not (bound := self._rule.opened(view.line, mark)):
+                held.ensure()
+                await changed.wait()
+                changed.clear()
+            number = view.line.ahead(mark)
+            card = Card(PARTY, self._queue.by, self.parties, bound)
+            await self._queue.store.commit(
+                Put(held.key, written(card), held._place.lease), require=[held.check]
+            )
+            while not self._rule.all_passed(view.line, bound):
+                changed.clear()
+                await changed.wait()
+            return number
+        finally:
+            unsubscribe()

@@ -1,0 +1,169 @@
+"""Leases for contenders: one each while it contends, and kept for the next one for a while.
+
+To grant and to revoke a lease are round trips, as many as to acquire and to release a lock. A lease
+is only handed on where it is certain that nothing hangs on it any more; otherwise it is revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from mooring import durations
+from mooring.errors import Closed, InvalidRequest, MooringError, StoreError
+from mooring.session import Session
+from mooring.store.contract import Store
+from mooring.tasks import Tasks, cleanup
+
+log = logging.getLogger(__name__)
+
+IDLE = 64
+"""Leases of one time-to-live that are kept though nobody uses them, …"""
+IDLE_FOR = 10.0
+"""…and for how many seconds."""
+
+_REVOKE_WITHIN = 3.0
+
+
+class Lease:
+    """A session, and who is told when it is lost."""
+
+    __slots__ = ("asked", "idle_since", "lost", "session", "used")
+
+    def __init__(self, session: Session, asked: float) -> None:
+        self.session, self.asked = session, asked
+        self.idle_since = 0.0
+        self.used = False
+        """Whether it had another user before."""
+        self.lost: Callable[[str], None] | None = None
+
+    @property
+    def id(self) -> int:
+        return self.session.lease
+
+    @property
+    def certain(self) -> bool:
+        """Whether the lease is certain to live."""
+        return self.session.state in ("alive", "suspended")
+
+
+class Leases:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._idle: dict[float, list[Lease]] = {}
+        self._all: set[Lease] = set()
+        self._tasks = Tasks()
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def take(self, ttl: float) -> Lease:
+        """A lease for one contender. Raises what `Store.grant` raises, and `InvalidRequest` where
+        the store keeps leases for longer than that. Cancellation loses none."""
+        if self._closed:
+            raise Closed(f"{self._store.url} is closed")
+        idle = self._idle.get(ttl, [])
+        while idle:
+            lease = idle.pop()
+            lease.used = True
+            if lease.session.state == "alive":
+                return lease
+            self.discard_soon(lease)
+        opened: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
+        try:
+            return await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            opened.add_done_callback(self._nobody_waits)
+            raise
+
+    async def _open(self, ttl: float, opened: asyncio.Future[Lease]) -> None:
+        try:
+            session = await Session(self._store, ttl=ttl).__aenter__()
+            lease = Lease(session, ttl)
+            self._all.add(lease)
+            if session.ttl > math.ceil(ttl):
+                await self.discard(lease)
+                raise InvalidRequest(
+                    f"a TTL of {durations.show(ttl)} is less than {self._store.url} can keep: ask "
+                    f"for {durations.show(session.ttl)} at least"
+                )
+        except MooringError as error:
+            opened.set_exception(error)
+            opened.exception()  # seen, though who asked may be gone
+        except BaseException:
+            opened.cancel()
+            raise
+        else:
+            self._tasks.start(self._await_loss(lease), name=f"lease {lease.id:x} of a lock")
+            opened.set_result(lease)
+
+    def _nobody_waits(self, opened: asyncio.Future[Lease]) -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            self.give(opened.result())
+
+    async def _await_loss(self, lease: Lease) -> None:
+        await lease.session.lost.wait()
+        if lease.lost is not None:
+            lease.lost("its lease was not renewed in time, or was revoked")
+
+    def give(self, lease: Lease) -> None:
+        """Back from a contender, with nothing hanging on it."""
+        lease.lost = None
+        idle = self._idle.setdefault(lease.asked, [])
+        if len(idle) >= IDLE:
+            self.discard_soon(lease)
+            return
+        lease.idle_since = time.monotonic()
+        idle.append(lease)
+        if self._sweeping is None:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        self._sweeping = asyncio.get_running_loop().call_later(IDLE_FOR / 4, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        old = time.monotonic() - IDLE_FOR
+        for idle in self._idle.values():
+            while idle and idle[0].idle_since < old:
+                self.discard_soon(idle.pop(0))
+        if any(self._idle.values()):
+            self._sweep_later()
+
+    async def discard(self, lease: Lease) -> None:
+        """End a lease, and with it whatever hangs on it: also what is still under way to the store
+        cannot hang on it then. Shielded and bounded; where the store is away, it expires."""
+        if lease in self._all:
+            self._all.discard(lease)
+            lease.lost = None
+            await cleanup(self._end(lease), within=2 * _REVOKE_WITHIN)
+
+    def discard_soon(self, lease: Lease) -> None:
+        """The same without waiting for it."""
+        if lease in self._all:
+            self._tasks.start(self.discard(lease), name=f"end of lease {lease.id:x}")
+
+    async def _end(self, lease: Lease) -> None:
+        lost = lease.session.state == "lost"
+        await lease.session.aclose(within=_REVOKE_WITHIN)
+        if lost:
+            # A session that is lost for us may live on in the store, and keep others waiting.
+            try:
+                async with asyncio.timeout(_REVOKE_WITHIN):
+                    await self._store.revoke(lease.id)
+            except (StoreError, TimeoutError) as error:
+                log.debug("lease %x is left to expire: %s", lease.id, error)
+
+    async def aclose(self) -> None:
+        """Revoke them all. Whoever still uses one is told that it is lost."""
+        self._closed = True
+        for lease in self._all:
+            if lease.lost is not None:
+                lease.lost("the hub was closed")
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await asyncio.gather(*(self.discard(lease) for lease in tuple(self._all)))
+        await self._tasks.aclose()

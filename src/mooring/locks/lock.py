@@ -1,0 +1,417 @@
+"""A lock: ours from when it is entered until it is left, or until it says that it is not.
+
+async with hub.lock("reindex", ttl=10) as held:
+    await hub.store.commit(Put(b"/index", b"…"), require=[held.check])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import unicodedata
+from types import TracebackType
+from typing import Literal, Self
+
+from mooring import durations
+from mooring.errors import (
+    InvalidName,
+    InvalidRequest,
+    LeaseNotFound,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    OutcomeUnknown,
+    Reentered,
+    StoreError,
+    Unavailable,
+)
+from mooring.locks.callers import caller
+from mooring.locks.leases import Lease
+from mooring.locks.line import Rule, read
+from mooring.locks.queue import Place, Queue
+from mooring.store.contract import Check
+from mooring.store.rules import check_ttl
+from mooring.tasks import Backoff, cleanup
+
+log = logging.getLogger(__name__)
+
+State = Literal["held", "suspended", "lost", "released"]
+
+_LEAVE_WITHIN = 5.0
+_LATE = "its lease was not renewed in time"
+_WATCHED_AFTER = 1.0  # seconds after which a holder's key is watched, though nobody waits
+
+
+def check_name(name: str) -> bytes:
+    """The start of the keys of a lock's contenders, or `InvalidName`. Slashes may be in a name, but
+    not at its end."""
+    if not isinstance(name, str):
+        raise InvalidName(f"a lock's name must be text, not {type(name).__name__}")
+    problem = ""
+    if not name:
+        problem = "is empty"
+    elif name.endswith("/"):
+        problem = "ends with a slash: the slash before the contenders' keys is added to it"
+    elif any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+        problem = "contains a control character"
+    if problem:
+        raise InvalidName(f"the lock's name {name!r} {problem}")
+    return name.encode() + b"/"
+
+
+def check_times(ttl: float, timeout: float | None) -> None:
+    """Raise `InvalidRequest` for times that cannot be."""
+    check_ttl(ttl)
+    if ttl < 1:
+        raise InvalidRequest(f"a TTL of {ttl} s is less than any store can keep: at least 1 s")
+    if timeout is not None and not timeout >= 0:
+        raise InvalidRequest(f"a timeout of {timeout} s is not possible: 0 or more, or None")
+
+
+class Held:
+    """A lock that is ours. Got from `async with lock`, or from `acquire` and then released.
+
+    `async with held` makes it a scope: a loss cancels the body, and leaving raises `LockLost`.
+    """
+
+    def __init__(self, queue: Queue, start: bytes, place: Place, lease: Lease, by: object) -> None:
+        self.name: str = start[:-1].decode()
+        self.key: bytes = place.key
+        self.token: int = place.token
+        """The fencing token: higher than that of everybody who held it before."""
+        self.lost = asyncio.Event()
+        """Set when it is no longer ours though it was not released."""
+        self._queue, self._start = queue, start
+        self._place, self._lease, self._by = place, lease, by
+        self._reason = ""
+        self._released = False
+        self._scope: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        lease.lost = place.on_gone = self._lose
+        loop = asyncio.get_running_loop()
+        self._watching = loop.call_later(_WATCHED_AFTER, queue.watch_over, place, start)
+
+    @property
+    def check(self) -> Check:
+        """For `commit(…, require=[held.check])`: nothing is written unless it is still ours."""
+        return self._place.check
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it is in doubt: its lease could not be renewed of late, and may be lost soon."""
+        return self.state == "suspended"
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which it is certain to be ours, whatever happens to the store."""
+        return 0.0 if self.state in ("lost", "released") else self._lease.session.remaining
+
+    @property
+    def state(self) -> State:
+        """By this machine's clock: right also where the event loop was held up."""
+        if self._reason:
+            return "lost"
+        if self._released:
+            return "released"
+        if not self._lease.certain:
+            return "lost"
+        return "suspended" if self._lease.session.state == "suspended" else "held"
+
+    def ensure(self) -> None:
+        """Raise `LockLost` or `NotHeld` unless it is ours as far as can be known here."""
+        state = self.state
+        if state == "lost":
+            raise self._error()
+        if state == "released":
+            raise NotHeld(f"the lock {self.name!r} was released")
+
+    def _error(self) -> LockLost:
+        reason = self._reason or _LATE
+        return LockLost(
+            f"the lock {self.name!r} is no longer ours: {reason}; somebody else may hold it"
+        )
+
+    def _lose(self, reason: str) -> None:
+        if self._reason or self._released:
+            return
+        self._reason = reason
+        log.warning("the lock %r (token %d) is lost: %s", self.name, self.token, reason)
+        self.lost.set()
+        self._settle()
+        task = self._scope
+        if task is not None and not task.done() and task is not _current_task():
+            self._cancelled = True
+            task.cancel(f"the lock {self.name!r} is lost")
+
+    def _settle(self) -> None:
+        """It is ours no longer, one way or another."""
+        self._watching.cancel()
+        self._place.on_gone = self._lease.lost = None
+        self._queue.owners.discard((self._start, self._by))
+
+    async def release(self) -> None:
+        """Give it back. Raises `LockLost` where it was not ours until now, and `NotHeld` where it
+        was released before. Where the store cannot be reached, the lease runs out by itself.
+
+        Cancellation does not keep it: the lease is revoked then.
+        """
+        if self._released:
+            raise NotHeld(f"the lock {self.name!r} was released already")
+        stood = False
+        lost = self.state == "lost"
+        self._released = True
+        self._settle()
+        self._queue.forget(self._place, self._start)
+        if lost:
+            self._reason = self._reason or _LATE
+            self.lost.set()
+            self._queue.leases.discard_soon(self._lease)
+            raise self._error()
+        try:
+            stood = await self._queue.leave(self._place, self._start)
+        except StoreError as error:
+            log.info("the lock %r is left to its lease: %s", self.name, error)
+            await self._queue.leases.discard(self._lease)
+            return
+        except BaseException:
+            await self._queue.leases.discard(self._lease)
+            raise
+        if not stood:
+            self._reason = "its key was gone when it was released"
+            self.lost.set()
+            await self._queue.leases.discard(self._lease)
+            raise self._error()
+        self._queue.leases.give(self._lease)
+
+    async def __aenter__(self) -> Self:
+        self.ensure()
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
+        self._scope = asyncio.current_task()
+        self._cancelling = self._scope.cancelling() if self._scope else 0
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        task, self._scope = self._scope, None
+        # As `asyncio.timeout` does it: what we cancelled ends here, what others cancelled goes on.
+        ours = self._cancelled and task is not None and task.uncancel() <= self._cancelling
+        if self._released:
+            return
+        try:
+            await self.release()
+        except LockLost as lost:
+            if error is None or (ours and isinstance(error, asyncio.CancelledError)):
+                raise lost from error
+            error.add_note(str(lost))
+
+    async def aclose(self) -> None:
+        """Release it where that was not done yet; no error where it is lost."""
+        if not self._released:
+            try:
+                await self.release()
+            except LockLost as error:
+                log.debug("%s", error)
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class Lock:
+    """A lock by name. One object may be used by many tasks, each a contender of its own.
+
+    Entering waits for it, for `timeout` seconds at most (None: as long as it takes; 0: not at all).
+    It raises `LockTimeout`, `Reentered` where the same task contends for it already, and what the
+    store raises where it cannot be reached. Timeouts and cancellation leave nothing behind. Leaving
+    releases it. Losing it meanwhile cancels the body, and leaving raises `LockLost`.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        name: str,
+        *,
+        rule: Rule,
+        value: bytes,
+        ttl: float,
+        timeout: float | None,
+        reentrant: bool = False,
+    ) -> None:
+        check_times(ttl, timeout)
+        self.name: str = name
+        self._start = check_name(name)
+        self._queue, self._rule, self._value = queue, rule, value
+        self._ttl, self._timeout = ttl, timeout
+        self._reentrant = reentrant
+        self._entered: list[tuple[object, Held]] = []
+
+    async def acquire(self) -> Held:
+        """Wait for it, and hold it until it is released: for code where a block does not fit."""
+        if self._timeout is None:
+            return await self._acquire()
+        if self._timeout == 0:
+            if (held := await self.try_acquire()) is None:
+                raise self._late()
+            return held
+        timer = asyncio.timeout(self._timeout)
+        try:
+            async with timer:
+                return await self._acquire()
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise self._late() from None
+
+    async def try_acquire(self) -> Held | None:
+        """Hold it where nobody else does, else None. It never waits for anybody but the store."""
+        return await self._own(wait=False)
+
+    def _late(self) -> LockTimeout:
+        line = self._queue.known(self._start)
+        holder = line.first if line is not None else None
+        by = ""
+        if line is not None and holder is not None:
+            who = read(holder.value).by or f"the key {holder.key.decode(errors='replace')!r}"
+            others = f", {len(line) - 1} more wait" if len(line) > 1 else ""
+            by = f": held by {who} (token {holder.created}){others}"
+        return LockTimeout(
+            f"the lock {self.name!r} was not to be had within {durations.show(self._timeout or 0)}"
+            f"{by}"
+        )
+
+    async def _acquire(self) -> Held:
+        held = await self._own(wait=True)
+        assert held is not None
+        return held
+
+    async def _own(self, *, wait: bool) -> Held | None:
+        by = caller()
+        if not self._reentrant:
+            if (self._start, by) in self._queue.owners:
+                raise Reentered(
+                    f"the lock {self.name!r} is held or waited for by this very task: it would "
+                    "wait for itself for ever; pass what is held on instead"
+                )
+            self._queue.owners.add((self._start, by))
+        try:
+            held = await self._contend(by, wait)
+        except BaseException:
+            self._queue.owners.discard((self._start, by))
+            raise
+        if held is None:
+            self._queue.owners.discard((self._start, by))
+        return held
+
+    async def _contend(self, by: object, wait: bool) -> Held | None:
+        stood, backoff = False, Backoff()
+        while True:
+            try:
+                lease, place = await self._join(certain=not wait)
+            except (Unavailable, LockLost):
+                # Who has stood in line once goes on trying: the store was there.
+                if not stood:
+                    raise
+                await asyncio.sleep(backoff.next())
+                continue
+            stood = True
+            if not place.admitted and not wait:
+                await self._withdraw(place, lease)
+                return None
+            if not place.admitted and lease.certain:
+                lease.lost = place.lose
+                try:
+                    await place.turn()
+                except LockLost as error:
+                    log.info("%s; it gets in line again", error)
+                    self._queue.forget(place, self._start)
+                    await self._queue.leases.discard(lease)
+                    await asyncio.sleep(backoff.next())
+                    continue
+                except BaseException:
+                    await self._withdraw(place, lease)
+                    raise
+            if lease.certain and not place.gone:
+                return self._hold(place, lease, by)
+            self._queue.forget(place, self._start)
+            await self._queue.leases.discard(lease)
+
+    async def _join(self, *, certain: bool) -> tuple[Lease, Place]:
+        """A place in the line. Where it is not known whether it was taken, the lease is revoked:
+        it is not taken then, nor later."""
+        unknown = False
+        while True:
+            lease = await self._queue.leases.take(self._ttl)
+            try:
+                place = await self._queue.join(
+                    self._start, lease.id, self._rule, self._value, certain=certain
+                )
+            except OutcomeUnknown as error:
+                await self._queue.leases.discard(lease)
+                if unknown:
+                    raise Unavailable(
+                        f"the lock {self.name!r} is not held, and nothing is left behind: {error}"
+                    ) from error
+                unknown = True
+            except LeaseNotFound:
+                await self._queue.leases.discard(lease)
+                if not lease.used:  # else it was revoked while nobody used it: take another
+                    raise
+            except BaseException:
+                await self._queue.leases.discard(lease)
+                raise
+            else:
+                return lease, place
+
+    def _hold(self, place: Place, lease: Lease, by: object) -> Held:
+        return Held(self._queue, self._start, place, lease, by)
+
+    async def _withdraw(self, place: Place, lease: Lease) -> None:
+        """Leave the line. Shielded and bounded; in doubt the lease is revoked."""
+        lease.lost = None
+        clean = False
+
+        async def leave() -> None:
+            nonlocal clean
+            try:
+                clean = await self._queue.leave(place, self._start)
+            except StoreError as error:
+                log.debug("%r is left by revoking its lease: %s", self.name, error)
+
+        try:
+            await cleanup(leave(), within=_LEAVE_WITHIN)
+        finally:
+            if clean:
+                self._queue.leases.give(lease)
+            else:
+                await self._queue.leases.discard(lease)
+
+    async def __aenter__(self) -> Held:
+        held = await self.acquire()
+        self._entered.append((held._by, held))
+        held._enter()
+        return held
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        if not self._entered:
+            raise NotHeld(f"the lock {self.name!r} was not entered")
+        by = caller()
+        # Whoever entered it leaves it; who hands it to another task to leave has the last one.
+        mine = [n for n, (who, _) in enumerate(self._entered) if who is by]
+        at = mine[-1] if mine else -1
+        _, held = self._entered.pop(at)
+        await held.__aexit__(kind, error, trace)

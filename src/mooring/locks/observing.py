@@ -1,0 +1,58 @@
+"""Who holds what, and who waits: for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mooring.locks.line import Card, Line, read, rule_of
+from mooring.store.contract import Entry, Store, everything, prefix
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """One who holds a lock or waits for it."""
+
+    key: bytes
+    token: int
+    lease: int
+    kind: str
+    """`lock`, `read`, `place`, `party`; empty for somebody else's: etcdctl, an election."""
+    by: str
+    """Who it is, `host:pid`, where it says so."""
+    value: bytes
+    """What an election's candidate says of itself."""
+
+
+class LockInfo(msgspec.Struct, frozen=True):
+    """A lock with its holders and those who wait, in their order."""
+
+    name: str
+    holders: tuple[Contender, ...]
+    waiting: tuple[Contender, ...]
+
+
+async def locks(store: Store, start: str = "") -> list[LockInfo]:
+    """The locks whose names start so. A key is a contender's if its last part is its own lease."""
+    first = start.encode()
+    range = prefix(first) if first else everything()
+    lines: dict[bytes, list[Entry]] = {}
+    for entry in (await store.read(range)).entries:
+        name, slash, lease = entry.key.rpartition(b"/")
+        if slash and name.startswith(first) and lease == b"%x" % entry.lease and entry.lease:
+            lines.setdefault(name, []).append(entry)
+    return [_info(name, entries) for name, entries in sorted(lines.items())]
+
+
+def _info(name: bytes, entries: list[Entry]) -> LockInfo:
+    line = Line(name + b"/", entries)
+    holders: list[Contender] = []
+    waiting: list[Contender] = []
+    for entry in line:
+        card = read(entry.value)
+        admitted = rule_of(card).admits(line, (entry.created, entry.key))
+        (holders if admitted else waiting).append(_contender(entry, card))
+    return LockInfo(name.decode(errors="backslashreplace"), tuple(holders), tuple(waiting))
+
+
+def _contender(entry: Entry, card: Card) -> Contender:
+    value = b"" if card.kind else entry.value
+    return Contender(entry.key, entry.created, entry.lease, card.kind, card.by, value)

@@ -1,0 +1,32 @@
+"""A semaphore: so many holders at a time, in the order in which they came."""
+
+from __future__ import annotations
+
+from mooring.errors import InvalidRequest
+from mooring.locks.line import PLACE, Card, Places, written
+from mooring.locks.lock import Lock
+from mooring.locks.queue import Queue
+
+
+class Semaphore(Lock):
+    """A lock that `places` contenders may hold at a time. All must agree on their number; who asks
+    for another raises `InvalidRequest`. One task may hold several places."""
+
+    def __init__(
+        self, queue: Queue, name: str, places: int, *, ttl: float, timeout: float | None
+    ) -> None:
+        check_size("places", places)
+        super().__init__(
+            queue,
+            name,
+            rule=Places(places),
+            value=written(Card(PLACE, queue.by, places)),
+            ttl=ttl,
+            timeout=timeout,
+            reentrant=True,
+        )
+
+
+def check_size(what: str, size: object) -> None:
+    if not isinstance(size, int) or size < 1:
+        raise InvalidRequest(f"{what}={size!r} is not possible: a number from 1 up")

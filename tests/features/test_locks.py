@@ -1,0 +1,459 @@
+"""Locks on every backend: fair, fenced, left without a trace, and honest about their loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+import mooring
+from mooring import Hub
+from mooring.errors import (
+    Conflict,
+    InvalidName,
+    InvalidRequest,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    Reentered,
+)
+from mooring.locks.lock import Held
+from mooring.store import Delete, Put, Range, key, prefix
+from tests.waiting import eventually
+
+LOCKS = prefix(b"lock/")
+
+
+@pytest.fixture
+async def hub(store_url: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(store_url: str) -> AsyncIterator[Hub]:
+    """Another process, as far as the store is concerned."""
+    async with mooring.connect(store_url) as opened:
+        yield opened
+
+
+async def contenders(hub: Hub, range: Range = LOCKS) -> int:
+    return len((await hub.store.read(range)).entries)
+
+
+async def waiting(hub: Hub, count: int) -> None:
+    """Until so many hold the lock or wait for it."""
+
+    async def enough() -> bool:
+        return await contenders(hub) == count
+
+    await eventually(enough, within=10, what=f"{count} contenders")
+
+
+class Waiter:
+    """A task that wants the lock, and keeps it until it is told otherwise."""
+
+    def __init__(self, hub: Hub, **options: float) -> None:
+        self.held: Held | None = None
+        self.let_go = asyncio.Event()
+        self._lock = hub.lock("lock", **options)
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        async with self._lock as self.held:
+            await self.let_go.wait()
+        self.held = None
+
+    async def has_it(self) -> Held:
+        await eventually(lambda: self.held is not None, within=10, what="a turn")
+        assert self.held is not None
+        return self.held
+
+    async def done(self) -> None:
+        self.let_go.set()
+        await self.task
+
+
+async def queued(hub: Hub, *hubs: Hub) -> list[Waiter]:
+    """Waiters that stand in line in this order."""
+    line = []
+    before = await contenders(hub)
+    for number, each in enumerate(hubs, before + 1):
+        line.append(Waiter(each))
+        await waiting(hub, number)
+    return line
+
+
+async def test_one_holds_it_at_a_time(hub: Hub, other: Hub):
+    holding, most, total = 0, 0, 0
+
+    async def work(of: Hub) -> None:
+        nonlocal holding, most, total
+        for _ in range(5):
+            async with of.lock("lock"):
+                holding += 1
+                most = max(most, holding)
+                total += 1
+                await asyncio.sleep(0)
+                holding -= 1
+
+    await asyncio.gather(*(work(of) for of in (hub, other) for _ in range(4)))
+    assert (most, total) == (1, 40)
+    assert await contenders(hub) == 0
+
+
+async def test_it_is_had_in_the_order_of_coming(hub: Hub, other: Hub):
+    line = await queued(hub, hub, other, hub, other)
+    tokens = []
+    for waiter in line:
+        tokens.append((await waiter.has_it()).token)
+        assert [each.held is not None for each in line].count(True) == 1
+        await waiter.done()
+    assert tokens == sorted(tokens)
+
+
+async def test_contenders_of_one_process_have_leases_of_their_own(hub: Hub):
+    line = await queued(hub, hub, hub, hub)
+    entries = (await hub.store.read(LOCKS)).entries
+    assert len({entry.lease for entry in entries}) == 3
+    assert {entry.key for entry in entries} == {b"lock/%x" % entry.lease for entry in entries}
+    for waiter in line:
+        await waiter.done()
+
+
+async def test_its_check_holds_while_it_is_held_and_not_after(hub: Hub, other: Hub):
+    async with hub.lock("lock") as held:
+        assert held.token == held.check.expected
+        held.ensure()
+        assert not held.suspended
+        assert 0 < held.remaining <= 10
+        await hub.store.commit(Put(b"/x", b"1"), require=[held.check])
+    async with other.lock("lock") as later:
+        assert later.token > held.token
+        with pytest.raises(Conflict):
+            await hub.store.commit(Put(b"/x", b"2"), require=[held.check])
+    assert held.state == "released"
+    with pytest.raises(NotHeld):
+        await held.release()
+
+
+async def test_to_try_does_not_wait_and_leaves_nothing(hub: Hub, other: Hub):
+    async with hub.lock("lock"):
+        assert await other.lock("lock").try_acquire() is None
+        assert await contenders(hub) == 1
+    held = await other.lock("lock").try_acquire()
+    assert held is not None
+    await held.release()
+    assert await contenders(hub) == 0
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+async def test_a_timeout_names_the_holder_and_leaves_nothing(hub: Hub, other: Hub, timeout: float):
+    async with hub.lock("lock") as held:
+        with pytest.raises(LockTimeout, match="lock") as late:
+            await other.lock("lock", timeout=timeout).acquire()
+        if timeout:
+            assert f"token {held.token}" in str(late.value)
+        assert isinstance(late.value, TimeoutError)
+        assert await contenders(hub) == 1
+    async with other.lock("lock", timeout=5):
+        pass
+
+
+async def test_a_cancelled_wait_leaves_nothing(hub: Hub, other: Hub):
+    first, *rest = await queued(hub, hub, other, other, hub)
+    for waiter in rest:
+        waiter.task.cancel()
+        waiter.task.cancel()  # whoever is in a hurry cancels twice
+    results = await asyncio.gather(*(waiter.task for waiter in rest), return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    assert await contenders(hub) == 1
+    await first.done()
+
+
+async def test_cancelled_at_any_moment_it_leaves_nothing(hub: Hub):
+    for turns in range(12):
+        waiter = Waiter(hub)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiter.task.cancel()
+        await asyncio.gather(waiter.task, return_exceptions=True)
+    await waiting(hub, 0)
+    async with hub.lock("lock", timeout=5):
+        pass
+
+
+async def test_names_do_not_see_one_another(hub: Hub, other: Hub):
+    async with (
+        hub.lock("/mylock"),
+        other.lock("/mylock2", timeout=0),
+        other.lock("/mylock/below", timeout=0),
+    ):
+        pass
+    async with other.lock("/mylock/below"), hub.lock("/mylock", timeout=1):
+        pass
+
+
+async def test_to_wait_for_oneself_is_refused(hub: Hub):
+    lock = hub.lock("lock")
+    async with lock:
+        with pytest.raises(Reentered, match="'lock'"):
+            async with lock:
+                pass
+        with pytest.raises(Reentered):
+            await hub.lock("lock", timeout=0).acquire()
+    async with lock:
+        pass
+
+
+async def test_one_object_serves_many_tasks(hub: Hub):
+    lock, done = hub.lock("lock"), []
+
+    async def work(number: int) -> None:
+        async with lock as held:
+            await asyncio.sleep(0)
+            held.ensure()
+            done.append(number)
+
+    await asyncio.gather(*map(work, range(5)))
+    assert sorted(done) == [0, 1, 2, 3, 4]
+
+
+async def lose(hub: Hub, held: Held) -> None:
+    """As an operator would: away with its lease."""
+    await hub.store.revoke(int(held.key.rpartition(b"/")[2], 16))
+
+
+async def test_a_lost_lease_cancels_the_body_and_leaving_says_so(hub: Hub, other: Hub):
+    reached = cancelled = False
+    task = asyncio.current_task()
+    assert task is not None
+    lock = hub.lock("lock", ttl=2)
+
+    async def body() -> None:
+        nonlocal reached, cancelled
+        async with lock as held:
+            helds.append(held)
+            await lose(other, held)
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+            reached = True
+
+    helds: list[Held] = []
+    with pytest.raises(LockLost, match="'lock'") as lost:
+        await body()
+    assert cancelled
+    assert not reached
+    assert helds[0].lost.is_set()
+    assert helds[0].state == "lost"
+    assert isinstance(lost.value.__cause__, asyncio.CancelledError)
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # nothing of the cancellation is left over
+    async with hub.lock("lock", timeout=5):
+        pass
+
+
+async def test_a_deleted_key_is_a_lost_lock(hub: Hub, other: Hub):
+    async def body() -> None:
+        async with hub.lock("lock", ttl=60) as held:
+            await other.store.commit(Delete(key(held.key)))
+            await asyncio.sleep(10)
+
+    with pytest.raises(LockLost, match="deleted"):
+        await body()
+
+
+async def test_a_loss_that_nobody_noticed_is_told_when_leaving(hub: Hub, other: Hub):
+    with pytest.raises(LockLost):
+        async with hub.lock("lock", ttl=60) as held:
+            await other.store.commit(Delete(key(held.key)))
+
+
+async def test_a_body_that_goes_on_cannot_commit(hub: Hub, other: Hub):
+    async def body() -> None:
+        async with hub.lock("lock", ttl=2) as held:
+            await lose(other, held)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(10)
+            async with other.lock("lock", timeout=5) as theirs:
+                assert theirs.token > held.token
+                with pytest.raises(Conflict):
+                    await hub.store.commit(Put(b"/x", b""), require=[held.check])
+            with pytest.raises(LockLost):
+                held.ensure()
+
+    with pytest.raises(LockLost):
+        await body()
+
+
+async def test_an_error_of_the_body_is_not_hidden_by_the_loss(hub: Hub, other: Hub):
+    async def body() -> None:
+        async with hub.lock("lock", ttl=60) as held:
+            await other.store.commit(Delete(key(held.key)))
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        await body()
+    assert "no longer ours" in raised.value.__notes__[0]
+
+
+async def test_a_cancellation_from_outside_wins_over_the_loss(hub: Hub, other: Hub):
+    entered = asyncio.Event()
+
+    async def body() -> None:
+        async with hub.lock("lock", ttl=60) as held:
+            entered.set()
+            try:
+                await asyncio.sleep(10)
+            finally:
+                held._lose("for the test")
+
+    task = asyncio.get_running_loop().create_task(body())
+    await entered.wait()
+    (held,) = [info.holders[0] for info in await other.locks("lock")]
+    assert held.token
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await waiting(other, 0)
+
+
+async def test_cancelled_and_lost_in_the_same_turn_is_cancelled(hub: Hub):
+    entered: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        async with hub.lock("lock", ttl=60) as held:
+            entered.set_result(held)
+            await asyncio.sleep(10)
+
+    for lost_first in (True, False):
+        entered = asyncio.get_running_loop().create_future()
+        task = asyncio.get_running_loop().create_task(body())
+        held = await entered
+        steps = [lambda held=held: held._lose("for the test"), task.cancel]
+        for step in steps if lost_first else reversed(steps):
+            step()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await waiting(hub, 0)
+
+
+async def test_a_timeout_around_it_and_one_within_stay_what_they_are(hub: Hub):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), hub.lock("lock"):
+            await asyncio.sleep(10)
+    async with hub.lock("lock"):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await asyncio.sleep(10)
+    assert await contenders(hub) == 0
+
+
+async def test_a_blocked_event_loop_loses_it_by_its_own_clock(hub: Hub):
+    async def body() -> None:
+        async with hub.lock("lock", ttl=2) as held:
+            time.sleep(2.2)  # noqa: ASYNC251 - blocking the loop is the point
+            assert held.state == "lost"
+            assert held.remaining == 0
+
+    with pytest.raises(LockLost, match="renewed in time"):
+        await body()
+    await waiting(hub, 0)
+
+
+async def test_it_is_held_for_longer_than_its_ttl(hub: Hub, other: Hub):
+    async with hub.lock("lock", ttl=2) as held:
+        with pytest.raises(LockTimeout):
+            await other.lock("lock", timeout=3).acquire()
+        assert held.state == "held"
+
+
+async def test_waiters_in_the_middle_may_go_in_any_way(hub: Hub, other: Hub):
+    line = await queued(hub, hub, other, hub, other, hub, other)
+    holder, cancelled, revoked, deleted, last, _ = line
+    entries = sorted((await hub.store.read(LOCKS)).entries, key=lambda entry: entry.created)
+    cancelled.task.cancel()
+    await hub.store.revoke(entries[2].lease)
+    await hub.store.commit(Delete(key(entries[3].key)))
+    await asyncio.sleep(0.3)
+    assert [waiter for waiter in line if waiter.held is not None] == [holder]
+    await holder.done()
+    assert (await last.has_it()).token == entries[4].created
+    await last.done()
+    await line[5].has_it()
+    await line[5].done()
+    await asyncio.gather(revoked.done(), deleted.done())  # these two got in line again
+    assert await contenders(hub) == 0
+
+
+async def test_acquired_without_a_block_it_is_released_by_hand(hub: Hub, other: Hub):
+    held = await hub.lock("lock").acquire()
+    assert await other.lock("lock").try_acquire() is None
+    async with held:
+        pass
+    held = await hub.lock("lock").acquire()
+    await held.aclose()
+    await held.aclose()
+    assert await contenders(hub) == 0
+
+
+async def test_closing_the_hub_gives_everything_back(store_url: str, other: Hub):
+    async with mooring.connect(store_url) as hub:
+        held = await hub.lock("lock", ttl=600).acquire()
+        waiter = Waiter(hub)
+        await waiting(other, 2)
+    assert held.lost.is_set()
+    with pytest.raises(Exception, match="closed"):
+        await waiter.task
+    async with other.lock("lock", timeout=5):
+        pass
+    assert await contenders(other) == 0
+
+
+@pytest.mark.parametrize("name", ["", "a/", "/", "a\nb", "a\0", "\ud800"])
+async def test_a_bad_name_is_refused(hub: Hub, name: str):
+    with pytest.raises(InvalidName, match="name"):
+        hub.lock(name)
+    with pytest.raises(InvalidName):
+        hub.election(name)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 0.5, float("nan"), 1e10])
+async def test_a_bad_ttl_is_refused(hub: Hub, ttl: float):
+    with pytest.raises(InvalidRequest, match="TTL"):
+        hub.lock("lock", ttl=ttl)
+
+
+async def test_a_ttl_that_the_store_cannot_keep_is_refused(hub: Hub, backend: str):
+    if backend in ("memory", "sqlite"):
+        async with hub.lock("lock", ttl=1):
+            pass
+        return
+    with pytest.raises(InvalidRequest, match=r"less than .* can keep: ask for 2s"):
+        await hub.lock("lock", ttl=1).acquire()
+
+
+async def test_a_bad_timeout_is_refused(hub: Hub):
+    with pytest.raises(InvalidRequest, match="timeout"):
+        hub.lock("lock", timeout=-1)
+
+
+async def test_who_holds_and_who_waits_is_told(hub: Hub, other: Hub):
+    line = await queued(hub, hub, other)
+    async with hub.lock("lock2"):
+        found = await other.locks("lock")
+        assert [info.name for info in found] == ["lock", "lock2"]
+        assert len(found[0].holders) == len(found[0].waiting) == 1
+        assert found[0].holders[0].by
+        assert await other.locks("lock2/") == []
+        held = await line[0].has_it()
+        assert found[0].holders[0].token == held.token
+    for waiter in line:
+        await waiter.done()
+    assert await other.locks() == []
