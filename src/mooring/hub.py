@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from mooring.discovery.copies import Copies
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Explanation, Wanted, explain
 from mooring.discovery.view import Empty, View, blames
-from mooring.errors import Closed, MissingExtra
+from mooring.errors import Closed, InvalidRequest, MissingExtra
 from mooring.heartbeat.collecting import Collecting
 from mooring.heartbeat.collectors.contract import Collector
 from mooring.heartbeat.settings import RegistrySettings
@@ -37,7 +39,7 @@ from mooring.session import Session
 from mooring.store import Entry, Range, Store
 from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
-from mooring.store.url import StoreURL, parse
+from mooring.store.url import REDIS, StoreURL, parse
 
 
 def open_store(url: str | StoreURL) -> Store:
@@ -46,9 +48,20 @@ def open_store(url: str | StoreURL) -> Store:
     Must be called in a running event loop.
     """
     where = parse(url) if isinstance(url, str) else url
+    if where.scheme in REDIS:
+        raise no_store(where)
     store = _OPENERS[where.scheme](where)
     prefix = where.options.get("namespace")
     return store if prefix is None else Namespaced(store, prefix.encode())
+
+
+def no_store(url: StoreURL) -> InvalidRequest:
+    """What to say to who wants more of Redis than a registry."""
+    return InvalidRequest(
+        f"{url} keeps a registry and nothing else: locks, tenants and keys of your own need a "
+        f'store. Use both: connect("etcd://…", registry="{url.scheme}://…"), or --store and '
+        "--registry"
+    )
 
 
 def open_host(url: StoreURL) -> Host:
@@ -111,12 +124,47 @@ _OPENERS: Mapping[str, Callable[[StoreURL], Store]] = {
 }
 
 
+def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
+    try:
+        from mooring.registry.redis.connection import Connection
+        from mooring.registry.redis.keys import Keys
+        from mooring.registry.redis.registry import RedisRegistry
+        from mooring.registry.redis.settings import TLS, Settings
+    except ImportError as error:
+        raise MissingExtra(f"{url.scheme}://", "redis") from error
+    kind = {"redis+cluster": "cluster", "redis+sentinel": "sentinel"}.get(url.scheme, "single")
+    encrypted = url.scheme == "rediss" or url.options.get("tls") == "on"
+    segments = list(url.segments)
+    told = settings.redis
+    where = Settings(
+        hosts=url.hosts(26379 if kind == "sentinel" else 6379),
+        kind=kind,  # type: ignore[arg-type]
+        master=segments.pop(0) if kind == "sentinel" else "",
+        database=int(segments[0]) if segments else 0,
+        user=url.user,
+        password=url.password,
+        sentinel_password=url.options.get("sentinel_password", ""),
+        tls=TLS(url.path("ca"), url.path("cert"), url.path("key")) if encrypted else None,
+        timeout=url.seconds("timeout", told.connection_timeout),
+    )
+    keys = Keys(
+        url.options.get("prefix", told.key_prefix),
+        namespace=url.options.get("namespace", told.namespace),
+        cluster=kind == "cluster",
+    )
+    if "expire" in url.options:
+        told = msgspec.structs.replace(told, consumer_timeout=url.seconds("expire", 0))
+        settings = msgspec.structs.replace(settings, redis=told)
+    return RedisRegistry(Connection(where, url=str(url)), keys, settings)
+
+
 EMBEDDED = ("memory", "sqlite")
 """The schemes whose engine is in this process."""
 
 
 class Hub:
-    """Everything on one store. Made by `connect`; use it as an async context manager.
+    """Everything on one store, or the registry on another. Made by `connect`; use it as an async
+    context manager.
 
     Leaving closes what was made with it: registrations deregister, views end. In a forked child it
     is closed: connect there, and on etcd only there.
@@ -126,33 +174,46 @@ class Hub:
         self,
         url: str,
         *,
+        registry: str = "",
         layout: str = "tree",
         settings: RegistrySettings | None = None,
         collectors: Iterable[Collector] = (),
         cache: str | Path | None = None,
     ) -> None:
         self._url = parse(url)
+        self._registry_url = parse(registry) if registry else self._url
+        if registry and self._url.scheme in REDIS:
+            raise no_store(self._url)
         self._layout = layout_of(layout)
         self._settings = settings or parse_settings({})
         self._collectors = tuple(collectors)
         self._cache = None if cache is None else Path(cache)
         self._store: Store | None = None
+        self._registry: Registry | None = None
+        self._registry_store: Store | None = None
+        self._contenders: Queue | None = None
         self._process = os.getpid()
         self._made: weakref.WeakSet[Registration | View] = weakref.WeakSet()
 
     @property
     def store(self) -> Store:
         """The store itself, for reads, commits and watches of your own."""
+        self._check_open()
         if self._store is None:
+            raise no_store(self._url)
+        return self._store
+
+    def _check_open(self) -> None:
+        if self._registry is None:
             raise Closed(f"{self._url} is not open: use `async with mooring.connect(…) as hub`")
         if self._process != os.getpid():
             raise Closed(f"{self._url} was opened before a fork: open it after, in each process")
-        return self._store
 
     @property
     def registry(self) -> Registry:
         """Who offers what: lists, descriptions, and the operator's word."""
-        self.store  # noqa: B018 - raises where it is not open
+        self._check_open()
+        assert self._registry is not None
         return self._registry
 
     def register(
@@ -190,7 +251,7 @@ class Hub:
     ) -> View:
         """A live view of a service. See `View`, `mooring.discovery.balance` for the policies, and
         `mooring.discovery.resilience` for what is done about instances that fail."""
-        service = self._layout.canonical(service)
+        service = self.registry.canonical(service)
         view = View(
             self.registry.follow(service),
             service,
@@ -198,7 +259,7 @@ class Hub:
             wanted=Wanted(version, tags or {}, zone, zone_only, where),
             resilience=resilience,
             empty=empty,
-            copies=None if self._cache is None else Copies(self._cache, self._registry.url),
+            copies=None if self._cache is None else Copies(self._cache, self.registry.url),
             blame=blame,
             wait=wait,
         )
@@ -263,31 +324,49 @@ class Hub:
         return await find_locks(self.store, prefix)
 
     def _queue(self) -> Queue:
-        self.store  # noqa: B018 - raises where it is not open
+        store = self.store
+        if self._contenders is None:
+            self._contenders = Queue(store)
         return self._contenders
 
     async def __aenter__(self) -> Self:
         self._process = os.getpid()
-        self._store = open_store(self._url)
-        self._registry = StoreRegistry(self._store, self._layout)
-        self._contenders = Queue(self._store)
+        if self._url.scheme not in REDIS:
+            self._store = open_store(self._url)
+        self._registry = self._open_registry()
         self._metrics = Collecting(self._settings.metrics, self._collectors)
         return self
 
+    def _open_registry(self) -> Registry:
+        where = self._registry_url
+        if where.scheme in REDIS:
+            return _open_redis(where, self._settings)
+        if where is self._url:
+            assert self._store is not None
+            return StoreRegistry(self._store, self._layout)
+        self._registry_store = open_store(where)
+        return StoreRegistry(self._registry_store, self._layout)
+
     async def __aexit__(self, *_: object) -> None:
-        if self._store is None or self._process != os.getpid():
+        if self._registry is None or self._process != os.getpid():
             return
         await asyncio.gather(*(made.aclose() for made in list(self._made)))
-        await self._contenders.aclose()
+        if self._contenders is not None:
+            await self._contenders.aclose()
+            self._contenders = None
         await self._metrics.aclose()
-        await self._registry.aclose()
-        store, self._store = self._store, None
-        await store.aclose()
+        registry, self._registry = self._registry, None
+        await registry.aclose()
+        for store in (self._registry_store, self._store):
+            if store is not None:
+                await store.aclose()
+        self._store = self._registry_store = None
 
 
 def connect(
     url: str = "memory://",
     *,
+    registry: str = "",
     layout: str = "tree",
     settings: RegistrySettings | None = None,
     collectors: Iterable[Collector] = (),
@@ -297,9 +376,19 @@ def connect(
 
         async with mooring.connect("etcd://127.0.0.1:2379") as hub: ...
 
+    `registry` is where the registry is, if elsewhere: `redis://…` beside a store for the rest. With
+    Redis alone there is a registry and nothing else.
+
     Entering does not wait for the store to be up: what needs it says so. `layout` is how instances
     lie in the store: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`. `settings` are those of
     heartbeats and metrics (`mooring.heartbeat.load`), `collectors` metrics of your own. In the
     folder `cache` the last known instances are kept for a start without the store.
     """
-    return Hub(url, layout=layout, settings=settings, collectors=collectors, cache=cache)
+    return Hub(
+        url,
+        registry=registry,
+        layout=layout,
+        settings=settings,
+        collectors=collectors,
+        cache=cache,
+    )

@@ -101,6 +101,9 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
     """Unique for each start of a process; made when it registers."""
     enabled: bool = True
     """Whether it may be called at all; an operator's word."""
+    ephemeral: bool = True
+    """Whether it goes when it gives no sign of life; one that stays is then unhealthy. Redis
+    alone keeps such a one."""
     status: Status = NO_STATUS
     config: Config = NO_CONFIG
     """The operator's word on it, as it stands in the registry."""

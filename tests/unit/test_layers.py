@@ -34,6 +34,7 @@ DRIVERS = {
     "google": ("store/etcd",),
     "hprose": ("hprose/",),
     "httpx": ("httpx/",),
+    "redis": ("registry/redis",),
     "sqlite3": ("store/embedded",),
 }
 """Where a driver may be imported."""

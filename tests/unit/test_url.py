@@ -112,7 +112,7 @@ def test_a_password_is_masked_wherever_a_url_shows(text: str):
         ("etcd://h?timeout=0s", "more than nothing"),
         ("etcd://a b:2379", "is no host"),
         ("etcd://[::1", "is no host"),
-        ("redis://h", r"redis:// \(there are"),
+        ("consul://h", r"consul:// \(there are"),
         ("etcds://h?cert=/some/file", "both"),
         ("etcds://h?key=/some/file", "both"),
         ("sqlite://", "names no file"),

@@ -76,6 +76,11 @@ class RedisSettings(_Section, frozen=True):
     key_prefix: Annotated[str, msgspec.Meta(min_length=1)] = "registry"
     namespace: str = ""
     connection_timeout: Seconds = 3.0
+    consumer_timeout: Seconds | None = None
+    """Consumers leave out who gave no sign of life for so long; by default as long as
+    `cleanup.global-timeout`, so that the brake can hold before they do."""
+    metadata_limit: Annotated[int, msgspec.Meta(ge=1)] = 65536
+    """Bytes of metadata and metrics that an instance may have."""
 
 
 class RegistrySettings(_Section, frozen=True):

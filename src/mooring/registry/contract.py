@@ -103,6 +103,10 @@ class Registry(ABC):
     guarantees: RegistryGuarantees
 
     @abstractmethod
+    def canonical(self, service: str) -> str:
+        """A service's name as this registry shows it. Raises `InvalidName` where it cannot be."""
+
+    @abstractmethod
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
         """The instance as this registry will hold it (id, incarnation), and the names of those of
         its fields that cannot be held. Raises `InvalidRequest`. No I/O."""

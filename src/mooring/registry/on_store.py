@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -56,50 +57,55 @@ class StoreRegistry(Registry):
         self._store = store
         self._leases: dict[float, SharedLease] = {}
         self._enrolled: set[bytes] = set()
-        self._shared = Shared(store, layout, Batches(store), set())
+        self._shared = Shared(store, layout, Batches(store), set(), self._leave)
         self._vicinities: dict[Range, Vicinity] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()
+
+    def canonical(self, service: str) -> str:
+        return self.layout.canonical(service)
 
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
         id = instance.address
         if "id" in self.layout.carries:
             id = str(uuid.uuid4()) if instance.id in ("", id) else instance.id
-        ready = msgspec.structs.replace(
-            instance,
-            service=self.layout.canonical(instance.service),
-            id=id,
-            incarnation=instance.incarnation or new_incarnation(),
-        )
+        ready = copy.copy(instance)
+        # What was in it was checked when it was made: to replace it would check it all again.
+        msgspec.structs.force_setattr(ready, "service", self.layout.canonical(instance.service))
+        msgspec.structs.force_setattr(ready, "id", id)
+        incarnation = instance.incarnation or new_incarnation()
+        msgspec.structs.force_setattr(ready, "incarnation", incarnation)
         self.layout.check(ready)
         return ready, self.layout.cannot_carry(ready)
 
     def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
         ttl = self.layout.ttl if ttl is None else ttl
         check_ttl(ttl)
-        place = self.layout.home(instance).start
-        if place in self._enrolled:
+        home = self.layout.home(instance)
+        if home.start in self._enrolled:
             raise InUse(
                 f"{instance.service} {instance.id} is registered here already: close that "
                 "registration first"
             )
-        self._enrolled.add(place)
-        lease = self._leases.setdefault(ttl, SharedLease(self._store, ttl))
+        self._enrolled.add(home.start)
+        lease = self._leases.get(ttl)
+        if lease is None:
+            lease = self._leases[ttl] = SharedLease(self._store, ttl)
         around = self.layout.vicinity(instance)
         vicinity = self._vicinities.get(around)
         if vicinity is None:
+            config = self._service_config(instance.service)
             vicinity = self._vicinities[around] = Vicinity(
-                self._store, self.layout, around, self._orphan
+                self._store, self.layout, around, config, self._orphan
             )
+        return StoreEnrolment(self._shared, lease, vicinity, instance, home)
 
-        async def leave() -> None:
-            self._enrolled.discard(place)
+    async def _leave(self, instance: Instance, home: Range, vicinity: Vicinity) -> None:
+        self._enrolled.discard(home.start)
+        if await vicinity.leave(instance.id):
+            if self._vicinities.get(vicinity.range) is vicinity:
+                del self._vicinities[vicinity.range]
             await self._leave_config(instance.service)
-            if await vicinity.leave(instance.id) and self._vicinities.get(around) is vicinity:
-                del self._vicinities[around]
-
-        config = self._service_config(instance.service)
-        return StoreEnrolment(self._shared, lease, vicinity, instance, config, leave)
 
     def _orphan(self, entry: Entry) -> None:
         """A key that nobody here has. Where it hangs on a lease of ours, it must go."""
@@ -108,7 +114,7 @@ class StoreRegistry(Registry):
                 lease.owe([entry.key])
 
     def _service_config(self, service: str) -> Mirror[bytes, Entry] | None:
-        """The operator's word on a service, live; one mirror for all its instances here."""
+        """The operator's word on a service, live; one mirror for all its vicinities here."""
         if "config" not in self.layout.carries:
             return None
         self._config_users[service] += 1

@@ -5,6 +5,13 @@
     etcd://[user:password@]host[:2379][,host…][?user=&password=&password_file=&timeout=5s]
     etcds://…                                  [&ca=FILE&cert=FILE&key=FILE&server_name=NAME]
 
+and where a registry alone is kept:
+
+    redis://[user:password@]host[:6379][/database][?prefix=registry&timeout=3s&expire=2m]
+    rediss://…                                 [&ca=FILE&cert=FILE&key=FILE]
+    redis+cluster://host:port[,host:port…]     [?tls=on…]
+    redis+sentinel://host:26379[,host…]/NAME[/database][?sentinel_password=…&tls=on…]
+
 Every scheme takes `namespace=PREFIX`, below which everything is put. In the path of a file `?`, `#`
 and `%` are written as %3F, %23 and %25, and any other character may be.
 """
@@ -23,6 +30,7 @@ from mooring.errors import InvalidURL
 from mooring.names import nearest
 
 MASK = "***"
+_SECRET = ("sentinel_password",)
 
 
 def _text(value: str) -> str:
@@ -68,14 +76,57 @@ _ETCD: Options = {
     "password_file": _text,
     "timeout": _duration,
 }
+
+
+def _switch(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError("it must be on or off")
+    return value == "on"
+
+
+def _part_of_a_key(value: str) -> str:
+    if re.search(r"[\s{}\x00-\x1f\x7f]", _text(value)):
+        raise ValueError("no spaces, control characters or braces can be in a key")
+    return value
+
+
+_REDIS: Options = {
+    "namespace": _part_of_a_key,
+    "prefix": _part_of_a_key,
+    "user": str,
+    "password": str,
+    "password_file": _text,
+    "timeout": _duration,
+    "expire": _duration,
+    "ca": _text,
+    "cert": _text,
+    "key": _text,
+}
+_SEVERAL: Options = {**_REDIS, "tls": _switch}
 _FILES = ("ca", "cert", "key", "server_name")
 OPTIONS: Mapping[str, Options] = {
     "memory": _EMBEDDED,
     "sqlite": _EMBEDDED,
     "etcd": _ETCD,
     "etcds": {**_ETCD, **dict.fromkeys(_FILES, _text)},
+    "redis": {name: read for name, read in _REDIS.items() if name not in ("ca", "cert", "key")},
+    "rediss": _REDIS,
+    "redis+cluster": _SEVERAL,
+    "redis+sentinel": {**_SEVERAL, "sentinel_password": str},
 }
 """The schemes there are, and the options of each with what reads them."""
+
+_PORTS = {
+    "etcd": 2379,
+    "etcds": 2379,
+    "redis": 6379,
+    "rediss": 6379,
+    "redis+cluster": 6379,
+    "redis+sentinel": 26379,
+}
+
+REDIS = ("redis", "rediss", "redis+cluster", "redis+sentinel")
+"""The schemes of what keeps a registry and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +143,24 @@ class StoreURL:
     def __str__(self) -> str:
         secret = f":{MASK}" if self.password else ""
         user = f"{self.user}{secret}@" if self.user else ""
-        options = "&".join(f"{name}={value}" for name, value in self.options.items())
+        options = "&".join(
+            f"{name}={MASK if name in _SECRET else value}" for name, value in self.options.items()
+        )
         where = _quoted(self.location) if self.scheme == "sqlite" else self.location
         return f"{self.scheme}://{user}{where}{'?' if options else ''}{options}"
 
     def hosts(self, port: int) -> tuple[str, ...]:
         """The hosts, each with its port."""
-        hosts = enumerate(self.location.split(","), 1)
+        where = self.location
+        if self.scheme in REDIS:
+            where = where.partition("/")[0]
+        hosts = enumerate(where.split(","), 1)
         return tuple(_with_port(number, host.strip(), port) for number, host in hosts)
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """What follows the hosts: the database, or of sentinels the master's name and database."""
+        return tuple(self.location.split("/")[1:])
 
     def path(self, name: str) -> Path | None:
         return Path(value).expanduser() if (value := self.options.get(name)) else None
@@ -148,18 +209,40 @@ def parse(text: str) -> StoreURL:
         scheme,
         location,
         options.pop("user", "") or unquote(user),
-        _password(options.pop("password", "") or unquote(password), options),
+        _password(scheme, options.pop("password", "") or unquote(password), options),
         options,
     )
     if scheme == "sqlite" and not location:
         raise InvalidURL("sqlite:// names no file: write it like sqlite:///path/to/file")
-    if scheme.startswith("etcd") and not location:
-        raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:2379")
-    if scheme.startswith("etcd"):
-        url.hosts(2379)  # raises for one that is none
-        if ("cert" in options) != ("key" in options):
-            raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
+    if (port := _PORTS.get(scheme)) is None:
+        return url
+    if not location:
+        raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:{port}")
+    url.hosts(port)  # raises for one that is none
+    if ("cert" in options) != ("key" in options):
+        raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
+    if scheme.startswith("redis"):
+        _check_redis(url)
     return url
+
+
+def _check_redis(url: StoreURL) -> None:
+    segments = url.segments
+    if url.scheme == "redis+sentinel":
+        if not segments or not segments[0]:
+            raise InvalidURL(
+                f"{url} does not name the master: write it like redis+sentinel://HOST:26379/mymaster"
+            )
+        segments = segments[1:]
+    elif url.scheme != "redis+cluster" and len(url.hosts(6379)) > 1:
+        raise InvalidURL(
+            f"{url} names several hosts: of a cluster write redis+cluster://, of sentinels "
+            "redis+sentinel://"
+        )
+    if segments and (url.scheme == "redis+cluster" or len(segments) > 1):
+        raise InvalidURL(f"{url}: nothing can follow its hosts but a database, and on a cluster no")
+    if segments and not segments[0].isdecimal():
+        raise InvalidURL(f"{url}: the database {segments[0]!r} is no number")
 
 
 def _place(scheme: str, where: str) -> tuple[str, str, str]:
@@ -185,9 +268,10 @@ def _quoted(path: str) -> str:
     )
 
 
-def _password(given: str, options: Mapping[str, str]) -> str:
+def _password(scheme: str, given: str, options: Mapping[str, str]) -> str:
     if given or not (file := options.get("password_file")):
-        return given or os.environ.get("MOORING_ETCD_PASSWORD", "")
+        kind = "REDIS" if scheme in REDIS else "ETCD"
+        return given or os.environ.get(f"MOORING_{kind}_PASSWORD", "")
     try:
         return Path(file).expanduser().read_text().strip()
     except OSError as error:

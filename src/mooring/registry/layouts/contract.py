@@ -29,6 +29,7 @@ Carried = Literal[
     "incarnation",
     "id",
     "description",
+    "ephemeral",
 ]
 
 CARRIES: Mapping[str, frozenset[Carried]] = {
@@ -49,11 +50,27 @@ CARRIES: Mapping[str, frozenset[Carried]] = {
     "endpoints": frozenset(
         {"protocol", "version", "zone", "weight", "metadata", "ports", "incarnation"}
     ),
+    "redis": frozenset(
+        {
+            "protocol",
+            "version",
+            "zone",
+            "weight",
+            "metadata",
+            "ports",
+            "status",
+            "config",
+            "incarnation",
+            "id",
+            "description",
+            "ephemeral",
+        }
+    ),
     "hprose": frozenset({"protocol", "id"}),
     "plain": frozenset(),
 }
-"""What each layout carries beside the service, host and port. `description`: groups and services
-have an `info`."""
+"""What each layout carries beside the service, host and port, and what the registry on Redis does.
+`description`: groups and services have an `info`."""
 
 
 class Place(NamedTuple):
@@ -165,7 +182,15 @@ class Layout(ABC):
     def cannot_carry(self, instance: Instance) -> list[str]:
         """The fields of an instance that will be lost in this layout, to be told once."""
         default = Instance(instance.service, instance.host, instance.port)
-        told: list[Carried] = ["protocol", "version", "zone", "weight", "metadata", "ports"]
+        told: list[Carried] = [
+            "protocol",
+            "version",
+            "zone",
+            "weight",
+            "metadata",
+            "ports",
+            "ephemeral",
+        ]
         return [
             name
             for name in told
@@ -173,5 +198,4 @@ class Layout(ABC):
         ]
 
     def _lacks(self, what: str) -> InvalidRequest:
-        able = ", ".join(sorted(name for name, fields in CARRIES.items() if "config" in fields))
-        return InvalidRequest(f"the layout {self.name!r} has no {what}: use {able}")
+        return InvalidRequest(f"the layout {self.name!r} has no {what}: use tree, or Redis")

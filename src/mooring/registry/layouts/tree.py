@@ -118,17 +118,7 @@ class Tree(Layout):
         return f"{folder}{id}/config".encode()
 
     def decode_config(self, value: bytes) -> Config:
-        fields = values.decode(value)
-        weight = values.get(fields, "weight", float, NO_CONFIG.weight)
-        if weight is not None and not 0 <= weight < float("inf"):
-            raise Malformed(f"has a wrong 'weight': {weight!r} is not 0 or more")
-        return Config(
-            weight=weight,
-            enabled=values.get(fields, "enabled", bool, NO_CONFIG.enabled),
-            zone=values.get(fields, "zone", str, NO_CONFIG.zone),
-            metadata=values.get(fields, "metadata", dict[str, str], {}),
-            values={name: value for name, value in fields.items() if name not in _OURS},
-        )
+        return values.decode_config(value)
 
     def info_key(self, *, group: str = "", service: str = "") -> bytes:
         if service:
@@ -137,15 +127,7 @@ class Tree(Layout):
         return f"{ROOT}{group}/info".encode()
 
     def decode_info(self, place: Place, value: bytes) -> Group | Service:
-        fields = values.decode(value)
-        title = values.get(fields, "displayName", str, "")
-        description = values.get(fields, "description", str, "")
-        if place.service:
-            return Service(place.service, title, description)
-        return Group(place.group, title, values.get(fields, "department", str, ""), description)
-
-
-_OURS = ("weight", "enabled", "zone", "metadata")
+        return values.decode_info(value, group=place.group, service=place.service)
 
 
 def _folder(service: str) -> str:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mooring.model import JSON
+from mooring.errors import InvalidRequest
+from mooring.model import JSON, NO_CONFIG, Config, Group, Service
 from mooring.registry.layouts.contract import Malformed
 
 T = TypeVar("T")
@@ -48,3 +49,40 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
 def number(value: float) -> int | float:
     """A number as a person would write it: 1, not 1.0."""
     return int(value) if float(value).is_integer() else value
+
+
+_OURS = ("weight", "enabled", "zone", "metadata")
+
+
+def decode_config(value: bytes) -> Config:
+    """The operator's word on an instance or a service. Raises `Malformed`."""
+    fields = decode(value)
+    weight = get(fields, "weight", float, NO_CONFIG.weight)
+    if weight is not None and not 0 <= weight < float("inf"):
+        raise Malformed(f"has a wrong 'weight': {weight!r} is not 0 or more")
+    return Config(
+        weight=weight,
+        enabled=get(fields, "enabled", bool, NO_CONFIG.enabled),
+        zone=get(fields, "zone", str, NO_CONFIG.zone),
+        metadata=get(fields, "metadata", dict[str, str], {}),
+        values={name: value for name, value in fields.items() if name not in _OURS},
+    )
+
+
+def decode_info(value: bytes, *, group: str = "", service: str = "") -> Group | Service:
+    """The description of a group or a service. Raises `Malformed`."""
+    fields = decode(value)
+    title = get(fields, "displayName", str, "")
+    description = get(fields, "description", str, "")
+    if service:
+        return Service(service, title, description)
+    return Group(group, title, get(fields, "department", str, ""), description)
+
+
+def check_info(set: Mapping[str, str], *, service: bool) -> None:
+    """Raise `InvalidRequest` for what no description has."""
+    known = (
+        ["description", "displayName"] if service else ["department", "description", "displayName"]
+    )
+    if wrong := [field for field in set if field not in known]:
+        raise InvalidRequest(f"a description has no {wrong[0]!r}: {', '.join(sorted(known))}")

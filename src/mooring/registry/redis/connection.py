@@ -1,0 +1,224 @@
+"""A Redis: one server, a master that sentinels guard, or a cluster. Calls of one turn of the event
+loop go out together.
+
+Every call here may be repeated: the scripts give the same end whether they run once or twice. So
+each is tried until its time is over, at whoever is the master by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from redis import exceptions as driver
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from mooring.errors import Closed
+from mooring.registry.redis.failures import judge, translate
+from mooring.registry.redis.scripts import Script
+from mooring.registry.redis.settings import Settings
+from mooring.tasks import Backoff, Tasks
+
+log = logging.getLogger(__name__)
+
+Argument: TypeAlias = str | bytes | int | float
+_BATCH = 500
+"""Commands that go out together at the most."""
+
+
+class _Call(NamedTuple):
+    command: tuple[Argument, ...]
+    script: Script | None
+    what: str
+    writes: bool
+    answer: asyncio.Future[Any]
+
+
+class Connection:
+    """Must be made in a running event loop. It connects when it is first used."""
+
+    def __init__(self, settings: Settings, *, url: str) -> None:
+        self.url = url
+        self.cluster = settings.kind == "cluster"
+        self.where = ",".join(settings.hosts)
+        self.timeout = settings.timeout
+        self._settings = settings
+        self._options = _options(settings)
+        self._client = self._open()
+        self._waiting: list[_Call] = []
+        self._tasks = Tasks()
+        self._closed = False
+
+    def _open(self) -> Redis | RedisCluster:
+        settings, options = self._settings, self._options
+        hosts = [_split(host) for host in settings.hosts]
+        if settings.kind == "cluster":
+            nodes = [ClusterNode(host, port) for host, port in hosts]
+            return RedisCluster(
+                startup_nodes=nodes, require_full_coverage=False, **_without_db(options)
+            )
+        if settings.kind == "sentinel":
+            asking = {**_without_db(options), "username": None}
+            asking["password"] = settings.sentinel_password or None
+            sentinel = Sentinel(hosts, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
+            client: Redis = sentinel.master_for(settings.master)
+            return client
+        host, port = hosts[0]
+        return Redis(host=host, port=port, **options)
+
+    async def run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument], *, what: str
+    ) -> Any:
+        """Run a script; `what` names it in errors. Raises what a store raises."""
+        command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
+        return await self._send(_Call(command, script, what, script.name != "list", _future()))
+
+    async def call(self, *command: Argument, what: str, writes: bool = False) -> Any:
+        """One plain command."""
+        return await self._send(_Call(command, None, what, writes, _future()))
+
+    def _send(self, call: _Call) -> asyncio.Future[Any]:
+        if self._closed:
+            raise Closed(f"{self.url} is closed")
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+        return call.answer
+
+    def _flush(self) -> None:
+        calls, self._waiting = self._waiting, []
+        for first in range(0, len(calls), _BATCH):
+            batch = calls[first : first + _BATCH]
+            self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
+
+    async def _answer(self, calls: list[_Call]) -> None:
+        """Send calls until each has its answer."""
+        try:
+            await self._answer_within(calls)
+        finally:
+            for call in calls:  # closed meanwhile
+                if not call.answer.done():
+                    call.answer.set_exception(Closed(f"{self.url} was closed meanwhile"))
+                    call.answer.exception()
+
+    async def _answer_within(self, calls: list[_Call]) -> None:
+        deadline = time.monotonic() + self.timeout
+        backoff = Backoff()
+        while calls := [call for call in calls if not call.answer.done()]:
+            left: list[_Call] = []
+            pause = False
+            for call, result in zip(calls, await self._execute(calls, deadline), strict=True):
+                if not isinstance(result, BaseException):
+                    if not call.answer.done():
+                        call.answer.set_result(result)
+                    continue
+                verdict = judge(result)
+                if verdict == "script" and call.script is not None:
+                    whole = ("EVAL", call.script.text, *call.command[2:])
+                    left.append(call._replace(command=whole))
+                elif verdict == "final" or time.monotonic() >= deadline:
+                    self._fail(call, result)
+                else:
+                    left.append(call)
+                    pause = True
+                    if verdict == "elsewhere":
+                        await self._look_for_the_master()
+            if pause:
+                await asyncio.sleep(backoff.next())
+            calls = left
+
+    def _fail(self, call: _Call, error: BaseException) -> None:
+        if not call.answer.done():
+            problem = translate(error, what=call.what, where=self.where, writes=call.writes)
+            problem.__cause__ = error
+            call.answer.set_exception(problem)
+
+    async def _execute(self, calls: list[_Call], deadline: float) -> Sequence[Any]:
+        """The answer to each, or the error in its place."""
+        left = max(deadline - time.monotonic(), 0.05)
+        try:
+            async with asyncio.timeout(left):
+                if len(calls) == 1:
+                    return [await self._client.execute_command(*calls[0].command)]
+                pipeline = self._client.pipeline(transaction=False)
+                for call in calls:
+                    pipeline.execute_command(*call.command)
+                answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
+                return answers
+        except TimeoutError:
+            return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
+        except (driver.RedisError, driver.RedisClusterException, OSError) as error:
+            return [error] * len(calls)
+
+    async def _look_for_the_master(self) -> None:
+        """Let go of what may be connected to who was the master once."""
+        with contextlib.suppress(driver.RedisError, driver.RedisClusterException, OSError):
+            if isinstance(self._client, RedisCluster):
+                await self._client.aclose()  # it asks for the slots again when it is next used
+            else:
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+
+    async def listener(self) -> Redis:
+        """A client for a connection of its own to listen on; any node of a cluster will do."""
+        if not isinstance(self._client, RedisCluster):
+            return self._client
+        await self._client.initialize()
+        node = random.choice(self._client.get_primaries())
+        return Redis(host=node.host, port=int(node.port), **self._options)
+
+    async def scan(self, pattern: str) -> list[str]:
+        """The keys that match, wherever they lie. It goes over the whole Redis, in small steps."""
+        try:
+            return [key.decode() async for key in self._client.scan_iter(pattern, count=1000)]
+        except (driver.RedisError, driver.RedisClusterException, OSError) as error:
+            raise translate(
+                error, what=f"scan for {pattern}", where=self.where, writes=False
+            ) from error
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._tasks.aclose()
+        await self._client.aclose()
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _split(host: str) -> tuple[str, int]:
+    name, _, port = host.rpartition(":")
+    return name.strip("[]"), int(port)
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "db": settings.database,
+        "username": settings.user or None,
+        "password": settings.password or None,
+        "socket_timeout": settings.timeout,
+        "socket_connect_timeout": min(settings.timeout, 2.0),
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),  # `_answer` tries again, and knows when not to
+    }
+    if (tls := settings.tls) is not None:
+        options |= {
+            "ssl": True,
+            "ssl_ca_certs": str(tls.ca) if tls.ca else None,
+            "ssl_certfile": str(tls.cert) if tls.cert else None,
+            "ssl_keyfile": str(tls.key) if tls.key else None,
+        }
+    return options
+
+
+def _without_db(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "db"}

@@ -1,0 +1,144 @@
+"""One instance's place in the registry on Redis: registered, kept alive by beats, registered again
+when a beat finds its record gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from mooring.errors import Removed, StoreError, Superseded, TooLarge
+from mooring.model import NO_CONFIG, Config, Instance
+from mooring.registry.contract import Enrolment
+from mooring.registry.redis import fields
+from mooring.registry.redis.beats import Beat
+from mooring.registry.redis.changes import Message
+from mooring.registry.redis.service import LiveService
+
+log = logging.getLogger(__name__)
+
+
+class RedisEnrolment(Enrolment):
+    def __init__(
+        self,
+        service: LiveService,
+        instance: Instance,
+        *,
+        most: int,
+        leave: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.disturbed = False
+        self._service, self._leave, self._most = service, leave, most
+        self._id, self._incarnation = instance.id, instance.incarnation
+        self._head = service.head(instance.id, instance)
+        self._registered = ""
+        self._last: Beat | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._too_large = self._in_doubt = ""
+
+    @property
+    def suspended(self) -> str:
+        return self._in_doubt
+
+    @property
+    def config(self) -> Config:
+        told = self._service.config
+        return told.get(self._id, NO_CONFIG).over(told.get("", NO_CONFIG))
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _tell(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    def open(self) -> None:
+        self._service.join(self)
+
+    async def aclose(self, *, within: float) -> None:
+        self._service.leave(self)
+        await self._leave()
+
+    def hear(self, message: Message) -> None:
+        """Something was said about this instance or its service."""
+        if message.action == "removed" and message.instance_id == self._id:
+            self.disturbed = True
+        self._tell()
+
+    async def look(self) -> None:
+        """After a break: is the record still there?"""
+        if self._last is None or self.disturbed:
+            return
+        try:
+            await self._beat(self._last._replace(fields={}))
+            doubt = ""
+        except (Superseded, Removed):
+            self.disturbed, doubt = True, ""  # `put` finds the same, where it can be told
+        except StoreError as error:
+            doubt = str(error)
+        if self.disturbed or doubt != self._in_doubt:
+            self._in_doubt = doubt
+            self._tell()
+
+    async def put(self, instance: Instance, *, fresh: bool) -> None:
+        told = self._fields(instance)
+        self.disturbed = False
+        self._head = self._service.head(self._id, instance)
+        self._registered = await self._service.register(
+            instance, told, head=self._head, registered=self._registered, fresh=fresh
+        )
+        self._last = self._as_beat(instance)
+        self._in_doubt = ""
+
+    async def beat(self, instance: Instance, *, update: bool) -> None:
+        if update:
+            self._head = self._service.head(self._id, instance)
+        beat = self._as_beat(instance, self._fields(instance) if update else {})
+        await self._beat(beat)
+        self._last = beat._replace(fields={})
+        self._in_doubt = ""
+
+    def _as_beat(self, instance: Instance, told: dict[str, str] | None = None) -> Beat:
+        return Beat(
+            self._id,
+            self._incarnation,
+            self._registered,
+            instance.status.healthy,
+            self._head,
+            told or {},
+        )
+
+    async def _beat(self, beat: Beat) -> None:
+        result = await self._service.beating.beat(beat)
+        if result == "gone":
+            self.disturbed = True
+        elif result == "superseded":
+            raise Superseded(
+                f"{self._service.name} {self._id} was registered later by another process: this "
+                "one leaves it alone"
+            )
+        elif result != "ok":
+            raise StoreError(f"the record of {self._service.name} {self._id}: {result}")
+
+    def _fields(self, instance: Instance) -> dict[str, str]:
+        """What is written; without the metrics where they are too large, since a sign of life
+        matters more."""
+        told = fields.encode(instance)
+        if (size := fields.size(told)) <= self._most:
+            self._too_large = ""
+            return told
+        status = msgspec.structs.replace(instance.status, metrics={})
+        told = fields.encode(msgspec.structs.replace(instance, status=status))
+        problem = f"{size} bytes of metadata and metrics are over the limit of {self._most}"
+        if fields.size(told) > self._most:
+            raise TooLarge(f"{self._service.name} {self._id}: {problem}: say less, or raise it")
+        if not self._too_large:
+            log.warning("%s %s: %s: no metrics are sent", self._service.name, self._id, problem)
+            self._too_large = problem
+        return told
+
+    async def withdraw(self) -> None:
+        if self._last is not None or self._registered:
+            await self._service.deregister(self._id, self._incarnation, head=self._head)
+        self._last = None

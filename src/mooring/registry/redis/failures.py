@@ -1,0 +1,90 @@
+"""What an error of the driver means: whether to try again, and our word for it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from redis import exceptions as redis
+
+from mooring.errors import (
+    AccessDenied,
+    OutcomeUnknown,
+    OutOfSpace,
+    StoreError,
+    Unavailable,
+)
+
+Verdict = Literal["script", "again", "elsewhere", "final"]
+"""`script`: send it whole. `again`: it may pass in a moment. `elsewhere`: the same, after a look at
+who is the master by now. `final`: the answer to the request itself."""
+
+_AGAIN = re.compile(r"^(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MISCONF)\b")
+_ELSEWHERE = re.compile(r"^(READONLY|NOREPLICAS|MASTERDOWN|MOVED|ASK|UNKILLABLE)\b")
+_NEVER_SENT = re.compile(
+    r"Error -?\d+ connecting to|No master found|Connect call failed|Timeout connecting|"
+    r"Error connecting|Name or service not known"
+)
+
+
+def code_of(error: BaseException) -> str:
+    """Redis' own word in front of its message: `READONLY`."""
+    text = str(error)
+    known = {
+        redis.ReadOnlyError: "READONLY",
+        redis.NoScriptError: "NOSCRIPT",
+        redis.BusyLoadingError: "LOADING",
+        redis.OutOfMemoryError: "OOM",
+        redis.NoPermissionError: "NOPERM",
+    }
+    for kind, code in known.items():
+        if isinstance(error, kind):
+            return code
+    match = re.match(r"(?:-|ERR Error running script.*?: -)?([A-Z]{3,})\b", text)
+    return match[1] if match else ""
+
+
+def judge(error: BaseException) -> Verdict:
+    code = code_of(error)
+    if code == "NOSCRIPT":
+        return "script"
+    if _AGAIN.match(code):
+        return "again"
+    if _ELSEWHERE.match(code):
+        return "elsewhere"
+    if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
+        return "final"
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+        return "elsewhere"
+    if isinstance(error, redis.RedisClusterException | redis.ClusterError):
+        return "elsewhere"
+    return "final"
+
+
+def translate(error: BaseException, *, what: str, where: str, writes: bool) -> StoreError:
+    """Our error for one that nothing could be done about."""
+    text, code = _shortened(str(error) or type(error).__name__), code_of(error)
+    if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
+        return AccessDenied(f"{what}: {where} refuses the login: {text}")
+    if code in ("NOPERM", "NOAUTH", "WRONGPASS"):
+        return AccessDenied(f"{what}: {where} does not allow it: {text}")
+    if code == "OOM":
+        return OutOfSpace(
+            f"{what}: {where} is out of memory and refuses writes: raise its maxmemory or free some"
+        )
+    if code == "WRONGTYPE":
+        return StoreError(
+            f"{what}: a key of the registry at {where} holds something else (WRONGTYPE): look with "
+            "TYPE at the keys of this service, and delete the foreign one or choose another prefix"
+        )
+    if judge(error) == "final":
+        return StoreError(f"{what}: {where} answered: {text}")
+    lost = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
+    if writes and lost and not code and not _NEVER_SENT.search(text):
+        return OutcomeUnknown(f"{what}: no answer of {where} ({text}): it may have happened or not")
+    return Unavailable(f"{what}: {where} is not available: {text}")
+
+
+def _shortened(text: str) -> str:
+    line = text.split("\n")[0].strip().rstrip(".")
+    return line if len(line) <= 200 else f"{line[:199]}…"

@@ -1,0 +1,235 @@
+"""A service of the registry on Redis, followed: the change channel says when to look, and it is
+looked at an interval too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Set
+from contextlib import asynccontextmanager
+
+from mooring.mirror import Step, Steps
+from mooring.model import Config, Instance
+from mooring.registry.layouts.contract import Problem
+from mooring.registry.redis.changes import Changes, Message
+from mooring.registry.redis.expiry import overdue, standing
+from mooring.registry.redis.keys import ServiceKeys
+from mooring.registry.redis.reading import Reader, State, with_config
+
+log = logging.getLogger(__name__)
+
+LOOK = 5.0
+"""Seconds between looks at who is there; every sixth reads all details again."""
+LOOK_DEAF = 1.5
+"""The same while the change channel is not heard."""
+SILENCE = 6.0
+"""Seconds without an answer of Redis after which what is missing may be missing because of it."""
+_WHOLE = 6
+
+
+Changed = list[tuple[str, Instance | None]]
+
+
+def differing(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> Changed:
+    """What changed from one to the other, removals first."""
+    changes: Changed = [(id, None) for id in before if id not in after]
+    return changes + [(id, each) for id, each in after.items() if before.get(id) != each]
+
+
+class ServiceFeed:
+    """Instances by id. The mark is the server's time in ms.
+
+    `timeout` is the consumer's own: who gave no sign of life for so long is left out. For `grace`
+    seconds after a break nobody is.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        changes: Changes,
+        service: ServiceKeys,
+        *,
+        where: str,
+        timeout: float,
+        grace: float,
+    ) -> None:
+        self.name = f"{where} {service.name}"
+        self._reader, self._changes, self._service = reader, changes, service
+        self._timeout, self._grace = timeout, grace
+        self._raw: dict[str, Instance] = {}
+        """What instances say of themselves, without the operator's word."""
+        self._shown: dict[str, Instance] = {}
+        self._config: Mapping[str, Config] = {}
+        self._problems: dict[str, Problem] = {}
+        self._notes: tuple[Problem, ...] = ()
+        self._answered = 0.0
+        self._grace_until = 0.0
+        self._looks = 0
+        self._braked = False
+        self._late: set[str] = set()
+        self._mark = 0
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return (*self._problems.values(), *self._notes)
+
+    async def snapshot(self) -> tuple[dict[str, Instance], int]:
+        self._looks = 0
+        await self.look(set())
+        return dict(self._shown), self._mark
+
+    def broke(self) -> None:
+        """There was a break: what is missing now may be missing because of it."""
+        self._looks = 0
+        if self._shown:
+            self._grace_until = time.monotonic() + self._grace
+
+    async def look(self, gone: Set[str]) -> None:
+        """Who is there. Every so often, and after a break, with all details."""
+        state, scores = await asyncio.gather(
+            self._reader.state(self._service), self._reader.scores(self._service)
+        )
+        moment = time.monotonic()
+        if self._answered and moment - self._answered > SILENCE:
+            self.broke()
+        self._answered = moment
+        whole = self._looks % _WHOLE == 0
+        self._looks += 1
+        known = {} if whole else self._raw
+        unknown = [id for id in scores if id not in known]
+        details = await self._reader.details(self._service, unknown)
+        self._raw = {id: known[id] for id in scores if id in known} | details.instances
+        if whole:
+            self._problems = {}
+        self._report(details.problems)
+        self._config, self._mark = state.config, max(state.now, 1)
+        self._late = overdue(scores, state.now, self._timeout)
+        self._hear_of_the_brake(state)
+        self._shown = self._standing(self._raw, self._shown, gone)
+
+    async def look_at(self, ids: Set[str], gone: Set[str]) -> Changed:
+        """The details of some instances, of which something was heard."""
+        details = await self._reader.details(self._service, ids)
+        self._answered = time.monotonic()
+        for id in ids:
+            self._problems.pop(id, None)
+            self._raw.pop(id, None)
+        self._report(details.problems)
+        self._raw |= details.instances
+        self._late -= details.instances.keys()
+        before = {id: self._shown.pop(id) for id in ids if id in self._shown}
+        after = self._standing(details.instances, before, gone)
+        self._shown |= after
+        return differing(before, after)
+
+    def _standing(
+        self, listed: Mapping[str, Instance], held: Mapping[str, Instance], gone: Set[str]
+    ) -> dict[str, Instance]:
+        return standing(
+            {id: with_config(instance, self._config) for id, instance in listed.items()},
+            self._late,
+            held=held,
+            braked=self._braked,
+            grace=time.monotonic() < self._grace_until,
+            gone=gone,
+        )
+
+    def _hear_of_the_brake(self, state: State) -> None:
+        self._notes, brake = state.problems, state.brake
+        if brake is not None:
+            self._notes += (Problem(self._service.brake.encode(), str(brake)),)
+        if (brake is not None) is not self._braked:
+            self._braked = brake is not None
+            log.warning("%s: the brake %s", self.name, f"holds: {brake}" if brake else "is off")
+
+    def _report(self, problems: Mapping[str, Problem]) -> None:
+        for id, problem in problems.items():
+            if self._problems.get(id) != problem:
+                log.warning("left out: %s", problem)
+            self._problems[id] = problem
+
+    @property
+    def shown(self) -> Mapping[str, Instance]:
+        return self._shown
+
+    @property
+    def mark(self) -> int:
+        return self._mark
+
+    @asynccontextmanager
+    async def follow(
+        self, mark: int, held: Mapping[str, Instance], *, known: float
+    ) -> AsyncIterator[Steps[str, Instance]]:
+        following = _Following(self, held)
+        end = self._changes.listen(self._service.name, following.hear)
+        try:
+            yield following
+        finally:
+            end()
+
+    def heard(self) -> float:
+        hears = self._changes.hears(self._service.name)
+        return max(self._answered, self._changes.heard if hears else 0.0)
+
+    @property
+    def deaf(self) -> bool:
+        return not self._changes.hears(self._service.name)
+
+
+class _Following:
+    def __init__(self, feed: ServiceFeed, held: Mapping[str, Instance]) -> None:
+        self._feed, self._held = feed, held
+        self._wake = asyncio.Event()
+        self._ids: set[str] = set()
+        self._gone: set[str] = set()
+        self._whole = False
+        self._begun = False
+
+    @property
+    def heard(self) -> float:
+        return self._feed.heard()
+
+    def hear(self, message: Message | None) -> None:
+        if message is None:
+            if self._begun:
+                self._feed.broke()
+            self._begun = self._whole = True
+        elif not message.instance_id:
+            self._whole = True
+        else:
+            self._ids.add(message.instance_id)
+            if message.action == "removed":
+                self._gone.add(message.instance_id)
+            else:
+                self._gone.discard(message.instance_id)
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
+        due = time.monotonic() + LOOK_DEAF  # the channel being heard comes first, as a rule
+        while True:
+            await self._wait(due)
+            self._wake.clear()
+            whole = self._whole or time.monotonic() >= due
+            ids, gone = self._ids, self._gone
+            self._ids, self._gone, self._whole = set(), set(), False
+            try:
+                if whole:
+                    await self._feed.look(gone)
+                    changes = differing(self._held, self._feed.shown)
+                else:
+                    changes = await self._feed.look_at(ids, gone)
+            except BaseException:
+                self._gone |= gone
+                self._whole = True
+                raise
+            if whole:
+                due = time.monotonic() + (LOOK_DEAF if self._feed.deaf else LOOK)
+            yield Step(self._feed.mark, changes)
+
+    async def _wait(self, due: float) -> None:
+        try:
+            async with asyncio.timeout(max(due - time.monotonic(), 0)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass

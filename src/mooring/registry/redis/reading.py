@@ -1,0 +1,141 @@
+"""Reading a service: who is there, since when nothing was heard of whom, and the details."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.model import NO_CONFIG, Config, Instance, applied
+from mooring.registry.layouts import values
+from mooring.registry.layouts.contract import Malformed, Problem
+from mooring.registry.redis import fields
+from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.expiry import Brake, brake_of
+from mooring.registry.redis.keys import Keys, ServiceKeys
+from mooring.registry.redis.scripts import LIST, STATE
+
+_CHUNK = 100
+"""Instances whose details one script call gives: so many that it stays far below 10 ms."""
+
+_AT_ONCE = 10_000
+"""Members that are read by one command; more are read in steps, so that nobody waits for them."""
+
+
+class State(NamedTuple):
+    """A service but for its instances."""
+
+    now: int
+    """The server's clock, in ms."""
+    config: Mapping[str, Config]
+    """The operator's word by id; on the service under the empty one."""
+    brake: Brake | None
+    problems: tuple[Problem, ...]
+
+
+class Details(NamedTuple):
+    instances: dict[str, Instance]
+    """As they say of themselves; what is gone or cannot be read is not among them."""
+    problems: dict[str, Problem]
+
+
+class Reader:
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection, self._keys = connection, keys
+
+    async def state(self, service: ServiceKeys) -> State:
+        reply: Any = await self._connection.run(
+            STATE, [service.config, service.brake], [], what=f"read of {service.name}"
+        )
+        now, told, brake = reply
+        config: dict[str, Config] = {}
+        problems: list[Problem] = []
+        for id, value in fields.from_pairs(told).items():
+            try:
+                config[id] = values.decode_config(value.encode())
+            except Malformed as error:
+                problems.append(Problem(f"{service.config} {id!r}".encode(), str(error)))
+        return State(int(now), config, brake_of(fields.from_pairs(brake)), tuple(problems))
+
+    async def scores(self, service: ServiceKeys) -> dict[str, float]:
+        """The last heartbeat of each instance, in ms on the server's clock, oldest first."""
+        what = f"read of {service.name}"
+        where = service.heartbeats
+        size, reply = await asyncio.gather(
+            self._connection.call("ZCARD", where, what=what),
+            self._connection.call("ZRANGE", where, 0, _AT_ONCE - 1, "WITHSCORES", what=what),
+        )
+        if size <= _AT_ONCE:
+            return _scores(reply)
+        # By a cursor, not by rank: a heartbeat meanwhile would move others out of the window.
+        found: dict[str, float] = {}
+        cursor: bytes | str = "0"
+        while True:
+            cursor, part = await self._connection.call(
+                "ZSCAN", where, cursor, "COUNT", 1000, what=what
+            )
+            found.update(_scores(part))
+            if int(cursor) == 0:
+                return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    async def between(
+        self, service: ServiceKeys, since: float, until: float
+    ) -> list[tuple[str, float]]:
+        """Those whose last heartbeat is within a time (ms, both included), in that order."""
+        reply = await self._connection.call(
+            *("ZRANGEBYSCORE", service.heartbeats, since, until, "WITHSCORES"),
+            what=f"read of {service.name}",
+        )
+        return list(_scores(reply).items())
+
+    async def details(self, service: ServiceKeys, ids: Iterable[str]) -> Details:
+        """All that instances say of themselves, in one round trip."""
+        wanted = list(ids)
+        chunks = [wanted[first : first + _CHUNK] for first in range(0, len(wanted), _CHUNK)]
+        replies = await asyncio.gather(*(self._chunk(service, chunk) for chunk in chunks))
+        details = Details({}, {})
+        for chunk, reply in zip(chunks, replies, strict=True):
+            for id, told in zip(chunk, reply, strict=True):
+                self._take(details, service, id, told)
+        return details
+
+    async def _chunk(self, service: ServiceKeys, ids: list[str]) -> Any:
+        return await self._connection.run(
+            LIST,
+            [service.instance(id) for id in ids],
+            fields.READ,
+            what=f"read of {service.name}",
+        )
+
+    def _take(self, details: Details, service: ServiceKeys, id: str, told: Any) -> None:
+        if told is None:
+            return  # it went meanwhile
+        key = service.instance(id).encode()
+        if isinstance(told, bytes | str | Exception):
+            text = told.decode() if isinstance(told, bytes) else str(told)
+            details.problems[id] = Problem(key, f"cannot be read ({text})")
+            return
+        try:
+            pairs = fields.from_pairs(told[1:]) if told[0] else fields.from_reply(told[1:])
+            details.instances[id] = fields.decode(service.name, id, pairs)
+        except InvalidRequest as error:
+            details.problems[id] = Problem(key, str(error))
+
+
+def with_config(instance: Instance, config: Mapping[str, Config]) -> Instance:
+    """The instance as the operator wants it."""
+    own = config.get(instance.id)
+    service = config.get("", NO_CONFIG)
+    if own is not None:
+        instance = msgspec.structs.replace(instance, config=own)
+    return applied(instance, service)
+
+
+def _scores(reply: list[bytes]) -> dict[str, float]:
+    return {
+        id.decode(errors="backslashreplace"): float(score)
+        for id, score in zip(reply[::2], reply[1::2], strict=True)
+    }

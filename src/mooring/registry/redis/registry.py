@@ -1,0 +1,301 @@
+"""The registry on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from mooring.errors import InUse, InvalidRequest
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.mirror import Feed
+from mooring.model import JSON, Group, Instance, Service, check_metadata, new_incarnation
+from mooring.names import check_name, split_service
+from mooring.registry.contract import (
+    Enrolment,
+    Listing,
+    Registry,
+    RegistryGuarantees,
+    ServiceCount,
+)
+from mooring.registry.layouts import values
+from mooring.registry.layouts.contract import Malformed, Problem
+from mooring.registry.redis import fields
+from mooring.registry.redis.changes import Changes
+from mooring.registry.redis.cleanup import Sweeper
+from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.enrolment import RedisEnrolment
+from mooring.registry.redis.expiry import overdue, standing
+from mooring.registry.redis.following import ServiceFeed
+from mooring.registry.redis.keys import Keys, check_service
+from mooring.registry.redis.reading import Reader, with_config
+from mooring.registry.redis.scripts import EDIT
+from mooring.registry.redis.service import LiveService, message_head
+from mooring.store.rules import check_ttl
+
+log = logging.getLogger(__name__)
+
+
+class RedisRegistry(Registry):
+    def __init__(self, connection: Connection, keys: Keys, settings: RegistrySettings) -> None:
+        self.url = connection.url
+        self.guarantees = RegistryGuarantees(
+            expires=(
+                "its heartbeats stop: consumers leave it out after their own timeout, and "
+                "`mooring cleanup` takes it out"
+            ),
+            renews=False,
+            pushes=False,
+            describes=True,
+        )
+        self.connection, self.keys, self.settings = connection, keys, settings
+        self.reader = Reader(connection, keys)
+        self._changes = Changes(connection, keys)
+        self._services: dict[str, LiveService] = {}
+        self._enrolled: set[tuple[str, str]] = set()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without a heartbeat after which an instance is left out here."""
+        redis = self.settings.redis
+        return redis.consumer_timeout or self.settings.cleanup.global_timeout
+
+    def canonical(self, service: str) -> str:
+        return check_service(service)
+
+    def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
+        ready = msgspec.structs.replace(
+            instance,
+            service=check_service(instance.service),
+            incarnation=instance.incarnation or new_incarnation(),
+        )
+        size, most = fields.size(fields.encode(ready)), self.settings.redis.metadata_limit
+        if size > most:
+            raise InvalidRequest(
+                f"{size} bytes of metadata of {ready.service} {ready.id} are over the limit of "
+                f"{most}: say less, or raise registry.redis.metadata-limit"
+            )
+        return ready, []
+
+    def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
+        if ttl is not None:
+            check_ttl(ttl)
+            log.info(
+                "%s %s: on Redis a TTL has no effect: heartbeats come every %g s",
+                *(instance.service, instance.id, self.settings.heartbeat.heartbeat_interval),
+            )
+        place = (instance.service, instance.id)
+        if place in self._enrolled:
+            raise InUse(
+                f"{instance.service} {instance.id} is registered here already: close that "
+                "registration first"
+            )
+        self._enrolled.add(place)
+        live = self._live(instance.service)
+
+        async def leave() -> None:
+            self._enrolled.discard(place)
+            if live.empty and self._services.get(live.name) is live:
+                del self._services[live.name]
+                await live.aclose()
+
+        return RedisEnrolment(live, instance, most=self.settings.redis.metadata_limit, leave=leave)
+
+    def _live(self, service: str) -> LiveService:
+        live = self._services.get(service)
+        if live is None:
+            live = self._services[service] = LiveService(
+                *(self.connection, self.keys, self._changes, service),
+                timeout=self.settings.cleanup.global_timeout,
+            )
+        return live
+
+    async def groups(self) -> list[str]:
+        found = {split_service(name)[0] for name in await self.names()}
+        return sorted(found)
+
+    async def names(self) -> list[str]:
+        """The services that are known, in order. What is no service's name is left out."""
+        told = await self.connection.call("SMEMBERS", self.keys.services, what="list of services")
+        names = [name.decode(errors="backslashreplace") for name in told]
+        return sorted(name for name in names if _is_service(name))
+
+    async def services(self, group: str = "") -> list[ServiceCount]:
+        if group:
+            check_name("group", group)
+        names = [
+            name for name in await self.names() if not group or split_service(name)[0] == group
+        ]
+        counts = await asyncio.gather(*(self._count(name) for name in names))
+        return [ServiceCount(name, count) for name, count in zip(names, counts, strict=True)]
+
+    async def _count(self, service: str) -> int:
+        """How many instances are listed; those that are overdue count while the brake holds."""
+        keys = self.keys.of(service)
+        state = await self.reader.state(keys)
+        oldest = "-inf" if state.brake else state.now - self.timeout * 1000
+        count: int = await self.connection.call(
+            "ZCOUNT", keys.heartbeats, oldest, "+inf", what=f"read of {service}"
+        )
+        return count
+
+    async def instances(self, service: str) -> Listing:
+        keys = self.keys.of(service)
+        state, scores = await asyncio.gather(self.reader.state(keys), self.reader.scores(keys))
+        details = await self.reader.details(keys, scores)
+        shown = standing(
+            {id: with_config(each, state.config) for id, each in details.instances.items()},
+            overdue(scores, state.now, self.timeout),
+            held={},
+            braked=state.brake is not None,
+            grace=False,
+            gone=(),
+        )
+        problems = [*details.problems.values(), *state.problems]
+        if state.brake is not None:
+            problems.append(Problem(keys.brake.encode(), str(state.brake)))
+        listed = sorted(shown.values(), key=lambda instance: instance.id)
+        return Listing(tuple(listed), state.now, tuple(problems))
+
+    async def heard_between(
+        self, service: str, since: float, until: float = float("inf")
+    ) -> list[tuple[Instance, float]]:
+        """The instances whose last heartbeat was within a time (seconds since the epoch, on the
+        server's clock), with that heartbeat, in its order, whether they are overdue or not."""
+        keys = self.keys.of(service)
+        found = dict(await self.reader.between(keys, since * 1000, until * 1000))
+        state, details = await asyncio.gather(
+            self.reader.state(keys), self.reader.details(keys, found)
+        )
+        return [
+            (with_config(details.instances[id], state.config), score / 1000)
+            for id, score in found.items()
+            if id in details.instances
+        ]
+
+    def follow(self, service: str) -> Feed[str, Instance]:
+        beats = self.settings.heartbeat.heartbeat_interval
+        return ServiceFeed(
+            *(self.reader, self._changes, self.keys.of(service)),
+            where=self.url,
+            timeout=self.timeout,
+            grace=2 * beats + 5,
+        )
+
+    async def deregister(self, service: str, id: str) -> bool:
+        live = LiveService(
+            *(self.connection, self.keys, self._changes, check_service(service)),
+            timeout=self.settings.cleanup.global_timeout,
+        )
+        return await live.deregister(id, "", head=message_head(service, id))
+
+    async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
+        keys = self.keys.of(service)
+        return _decode(keys.config, id, await self._field(keys.config, id))
+
+    async def _field(self, key: str, field: str) -> bytes:
+        told: bytes | None = await self.connection.call("HGET", key, field, what=f"read of {key}")
+        return told or b""
+
+    async def configure(
+        self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
+    ) -> Mapping[str, JSON]:
+        if isinstance(metadata := set.get("metadata"), dict):
+            check_metadata(cast("Mapping[str, str]", metadata))
+        keys = self.keys.of(service)
+        return await self._edit(keys.config, id, set, unset, tell=(keys.changes, service))
+
+    async def _edit(
+        self,
+        key: str,
+        field: str,
+        set: Mapping[str, JSON],
+        unset: tuple[str, ...] = (),
+        *,
+        tell: tuple[str, str] = ("", ""),
+    ) -> dict[str, JSON]:
+        """Change some of a value and leave the rest, whoever else writes meanwhile."""
+        channel, service = tell
+        while True:
+            before = await self._field(key, field)
+            told = {**_decode(key, field, before), **set}
+            for name in unset:
+                told.pop(name, None)
+            after = values.encode(told) if told else b""
+            if channel and told:
+                with _naming(key, field):
+                    values.decode_config(after)  # what we could not read, we do not write
+            done: Any = await self.connection.run(
+                EDIT,
+                [key],
+                [field, before, after, channel, message_head(service, field)],
+                what=f"change of {key} {field}",
+            )
+            if done:
+                return told
+
+    async def info(self, *, group: str = "", service: str = "") -> Group | Service:
+        field = _info_field(group, service)
+        value = await self._field(self.keys.info, field)
+        return self._info(field, value or b"{}", group, service)
+
+    def _info(self, field: str, value: bytes, group: str, service: str) -> Group | Service:
+        with _naming(self.keys.info, field):
+            return values.decode_info(value, group=group, service=service)
+
+    async def describe(
+        self, *, group: str = "", service: str = "", set: Mapping[str, str]
+    ) -> Group | Service:
+        field = _info_field(group, service)
+        values.check_info(set, service=bool(service))
+        told = await self._edit(self.keys.info, field, dict(set))
+        return self._info(field, values.encode(told), group, service)
+
+    def sweeper(self) -> Sweeper:
+        """What takes out the dead. See `Sweeper`."""
+        return Sweeper(self.connection, self.keys, self.reader, self.settings.cleanup)
+
+    async def sweep(self) -> str:
+        return str(await self.sweeper().sweep())
+
+    async def aclose(self) -> None:
+        for live in list(self._services.values()):
+            await live.aclose()
+        await self._changes.aclose()
+        await self.connection.aclose()
+
+
+def _is_service(name: str) -> bool:
+    try:
+        check_service(name)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def _info_field(group: str, service: str) -> str:
+    if service:
+        return check_service(service)
+    check_name("group", group)
+    return f"{group}/"
+
+
+def _decode(key: str, field: str, value: bytes) -> dict[str, JSON]:
+    with _naming(key, field):
+        return values.decode(value) if value else {}
+
+
+class _naming:
+    """Say of which value something cannot be."""
+
+    def __init__(self, key: str, field: str) -> None:
+        self._where = f"{key} {field!r}"
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, Malformed):
+            raise Malformed(f"{self._where} {error}") from error

@@ -1,0 +1,10 @@
+-- Release the brake of a service by an operator: whoever is silent now is let go.
+--
+-- KEYS  1 brake
+-- ARGV  1 ms for which the word is kept
+-- Gives whether it was holding.
+
+if redis.call('HGET', KEYS[1], 'state') ~= 'holding' then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'released', 'by', 'operator')
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
