@@ -25,7 +25,7 @@ from mooring.mirror import Mirror, RangeFeed
 from mooring.store import Committed, Delete, Entry, Put, Query, Store, absent, exists, key, prefix
 from mooring.store.embedded import journal
 from mooring.store.embedded.durable import durable_host
-from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine, Transaction
+from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from tests.waiting import eventually
 
 WRITER = """
@@ -418,7 +418,7 @@ async def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path: Path):
     host = durable_host(tmp_path / "store")
 
     def stumble(engine: Engine, now: float) -> None:
-        transaction = Transaction(engine, now)
+        transaction = engine.begin()
         transaction.put(b"/half", b"")
         raise RuntimeError("stumbled")
 
@@ -437,14 +437,14 @@ async def test_a_key_may_change_more_than_once_in_a_commit(tmp_path: Path):
     path = tmp_path / "store"
 
     def change(engine: Engine, now: float) -> int:
-        transaction = Transaction(engine, now)
+        transaction = engine.begin()
         transaction.delete(prefix(b"/"))
         transaction.put(b"/a", b"1")
         transaction.put(b"/b", b"1")
         transaction.delete(key(b"/b"))
         transaction.put(b"/b", b"2")
         transaction.delete(key(b"/b"))
-        transaction.close()
+        engine.end(transaction, now)
         return engine.revision
 
     host = durable_host(path)

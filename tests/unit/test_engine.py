@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import Compacted, LeaseNotFound
 from mooring.store import Batch, Delete, Put, Query, Range, key, prefix
-from mooring.store.embedded.engine import FORGET, Engine, Transaction
+from mooring.store.embedded.engine import FORGET, Engine
 
 
 def forget_all(engine: Engine) -> int:
@@ -237,7 +237,7 @@ def test_what_an_operation_left_half_done_can_be_taken_back_by_itself():
     put(engine, b"/a", b"old")
     engine.commit([Put(b"/b", b"")], [], [], 0.0)
     mark, before = engine.mark(), state(engine)
-    transaction = Transaction(engine, 0.0)
+    transaction = engine.begin()
     transaction.put(b"/a", b"new")
     transaction.delete(key(b"/b"))
     engine.undo(mark)
@@ -286,14 +286,14 @@ def test_counting_agrees_with_looking(chance: random.Random):
     for _ in range(60):
         step = chance.random()
         if step < 0.7:
-            transaction = Transaction(engine, 0.0)
+            transaction = engine.begin()
             for _ in range(chance.randrange(1, 4)):
                 name = chance.choice(names)
                 if chance.random() < 0.6:
                     transaction.put(name, b"x")
                 else:
                     transaction.delete(Range(name, chance.choice([name + b"\0", b"", b"9"])))
-            transaction.close()
+            engine.end(transaction, 0.0)
         elif step < 0.8:
             engine.undo()
         elif step < 0.95:

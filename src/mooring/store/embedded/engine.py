@@ -35,9 +35,10 @@ from mooring.store.contract import (
     Write,
     everything,
 )
-from mooring.store.embedded.history import History, size
+from mooring.store.embedded.history import History, left_behind
 from mooring.store.embedded.keyspace import Keyspace
 from mooring.store.embedded.leases import Leases, Undo
+from mooring.store.embedded.transaction import Transaction
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 
 HISTORY, HISTORY_AGE, HISTORY_BYTES = 100_000, 3600.0, 256 * 1024 * 1024
@@ -101,7 +102,7 @@ class Engine:
                 continue
             event = Event(entry.key, entry if entry.version else None)
             events.setdefault(at, []).append(event)
-            left[at] = left.get(at, 0) + _left_behind(replaced, entry)
+            left[at] = left.get(at, 0) + left_behind(replaced, entry)
         if sorted(events) != list(range(compacted + 1, revision + 1)):
             raise StoreError("revisions are missing from the history")
         self._history = History(compacted)
@@ -149,6 +150,26 @@ class Engine:
 
     # Writing
 
+    def begin(self) -> Transaction:
+        """The changes of the next revision, to be made one by one. One at a time is open."""
+        return Transaction(self._keys, self.leases, self._undo, self.revision + 1)
+
+    def end(self, transaction: Transaction, now: float) -> None:
+        """Make a transaction the newest revision; one without any change is none."""
+        if not transaction.events:
+            return
+        self.revision = transaction.revision
+        self._history.append(
+            Batch(transaction.revision, tuple(transaction.events)), transaction.left
+        )
+        self._undo.append(self._reopen)
+        if not self._times or now - self._times[-1][0] >= 1.0:
+            self._times.append((now, self.revision))
+
+    def _reopen(self) -> None:
+        self._history.pop()
+        self.revision -= 1
+
     def commit(
         self, writes: Sequence[Write], require: Sequence[Check], reads: Sequence[Query], now: float
     ) -> Committed:
@@ -160,13 +181,13 @@ class Engine:
         for write in writes:
             if isinstance(write, Put) and write.lease and write.lease not in self.leases:
                 raise LeaseNotFound(write.lease)
-        transaction = Transaction(self, now)
+        transaction = self.begin()
         for write in writes:
             if isinstance(write, Put):
                 transaction.put(write.key, write.value, write.lease)
             else:
                 transaction.delete(write.range)
-        transaction.close()
+        self.end(transaction, now)
         return Committed(self.revision, self._reads(reads))
 
     def _reads(self, queries: Sequence[Query]) -> tuple[Snapshot, ...]:
@@ -190,11 +211,11 @@ class Engine:
         return self.leases[lease].ttl
 
     def revoke(self, lease: int, now: float) -> None:
-        transaction = Transaction(self, now)
+        transaction = self.begin()
         for name in sorted(self.leases[lease].keys):
             transaction.delete_key(name)
         self._undo.append(self.leases.end(lease))
-        transaction.close()
+        self.end(transaction, now)
 
     # Confirming
 
@@ -309,80 +330,6 @@ class Engine:
         for event in events:
             forgotten += self._keys.forget(event.key, revision)
         return forgotten
-
-
-class Transaction:
-    """The changes of one revision, made one by one; `close` makes them the newest revision."""
-
-    def __init__(self, engine: Engine, now: float) -> None:
-        self._engine, self._now = engine, now
-        self._revision = engine.revision + 1
-        self._events: list[Event] = []
-        self._left = 0
-
-    def put(self, name: bytes, value: bytes, lease: int = 0) -> Entry | None:
-        """Write a key; what it was before."""
-        keys, leases = self._engine._keys, self._engine.leases
-        before = keys.get(name)
-        old = before.lease if before is not None else 0
-        if old != lease:
-            leases.detach(name, old)
-            leases.attach(name, lease)
-        entry = keys.put(name, value, lease, self._revision)
-
-        def undo() -> None:
-            keys.undo(name)
-            leases.detach(name, lease)
-            leases.attach(name, old)
-
-        self._engine._undo.append(undo)
-        self._events.append(Event(name, entry))
-        if before is not None:
-            self._left += size(before)
-        return before
-
-    def delete(self, range: Range) -> list[Entry]:
-        """Delete a range; what it held."""
-        doomed = list(self._engine.newest(range))
-        for entry in doomed:
-            self.delete_key(entry.key)
-        return doomed
-
-    def delete_key(self, name: bytes) -> None:
-        """Delete a key that exists."""
-        keys, leases = self._engine._keys, self._engine.leases
-        before = keys.get(name)
-        lease = before.lease if before is not None else 0
-        leases.detach(name, lease)
-        gone = keys.delete(name, self._revision)
-
-        def undo() -> None:
-            keys.undo(name)
-            leases.attach(name, lease)
-
-        self._engine._undo.append(undo)
-        self._events.append(Event(name, None))
-        self._left += _left_behind(before, gone)
-
-    def close(self) -> None:
-        engine = self._engine
-        if not self._events:
-            return
-        engine.revision = self._revision
-        engine._history.append(Batch(self._revision, tuple(self._events)), self._left)
-        engine._undo.append(self._reopen)
-        if not engine._times or self._now - engine._times[-1][0] >= 1.0:
-            engine._times.append((self._now, self._revision))
-
-    def _reopen(self) -> None:
-        self._engine._history.pop()
-        self._engine.revision -= 1
-
-
-def _left_behind(replaced: Entry | None, entry: Entry) -> int:
-    """The bytes that a change makes old: what it replaced, and itself where it is a tombstone."""
-    before = size(replaced) if replaced is not None and replaced.version else 0
-    return before if entry.version else before + size(entry)
 
 
 def _look(query: Query, found: Iterable[Entry], revision: int) -> Snapshot:

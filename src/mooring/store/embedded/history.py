@@ -17,6 +17,12 @@ def size(entry: Entry) -> int:
     return len(entry.key) + len(entry.value) + _AROUND
 
 
+def left_behind(replaced: Entry | None, entry: Entry) -> int:
+    """The bytes that a change makes old: what it replaced, and itself where it is a tombstone."""
+    before = size(replaced) if replaced is not None and replaced.version else 0
+    return before if entry.version else before + size(entry)
+
+
 class History:
     """Every batch after `floor`, without gaps.
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from mooring.errors import LeaseNotFound
 from mooring.store.contract import Entry, Range
-from mooring.store.embedded.engine import Engine, Transaction
+from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import Host
+from mooring.store.embedded.transaction import Transaction
 from mooring.store.embedded.wire.errors import KEY_NOT_FOUND, Refused
 from mooring.store.embedded.wire.messages import header, inner_header, key_value, range_of
 from mooring.store.embedded.wire.requests import check_key, check_put, check_size
@@ -77,17 +78,17 @@ def _put(engine: Engine, now: float, request: Any) -> Any:
         raise LeaseNotFound(request.lease)
     if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
         raise Refused(KEY_NOT_FOUND)
-    transaction = Transaction(engine, now)
+    transaction = engine.begin()
     answer = apply_put(engine, transaction, request)
-    transaction.close()
+    engine.end(transaction, now)
     answer.header.CopyFrom(header(engine.revision))
     return answer
 
 
 def _delete(engine: Engine, now: float, request: Any) -> Any:
-    transaction = Transaction(engine, now)
+    transaction = engine.begin()
     answer = apply_delete(transaction, request)
-    transaction.close()
+    engine.end(transaction, now)
     answer.header.CopyFrom(header(engine.revision))
     return answer
 

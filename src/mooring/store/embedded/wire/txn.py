@@ -10,8 +10,9 @@ from typing import Any
 
 from mooring.errors import Compacted, FutureRevision, LeaseNotFound
 from mooring.store.contract import Entry
-from mooring.store.embedded.engine import Engine, Transaction
+from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import Host
+from mooring.store.embedded.transaction import Transaction
 from mooring.store.embedded.wire.errors import KEY_NOT_FOUND, Refused
 from mooring.store.embedded.wire.kv import (
     Look,
@@ -86,10 +87,10 @@ def _write(engine: Engine, now: float, request: Any) -> Any:
         if operation.HasField("request_range"):
             _check_range(engine, operation.request_range, engine.confirmed)
     before = engine.revision
-    transaction = Transaction(engine, now)
+    transaction = engine.begin()
     answer = proto.TxnResponse()
     _Applying(engine, transaction, before).apply(branch, answer)
-    transaction.close()
+    engine.end(transaction, now)
     answer.header.CopyFrom(header(engine.revision))
     return answer
 
