@@ -160,10 +160,10 @@ class Twin:
         bases = [
             self._source.turned(base, given=True)
             for base in self._node.bases
-            if ast.unparse(base).startswith("Generic[")
+            if ast.unparse(base).startswith("Generic[") or ast.unparse(base) in API
         ]
         head = f"class {self._node.name}{f'({bases[0]})' if bases else ''}:"
-        return "\n    ".join([head, *self._members()])
+        return "\n    ".join([head, *(list(self._members()) or ["..."])])
 
     def _members(self) -> Iterator[str]:
         for name, annotation in self._attributes():

@@ -184,9 +184,10 @@ class Gathered:
     def opened(self, line: Line, mark: Mark) -> int:
         """Up to which creation it is open for who stands there; 0 where it is not."""
         parties = line.parties()
-        passed = max((bound for _, bound in parties), default=0)
-        if mark[0] <= passed:
-            return passed
+        bounds = {bound for _, bound in parties if bound}
+        if rounds := [bound for bound in bounds if mark[0] <= bound]:
+            return min(rounds)
+        passed = max(bounds, default=0)
         waiting = [each for each, _ in parties if each[0] > passed]
         if len(waiting) < self.size:
             return 0

@@ -88,9 +88,12 @@ class Held:
         self._scope: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        lease.lost = place.on_gone = self._lose
         loop = asyncio.get_running_loop()
         self._watching = loop.call_later(_WATCHED_AFTER, queue.watch_over, place, start)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._lease.lost = self._place.on_gone = self._lose
 
     @property
     def check(self) -> Check:

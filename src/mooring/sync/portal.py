@@ -18,6 +18,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
+from mooring.locks.callers import BEHIND
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,9 @@ class Portal:
         calls = self._reach()
         caller = caller or Caller()
         call = _Call(self.name, work, caller)
-        calls.thread.post(calls.begin, call, context=copy_context())
+        context = copy_context()
+        context.run(BEHIND.set, threading.current_thread())
+        calls.thread.post(calls.begin, call, context=context)
         try:
             caller.wait()
         except BaseException:

@@ -1,0 +1,274 @@
+"""Read-write locks, semaphores, elections and barriers, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import mooring
+from mooring import Hub
+from mooring.errors import InvalidRequest, LockLost, LockTimeout, NotHeld
+from mooring.locks.election import Leader
+from mooring.locks.lock import Held, Lock
+from mooring.store import Delete, key, prefix
+from tests.waiting import eventually
+
+
+@pytest.fixture
+async def hub(store_url: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(store_url: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(store_url) as opened:
+        yield opened
+
+
+class Task:
+    """Somebody who wants a lock, and keeps it until told otherwise."""
+
+    def __init__(self, lock: Lock) -> None:
+        self.held: Held | None = None
+        self.let_go = asyncio.Event()
+        self._lock = lock
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        async with self._lock as self.held:
+            await self.let_go.wait()
+        self.held = None
+
+    async def done(self) -> None:
+        self.let_go.set()
+        await self.task
+
+
+async def in_line(hub: Hub, *locks: Lock) -> list[Task]:
+    """Tasks that came in this order."""
+    line: list[Task] = []
+    name = f"{locks[0].name}/".encode()
+    for number, lock in enumerate(locks, 1):
+        line.append(Task(lock))
+
+        async def stands(number: int = number) -> bool:
+            return len((await hub.store.read(prefix(name))).entries) == number
+
+        await eventually(stands, within=10, what="a place in the line")
+    return line
+
+
+async def holding(line: list[Task], *numbers: int) -> None:
+    """Until exactly these hold it."""
+
+    def so() -> bool:
+        return [n for n, task in enumerate(line) if task.held is not None] == list(numbers)
+
+    await eventually(so, within=10, what=f"{numbers} hold it")
+    await asyncio.sleep(0.05)
+    assert so()
+
+
+async def nothing_is_left(hub: Hub) -> None:
+    async def empty() -> bool:
+        return await hub.locks() == []
+
+    await eventually(empty, within=10)
+
+
+async def test_readers_share_and_writers_do_not(hub: Hub, other: Hub):
+    one, two = hub.rwlock("rw"), other.rwlock("rw")
+    line = await in_line(
+        hub, one.read(), two.read(), one.write(), two.read(), one.read(), two.write()
+    )
+    await holding(line, 0, 1)
+    await line[0].done()
+    await holding(line, 1)
+    await line[1].done()
+    await holding(line, 2)
+    await line[2].done()
+    await holding(line, 3, 4)
+    await line[4].done()
+    await holding(line, 3)
+    await line[3].done()
+    await holding(line, 5)
+    await line[5].done()
+    await nothing_is_left(hub)
+
+
+async def test_a_writer_who_gives_up_lets_readers_through(hub: Hub, other: Hub):
+    lock = other.rwlock("rw")
+    line = await in_line(hub, hub.rwlock("rw").read(), lock.write(), lock.read())
+    await holding(line, 0)
+    line[1].task.cancel()
+    await holding(line, 0, 2)
+    for task in (line[0], line[2]):
+        await task.done()
+
+
+async def test_a_plain_lock_is_a_writer(hub: Hub, other: Hub):
+    async with hub.lock("rw"):
+        assert await other.rwlock("rw").read().try_acquire() is None
+        assert await other.rwlock("rw").write().try_acquire() is None
+    async with hub.rwlock("rw").read():
+        assert await other.lock("rw").try_acquire() is None
+        async with other.rwlock("rw", timeout=0).read():
+            pass
+
+
+async def test_a_semaphore_has_so_many_places(hub: Hub, other: Hub):
+    places = [of.semaphore("sem", 2) for of in (hub, other, hub, other, hub)]
+    line = await in_line(hub, *places)
+    await holding(line, 0, 1)
+    await line[1].done()
+    await holding(line, 0, 2)
+    line[3].task.cancel()
+    await asyncio.gather(line[3].task, return_exceptions=True)
+    await line[0].done()
+    await holding(line, 2, 4)
+    tokens = [task.held.token for task in line if task.held is not None]
+    assert tokens == sorted(set(tokens))
+    for number in (2, 4):
+        await line[number].done()
+    await nothing_is_left(hub)
+
+
+async def test_one_task_may_hold_several_places(hub: Hub):
+    semaphore = hub.semaphore("sem", 2, timeout=0)
+    async with semaphore, semaphore:
+        with pytest.raises(LockTimeout):
+            await semaphore.acquire()
+    await nothing_is_left(hub)
+
+
+async def test_all_must_agree_on_the_places(hub: Hub, other: Hub):
+    async with hub.semaphore("sem", 2):
+        with pytest.raises(InvalidRequest, match=r"2 for .*, not 3"):
+            await other.semaphore("sem", 3).acquire()
+        with pytest.raises(InvalidRequest, match="another kind"):
+            await other.lock("sem").acquire()
+        with pytest.raises(InvalidRequest, match="another kind"):
+            await other.barrier("sem", 2).wait()
+        assert len((await hub.store.read(prefix(b"sem/"))).entries) == 1
+    async with hub.lock("sem"):
+        with pytest.raises(InvalidRequest, match="another kind"):
+            await other.semaphore("sem", 2, timeout=0).acquire()
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, None])
+async def test_a_bad_size_is_refused(hub: Hub, size: int):
+    with pytest.raises(InvalidRequest, match="places"):
+        hub.semaphore("sem", size)
+    with pytest.raises(InvalidRequest, match="parties"):
+        hub.barrier("sem", size)
+
+
+async def test_one_leads_and_the_next_follows(hub: Hub, other: Hub):
+    assert await other.election("boss").leader() is None
+    async with hub.election("boss").campaign("one") as first:
+        leader = await other.election("boss").leader()
+        assert leader == Leader(b"one", first.key, first.token, leader.lease if leader else 0)
+        assert leader is not None
+        assert leader.text == "one"
+        follower = Task(other.election("boss").campaign("two"))
+        await asyncio.sleep(0.1)
+        assert follower.held is None
+        await first.proclaim("one again")
+        leader = await other.election("boss").leader()
+        assert leader is not None
+        assert leader.value == b"one again"
+        await first.resign()
+        await eventually(lambda: follower.held is not None)
+        with pytest.raises(NotHeld):
+            await first.proclaim("too late")
+    await follower.done()
+    assert await hub.election("boss").leader() is None
+
+
+async def test_observers_are_told_of_every_leader(hub: Hub, other: Hub):
+    seen: list[str | None] = []
+
+    async def observe() -> None:
+        async with other.election("boss").observe() as leaders:
+            async for leader in leaders:
+                seen.append(leader.text if leader else None)
+                if leader and leader.value == b"end":
+                    return
+
+    task = asyncio.get_running_loop().create_task(observe())
+    await eventually(lambda: seen == [None])
+    async with hub.election("boss").campaign("one") as leadership:
+        await eventually(lambda: seen[-1] == "one")
+        await leadership.proclaim("two")
+        await eventually(lambda: seen[-1] == "two")
+    await eventually(lambda: seen[-1] is None)
+    async with hub.election("boss").campaign("end"):
+        await task
+    assert seen == [None, "one", "two", None, "end"]
+
+
+async def test_a_leader_that_was_deposed_cannot_proclaim(hub: Hub, other: Hub):
+    async def body() -> None:
+        async with hub.election("boss").campaign("one") as leadership:
+            await other.store.commit(Delete(key(leadership.key)))
+            await leadership.proclaim("still me")
+
+    with pytest.raises(LockLost, match="deleted"):
+        await body()
+
+
+async def test_a_candidates_value_may_look_like_anything(hub: Hub, other: Hub):
+    async with hub.election("boss").campaign(b'{"kind": "place", "size": 3}\xff'):
+        follower = Task(other.election("boss").campaign(b"\0"))
+        await asyncio.sleep(0.05)
+        assert follower.held is None
+    await eventually(lambda: follower.held is not None)
+    await follower.done()
+    with pytest.raises(InvalidRequest, match="text or bytes"):
+        hub.election("boss").campaign(5)  # type: ignore[arg-type]
+
+
+async def test_nobody_passes_a_barrier_before_all_are_there(hub: Hub, other: Hub):
+    passed: list[int] = []
+
+    async def party(of: Hub, number: int) -> None:
+        await of.barrier("start", 3, timeout=10).wait()
+        passed.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(party(hub, 0))
+        group.create_task(party(other, 1))
+        await asyncio.sleep(0.2)
+        assert passed == []
+        group.create_task(party(hub, 2))
+    assert sorted(passed) == [0, 1, 2]
+    await nothing_is_left(hub)
+
+
+async def test_a_barrier_is_used_again_and_again(hub: Hub, other: Hub):
+    rounds = dict.fromkeys(range(3), 0)
+    behind: list[int] = []
+
+    async def party(of: Hub, number: int) -> None:
+        barrier = of.barrier("start", 3, timeout=20)
+        for turn in range(6):
+            rounds[number] = turn
+            await barrier.wait()
+            behind.append(min(rounds.values()) - turn)
+
+    await asyncio.gather(party(hub, 0), party(other, 1), party(hub, 2))
+    assert set(behind) == {0}
+    await nothing_is_left(hub)
+
+
+async def test_a_party_that_gives_up_does_not_count(hub: Hub, other: Hub):
+    with pytest.raises(LockTimeout):
+        await other.barrier("start", 2, timeout=0.2).wait()
+    waits = asyncio.get_running_loop().create_task(hub.barrier("start", 2, timeout=10).wait())
+    await asyncio.sleep(0.2)
+    assert not waits.done()
+    numbers = await asyncio.gather(waits, other.barrier("start", 2, timeout=10).wait())
+    assert sorted(numbers) == [0, 1]

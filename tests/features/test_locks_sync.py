@@ -1,0 +1,128 @@
+"""Locks from code without an event loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import mooring.sync
+from mooring.errors import Conflict, LockLost, LockTimeout, Reentered
+from mooring.store import Put
+from tests.waiting import until
+
+
+@pytest.fixture
+def hub(store_url: str) -> Iterator[mooring.sync.Hub]:
+    with mooring.sync.connect(store_url) as opened:
+        yield opened
+
+
+def test_threads_take_turns(hub: mooring.sync.Hub):
+    holding, most, tokens = 0, 0, []
+
+    def work() -> None:
+        nonlocal holding, most
+        for _ in range(3):
+            with hub.lock("lock") as held:
+                holding += 1
+                most = max(most, holding)
+                tokens.append(held.token)
+                holding -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 12
+    assert hub.locks() == []
+
+
+def test_a_thread_does_not_wait_for_itself(hub: mooring.sync.Hub):
+    with hub.lock("lock"), pytest.raises(Reentered), hub.lock("lock"):
+        pass
+    with hub.lock("lock", timeout=0):
+        pass
+
+
+def test_another_thread_waits_in_vain(hub: mooring.sync.Hub):
+    late: list[Exception] = []
+
+    def work() -> None:
+        try:
+            with hub.lock("lock", timeout=0.2):
+                pass
+        except LockTimeout as error:
+            late.append(error)
+
+    with hub.lock("lock") as held:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert held.state == "held"
+    assert len(late) == 1
+    assert hub.locks() == []
+
+
+def lose(hub: mooring.sync.Hub, held: mooring.sync.Held) -> None:
+    hub.store.revoke(int(held.key.rpartition(b"/")[2], 16))
+
+
+def test_a_loss_is_seen_and_leaving_raises_and_the_check_fails(hub: mooring.sync.Hub):
+    def body() -> None:
+        with hub.lock("lock", ttl=2) as held:
+            lose(hub, held)
+            until(held.lost.is_set, within=5)
+            assert held.state == "lost"
+            with pytest.raises(Conflict):
+                hub.store.commit(Put(b"/x", b""), require=[held.check])
+
+    with pytest.raises(LockLost):
+        body()
+    with hub.lock("lock", timeout=5):
+        pass
+
+
+def test_a_blocked_body_keeps_it_for_as_long_as_it_takes(hub: mooring.sync.Hub):
+    with hub.lock("lock", ttl=2) as held:
+        time.sleep(3)
+        assert held.state == "held"
+        hub.store.commit(Put(b"/x", b""), require=[held.check])
+
+
+def test_opened_and_closed(hub: mooring.sync.Hub):
+    lock = hub.lock("lock")
+    held = lock.open()
+    assert held.state == "held"
+    lock.close()
+    taken = hub.lock("lock").try_acquire()
+    assert taken is not None
+    taken.release()
+    assert hub.locks() == []
+
+
+def test_everything_else_blocks_too(hub: mooring.sync.Hub):
+    with hub.semaphore("sem", 2), hub.rwlock("rw").read():
+        assert {info.name for info in hub.locks()} == {"sem", "rw"}
+    election = hub.election("boss")
+    with election.observe() as leaders:
+        assert next(leaders) is None
+        with election.campaign("me") as leadership:
+            leader = next(leaders)
+            assert leader is not None
+            assert leader.text == "me"
+            leadership.proclaim("you")
+            leader = election.leader()
+            assert leader is not None
+            assert leader.text == "you"
+    threads = [threading.Thread(target=hub.barrier("start", 3, timeout=10).wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)

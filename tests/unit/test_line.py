@@ -1,0 +1,127 @@
+"""Who may go ahead in a line: the rules, on random lines."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from mooring.locks.line import (
+    ALONE,
+    EXCLUSIVE,
+    PARTY,
+    SHARED,
+    SHARED_RULE,
+    Card,
+    Gathered,
+    Line,
+    Places,
+    Rule,
+    read,
+    rule_of,
+    written,
+)
+from mooring.store.contract import Entry
+
+PREFIX = b"name/"
+
+
+def entry(created: int, card: Card | None = None, lease: int = 0) -> Entry:
+    lease = lease or created + 100
+    value = b"" if card is None else written(card)
+    return Entry(PREFIX + b"%x" % lease, value, created, created, 1, lease)
+
+
+def line_of(*entries: Entry) -> Line:
+    return Line(PREFIX, entries)
+
+
+def admitted(line: Line, rule: Rule | None = None) -> list[int]:
+    return [
+        each.created
+        for each in line
+        if (rule or rule_of(read(each.value))).admits(line, (each.created, each.key))
+    ]
+
+
+readers_and_writers = some.lists(some.sampled_from([SHARED, EXCLUSIVE]), max_size=12)
+
+
+@given(readers_and_writers)
+def test_readers_before_the_first_writer_or_one_writer(kinds: list[str]):
+    line = line_of(*(entry(n, Card(kind)) for n, kind in enumerate(kinds, 2)))
+    first = kinds.index(EXCLUSIVE) if EXCLUSIVE in kinds else len(kinds)
+    assert admitted(line) == list(range(2, 2 + (first or min(len(kinds), 1))))
+
+
+@given(some.sets(some.integers(1, 1000), max_size=20), some.integers(1, 8))
+def test_the_oldest_have_the_places(created: set[int], size: int):
+    line = line_of(*map(entry, created))
+    assert admitted(line, Places(size)) == sorted(created)[:size]
+    assert admitted(line, ALONE) == sorted(created)[:1]
+    assert admitted(line, SHARED_RULE) == sorted(created)[:1]
+
+
+@given(some.lists(some.tuples(some.integers(1, 6), some.booleans()), max_size=40))
+def test_a_line_is_what_was_written_and_not_deleted(changes: list[tuple[int, bool]]):
+    line, model = line_of(), dict[int, Entry]()
+    for revision, (lease, there) in enumerate(changes, 2):
+        if there:
+            before = model.get(lease)
+            model[lease] = entry(before.created if before else revision, lease=lease)
+            line.put(model[lease])
+        else:
+            model.pop(lease, None)
+            line.remove(PREFIX + b"%x" % lease)
+    assert list(line) == sorted(model.values(), key=lambda each: each.created)
+
+
+def test_a_key_that_was_created_anew_has_another_place():
+    line = line_of(entry(2, lease=1), entry(3, lease=2))
+    assert line.put(entry(5, lease=1)) == (2, PREFIX + b"1")
+    assert [each.created for each in line] == [3, 5]
+
+
+def test_names_below_do_not_count():
+    nested = Entry(PREFIX + b"below/1", b"", 1, 1, 1, 1)
+    assert len(line_of(nested, entry(2))) == 1
+
+
+def test_values_of_others_are_no_cards():
+    for value in (b"", b"{}", b"[1]", b"\xff", b'{"kind":"read"}', b'{"mooring":5}'):
+        assert read(value).kind == ""
+    card = Card(PARTY, "host:1", 3, 17)
+    assert read(written(card)) == card
+
+
+@given(some.integers(1, 5), some.integers(1, 4), some.randoms())
+def test_rounds_of_a_barrier_do_not_mix(size: int, rounds: int, chance):
+    """Parties come, see, say so and go in any order that they could: each passes with those of its
+    own round, and none is left behind."""
+    rule, line = Gathered(size), line_of()
+    coming = list(range(2, 2 + size * rounds))
+    bounds: dict[int, int] = {}
+    left: set[int] = set()
+    while len(left) < size * rounds:
+        steps = []
+        if coming:
+            steps.append(("come", coming[0]))
+        for each in line:
+            mark = (each.created, each.key)
+            if each.created not in bounds and rule.admits(line, mark):
+                steps.append(("pass", each.created))
+            elif each.created in bounds and rule.all_passed(line, bounds[each.created]):
+                steps.append(("go", each.created))
+        assert steps, "everybody waits for ever"
+        what, created = chance.choice(steps)
+        if what == "come":
+            line.put(entry(coming.pop(0), Card(PARTY, size=size)))
+        elif what == "pass":
+            mark = (created, PREFIX + b"%x" % (created + 100))
+            bounds[created] = rule.opened(line, mark)
+            line.put(entry(created, Card(PARTY, size=size, passed=bounds[created])))
+        else:
+            line.remove(PREFIX + b"%x" % (created + 100))
+            left.add(created)
+    for created, bound in bounds.items():
+        number = (created - 2) // size
+        assert bound == 2 + size * (number + 1) - 1
