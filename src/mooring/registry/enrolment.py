@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from mooring.errors import Conflict, LeaseNotFound, Removed, StoreError, Superseded
-from mooring.mirror import Mirror
-from mooring.model import Config, Instance
+from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
 from mooring.registry.layouts.contract import Layout, Malformed
@@ -22,6 +21,7 @@ from mooring.store.contract import (
     Entry,
     Put,
     Query,
+    Range,
     Snapshot,
     Store,
     Write,
@@ -87,6 +87,8 @@ class Shared(NamedTuple):
     batches: Batches
     described: set[str]
     """Services whose descriptions are known to be there."""
+    leave: Callable[[Instance, Range, Vicinity], Awaitable[None]]
+    """Called when the place of an instance is free again."""
 
 
 class StoreEnrolment(Enrolment):
@@ -96,40 +98,32 @@ class StoreEnrolment(Enrolment):
         lease: SharedLease,
         vicinity: Vicinity,
         instance: Instance,
-        service_config: Mirror[bytes, Entry] | None,
-        leave: Callable[[], Awaitable[None]],
+        home: Range,
     ) -> None:
-        layout = shared.layout
         self.disturbed = False
-        self._store, self._layout, self._batches, self._described = shared
-        self._lease, self._vicinity, self._mirror = lease, vicinity, vicinity.mirror
-        self._service, self._id = instance.service, instance.id
-        self._tombstone = tombstone_key(layout, instance)
-        self._home = layout.home(instance)
+        self._shared, self._lease, self._vicinity = shared, lease, vicinity
+        self._instance, self._home = instance, home
+        self._mirror = vicinity.mirror
+        self._tombstone = tombstone_key(shared.layout, instance)
+        self._config_key = (
+            shared.layout.config_key(instance.service, instance.id) if vicinity.config else b""
+        )
+        self._said: Entry | None = None
+        """The operator's word as it was last told."""
         self._desired: dict[bytes, bytes] = {}
         self._sent: dict[bytes, bytes] = {}
         """What may be in the store, though no answer said so."""
         self._unanswered = False
-        self._lasting = layout.lasting(instance)
-        self._service_config = service_config
-        self._config_key = (
-            layout.config_key(instance.service, instance.id) if service_config else b""
-        )
-        self._leave = leave
         self._callbacks: list[Callable[[], None]] = []
         self._in_doubt = self._writing = False
         self._written = 0
-        self._end_config: Callable[[], None] = lambda: None
 
     def open(self) -> None:
         self._lease.acquire(self)
-        self._vicinity.join(self._id, self)
-        if self._service_config is not None:
-            self._end_config = self._service_config.subscribe(lambda _: self._tell())
+        self._vicinity.join(self._instance.id, self)
 
     async def aclose(self, *, within: float) -> None:
-        self._end_config()
-        await self._leave()
+        await self._shared.leave(self._instance, self._home, self._vicinity)
         self._lease.owe(self._sent)
         await self._lease.release(self, within=within)
 
@@ -149,15 +143,15 @@ class StoreEnrolment(Enrolment):
     @property
     def config(self) -> Config:
         own = self._decode(self._mirror.items.get(self._config_key))
-        if self._service_config is None:
+        if self._vicinity.config is None:
             return own
-        return own.over(self._decode(next(iter(self._service_config.items.values()), None)))
+        return own.over(self._decode(next(iter(self._vicinity.config.items.values()), None)))
 
     def _decode(self, entry: Entry | None) -> Config:
         try:
-            return Config() if entry is None else self._layout.decode_config(entry.value)
+            return NO_CONFIG if entry is None else self._shared.layout.decode_config(entry.value)
         except Malformed:
-            return Config()  # those who list the service report it
+            return NO_CONFIG  # those who list the service report it
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -177,6 +171,12 @@ class StoreEnrolment(Enrolment):
         if anew:
             self._written = 0
         self._look()
+        said = self._mirror.items.get(self._config_key)
+        if self.disturbed or said is not self._said:  # mostly it is what we wrote ourselves
+            self._said = said
+            self._tell()
+
+    def configured(self) -> None:
         self._tell()
 
     def _look(self) -> None:
@@ -191,14 +191,15 @@ class StoreEnrolment(Enrolment):
             entry = held.get(name)
             if entry is None or entry.value != value or entry.lease != lease:
                 self.disturbed = True
-                self._described.discard(self._service)  # who took ours may have taken those too
+                # Who took ours may have taken those too.
+                self._shared.described.discard(self._instance.service)
 
     def _tell(self) -> None:
         for callback in self._callbacks:
             callback()
 
     async def put(self, instance: Instance, *, fresh: bool) -> None:
-        desired = self._layout.encode(instance)
+        desired = self._shared.layout.encode(instance)
         seen: Mapping[bytes, Entry] = self._mirror.items
         while True:
             session = await self._lease.session()
@@ -214,7 +215,7 @@ class StoreEnrolment(Enrolment):
             self._sent = desired
             self._lease.claim(desired)
             try:
-                revision = await self._batches.commit(*plan.writes, require=plan.checks)
+                revision = await self._shared.batches.commit(*plan.writes, require=plan.checks)
             except Conflict:
                 seen = await self._present()
             except LeaseNotFound:
@@ -227,21 +228,19 @@ class StoreEnrolment(Enrolment):
             finally:
                 self._writing = False
         self._desired, self._written = desired, revision
-        self._mirror.start()  # not before: nobody shall wait for it
-        if self._service_config is not None:
-            self._service_config.start()
+        self._vicinity.start()  # not before: nobody shall wait for it
         if self._mirror.loaded:
             self._look()
-        if self._service not in self._described:
+        if instance.service not in self._shared.described:
             try:
                 await self._describe()
             except StoreError as error:
-                log.info("%s: its description is made later: %s", self._service, error)
+                log.info("%s: its description is made later: %s", instance.service, error)
 
     async def _present(self) -> dict[bytes, Entry]:
         """Our keys, and the tombstone, as they are."""
         reads = [Query(self._home), Query(key(self._tombstone))]
-        return _index((await self._store.commit(read=reads)).reads)
+        return _index((await self._shared.store.commit(read=reads)).reads)
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
@@ -249,16 +248,18 @@ class StoreEnrolment(Enrolment):
 
     async def _describe(self) -> None:
         """Descriptions are made where they are missing, and never overwritten."""
-        self._described.add(self._service)
+        store, service = self._shared.store, self._instance.service
+        lasting = self._shared.layout.lasting(self._instance)
+        self._shared.described.add(service)
         try:
-            reads = [Query(key(name), keys_only=True) for name in self._lasting]
-            there = _index((await self._store.commit(read=reads)).reads) if reads else {}
-            for name, value in self._lasting.items():
+            reads = [Query(key(name), keys_only=True) for name in lasting]
+            there = _index((await store.commit(read=reads)).reads) if reads else {}
+            for name, value in lasting.items():
                 if name not in there:
                     with contextlib.suppress(Conflict):  # somebody else was first
-                        await self._store.commit(Put(name, value), require=[absent(name)])
+                        await store.commit(Put(name, value), require=[absent(name)])
         except BaseException:
-            self._described.discard(self._service)
+            self._shared.described.discard(service)
             raise
 
     async def withdraw(self) -> None:
@@ -268,7 +269,7 @@ class StoreEnrolment(Enrolment):
         while names:
             try:
                 deletions = [Delete(key(name)) for name in names]
-                await self._batches.commit(*deletions, require=checks)
+                await self._shared.batches.commit(*deletions, require=checks)
                 break
             except Conflict:
                 seen = await self._present()

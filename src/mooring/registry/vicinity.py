@@ -15,17 +15,35 @@ class Neighbour(Protocol):
         """Something happened to this one's keys. `anew`: the store may be another, whose revisions
         mean something else."""
 
+    def configured(self) -> None:
+        """The operator's word on the service changed."""
+
 
 class Vicinity:
-    """Neighbours come with `join` and go with `leave`; each hears of its own keys alone."""
+    """Neighbours come with `join` and go with `leave`; each hears of its own keys alone, and of the
+    service's `config`."""
 
     def __init__(
-        self, store: Store, layout: Layout, range: Range, orphan: Callable[[Entry], None]
+        self,
+        store: Store,
+        layout: Layout,
+        range: Range,
+        config: Mirror[bytes, Entry] | None,
+        orphan: Callable[[Entry], None],
     ) -> None:
+        self.range = range
         self.mirror: Mirror[bytes, Entry] = Mirror(RangeFeed(store, range), wait=False, quiet=True)
+        self.config = config
         self._layout, self._orphan = layout, orphan
         self._neighbours: dict[str, Neighbour] = {}
         self.mirror.subscribe(self._hear)
+        self._end_config = config.subscribe(self._hear_config) if config else lambda: None
+
+    def start(self) -> None:
+        """Follow, where it does not yet."""
+        self.mirror.start()
+        if self.config is not None:
+            self.config.start()
 
     def join(self, id: str, neighbour: Neighbour) -> None:
         self._neighbours[id] = neighbour
@@ -35,8 +53,13 @@ class Vicinity:
         self._neighbours.pop(id, None)
         if self._neighbours:
             return False
+        self._end_config()
         await self.mirror.aclose()
         return True
+
+    def _hear_config(self, _: Update[bytes, Entry]) -> None:
+        for neighbour in tuple(self._neighbours.values()):
+            neighbour.configured()
 
     def _hear(self, update: Update[bytes, Entry]) -> None:
         if update.resync:
