@@ -47,6 +47,7 @@ async def test_its_state_is_a_property_a_callback_and_a_metric():
             assert str(registration.state) == "registered"
             assert REGISTRY.get_sample_value("mooring_registration", labels) == 1
         assert str(registration.state) == "closed"
+        assert REGISTRY.get_sample_value("mooring_registration", labels) is None
     assert seen == ["registering", "registered", "closed"]
 
 

@@ -53,10 +53,26 @@ class Beats:
     drift is told once it adds up. The first decision is a metadata update; one that failed is
     decided again at once, and the pause between tries is the caller's. Metrics are not changed
     once they were handed over: the same object is taken for the same values.
+
+    `renewed`: signs of life are given by other means, so that a beat is due with the metrics only.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    __slots__ = (
+        "_anything",
+        "_beat_due",
+        "_beat_every",
+        "_metadata_due",
+        "_published",
+        "_told_any",
+        "_weighed",
+        "pending",
+        "policy",
+    )
+
+    def __init__(self, policy: Policy, *, renewed: bool = False) -> None:
         self.policy = policy
+        rarely = renewed and policy.immediate
+        self._beat_every = policy.metadata_interval if rarely else policy.heartbeat_interval
         self.pending = False
         """A send is under way."""
         self._published: Mapping[str, object] | None = None
@@ -106,7 +122,7 @@ class Beats:
         self.pending = False
         if decision is Decision.NO_UPDATE:
             return
-        self._beat_due = now + self.policy.heartbeat_interval
+        self._beat_due = now + self._beat_every
         if decision is Decision.METADATA_UPDATE:
             self._metadata_due = now + self.policy.metadata_interval
             self._published = self._weighed = metrics

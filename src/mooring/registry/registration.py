@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol, Self, cast
 
 import msgspec
@@ -33,6 +32,7 @@ from mooring.errors import (
 from mooring.heartbeat.policy import Beats, Decision, Policy
 from mooring.model import (
     JSON,
+    NO_CONFIG,
     Config,
     Instance,
     RegistrationState,
@@ -75,6 +75,42 @@ class Registration:
     parent's instance, and whatever it does leaves the parent's registration alone.
     """
 
+    # Many, and for long: without a dictionary of its own each is a third in size.
+    __slots__ = (
+        "__weakref__",
+        "_beats",
+        "_callbacks",
+        "_closed",
+        "_config",
+        "_config_callbacks",
+        "_dirty",
+        "_end_metrics",
+        "_enrolment",
+        "_entered",
+        "_failed",
+        "_fresh",
+        "_healthy",
+        "_instance",
+        "_labels",
+        "_life",
+        "_lost_fields",
+        "_merged",
+        "_metrics",
+        "_own_metrics",
+        "_phase",
+        "_process",
+        "_reason",
+        "_registered_at",
+        "_registry",
+        "_settled",
+        "_state",
+        "_tasks",
+        "_trouble",
+        "_ttl",
+        "_wait",
+        "_wake",
+    )
+
     def __init__(
         self,
         registry: Registry,
@@ -89,10 +125,7 @@ class Registration:
             instance = msgspec.structs.replace(instance, host=reachable_host())
         self._instance, self._lost_fields = registry.prepare(instance)
         self._registry, self._ttl, self._wait = registry, ttl, wait
-        policy = policy or Policy()
-        if registry.guarantees.renews and policy.immediate:
-            policy = replace(policy, heartbeat_interval=policy.metadata_interval)
-        self._beats = Beats(policy)
+        self._beats = Beats(policy or Policy(), renewed=registry.guarantees.renews)
         self._metrics = metrics
         self._own_metrics: dict[str, JSON] = {}
         self._merged: dict[str, JSON] | None = None
@@ -105,7 +138,7 @@ class Registration:
         self._entered = self._closed = False
         self._callbacks: list[Callable[[RegistrationState], None]] = []
         self._config_callbacks: list[Callable[[Config], None]] = []
-        self._config = Config()
+        self._config = NO_CONFIG
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._dirty = False
@@ -115,7 +148,6 @@ class Registration:
         self._process = os.getpid()
         self._end_metrics: Callable[[], None] = lambda: None
         self._labels = (self._instance.service, self._instance.id)
-        self._gauge = telemetry.REGISTRATION.labels(*self._labels)
 
     @property
     def instance(self) -> Instance:
@@ -184,6 +216,7 @@ class Registration:
                 ", ".join(self._lost_fields),
             )
         self._enrolment, self._entered = enrolment, True
+        telemetry.REGISTRATIONS.show(*self._labels, self)
         enrolment.subscribe(self._look)
         enrolment.open()
         if self._metrics is not None:
@@ -282,11 +315,12 @@ class Registration:
             if decision is not Decision.NO_UPDATE:
                 await self._send(decision)
                 continue
+            due = self._beats.next_due(moment)
+            timer = asyncio.get_running_loop().call_later(due, self._wake.set)
             try:
-                async with asyncio.timeout(self._beats.next_due(moment)):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+                await self._wake.wait()
+            finally:
+                timer.cancel()
 
     async def _send(self, decision: Decision, *, put: bool = False) -> None:
         metrics = self._current_metrics()
@@ -321,7 +355,10 @@ class Registration:
             updated_at=now(),
             metrics=self._current_metrics() if metrics is None else metrics,
         )
-        return msgspec.structs.replace(self._instance, status=status)
+        record = copy.copy(self._instance)
+        # What is in it was checked when it was made: to replace it would check it all again.
+        msgspec.structs.force_setattr(record, "status", status)
+        return record
 
     def _look(self) -> None:
         """The enrolment has something to tell."""
@@ -334,11 +371,12 @@ class Registration:
                     callback(config)
                 except Exception:
                     log.exception("%s %s: a subscriber failed", *self._labels)
-        self._wake.set()
+        if self._enrolment.disturbed:
+            self._wake.set()
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
         self._phase = phase
-        self._show(self._enrolment.suspended, why)
+        self._show(self._enrolment.suspended if phase == "registered" else "", why)
 
     def _end(self, phase: RegistrationState, error: Exception) -> None:
         self._failed = error
@@ -352,7 +390,6 @@ class Registration:
         if state == self._state:
             return
         before, self._state = self._state, state
-        self._gauge.state(state)
         # That the store is in doubt, its session tells, once for all who share it.
         level = logging.WARNING if state in ("superseded", "removed") else logging.INFO
         self._reason = reason = why or doubt
@@ -415,6 +452,7 @@ class Registration:
             log.info("%s %s: left to expire: %s", *self._labels, reason)
         self._phase = "closed" if self._failed is None else self._phase
         self._show("")
+        telemetry.REGISTRATIONS.hide(*self._labels, self)
         await self._enrolment.aclose(within=max(deadline - time.monotonic(), 0.1))
 
     async def __aexit__(self, *_: object) -> None:
