@@ -47,9 +47,13 @@ class Reader:
             if program == "make":
                 targets = (ROOT / "Makefile").read_text()
                 assert re.search(rf"^{arguments[0]}:", targets, re.MULTILINE), line
-            elif line == "mooring serve":
+            if line in ("make run", "mooring serve"):
                 served = self.served.enter_context(Served("", folder=self.folder))
                 self._address = served.etcd
+            elif program == "make" or line == ". .venv/bin/activate":
+                pass  # where the tests run it is done
+            elif program == "mooring" and "watch" in arguments:
+                self.follow_service([sys.executable, "-m", "mooring.cli", *arguments])
             elif program == "mooring":
                 self.run([sys.executable, "-m", "mooring.cli", *arguments])
             elif program == "etcdctl" and "watch" in arguments:
@@ -88,12 +92,27 @@ class Reader:
 
         until(told, within=20)
 
+    def follow_service(self, arguments: list[str]) -> None:
+        """In a terminal of its own, to the end of the page, which is to show somebody come and go
+        there."""
+        command, environment = self._prepared(arguments)
+        terminal = self.folder / "terminal"
+        shown = self.served.enter_context(terminal.open("w+"))
+        process = subprocess.Popen(command, env=environment, stdout=shown, stderr=shown)
+        self.served.callback(process.wait)
+        self.served.callback(process.kill)
+        self.served.callback(until, lambda: re.search(r"^\+ .*\n- ", terminal.read_text(), re.M))
+        until(lambda: "no instances yet" in terminal.read_text(), within=20)
+
     def _prepared(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         """A command with the addresses that are real here, and its environment."""
         words = " ".join(arguments)
-        if not self._address and ("2379" in words or "etcdctl" in words):
+        local = "mooring.cli" in arguments and "--store" not in arguments
+        if not self._address and ("2379" in words or "etcdctl" in words or local):
             self._address = self._start_etcd(series="3.5").address
         environment = {**os.environ, "ETCDCTL_API": "3"}
+        if local:
+            environment["MOORING_STORE"] = f"etcd://{self._address}"
         if "--endpoints" not in arguments:
             environment["ETCDCTL_ENDPOINTS"] = self._address
         return [word.replace("127.0.0.1:2379", self._address) for word in arguments], environment
