@@ -734,6 +734,17 @@ class TestTheStore:
                 "with --store URL or MOORING_STORE\n"
             )
 
+    def test_the_doctor_looks_at_the_local_server_where_none_is_named(self):
+        done = subprocess.run(
+            [sys.executable, "-c", LOCAL_ELSEWHERE, "doctor"],
+            env={**os.environ, "MOORING_STORE": ""},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 1
+        assert "nothing listens at 127.0.0.1:1" in done.stdout
+
     def test_a_registration_goes_on_trying_and_tells_the_same(self):
         done = subprocess.run(
             [sys.executable, "-c", LOCAL_ELSEWHERE, "register", "a", "h:1", "--", "echo", "runs"],

@@ -35,7 +35,8 @@ def unread() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "command", ["version", "doctor", "doctor --json", "--help", "services --help"]
+    "command",
+    ["version", "doctor memory://", "doctor memory:// --json", "--help", "services --help"],
 )
 def test_a_command_ends_quietly_where_nobody_reads(unread: int, command: str):
     assert into(unread, *command.split()) == (UNREAD, "")

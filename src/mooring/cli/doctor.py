@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from mooring.cli import reaching
 from mooring.cli.running import run
 from mooring.doctor import Finding, examine
 from mooring.hub import open_store
@@ -19,15 +20,16 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "
 
 def doctor(
     url: Annotated[
-        str, typer.Argument(metavar="[URL]", envvar="MOORING_STORE", help="the store to look at")
-    ] = "memory://",
+        str,
+        typer.Argument(metavar="[URL]", envvar="MOORING_STORE", help="default: the local server"),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
     """Look at a store: reachability, version, latency, clock, permissions, alarms.
 
     Exits with 1 if something is wrong.
     """
-    if not run(_examine(url, as_json)):
+    if not run(_examine(url or f"etcd://{reaching.LOCAL}?timeout=2s", as_json)):
         raise typer.Exit(1)
 
 
