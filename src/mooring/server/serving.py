@@ -15,8 +15,10 @@ import uvicorn
 
 from mooring.errors import StoreError
 from mooring.hub import open_host, open_store
+from mooring.locks.contests import Contests
 from mooring.server.health import Readiness, application
 from mooring.server.settings import ServerSettings, split
+from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.tasks import Tasks
@@ -77,13 +79,19 @@ def _stop_signal() -> asyncio.Event:
 async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterator[WireServer]:
     """etcd's API on the engine of the store."""
     assert settings.etcd is not None
-    host = open_host(settings.url())
+    url = settings.url()
+    host = open_host(url)
+    # Not the store that the URL names: clients of the wire are below no namespace.
+    store = EmbeddedStore(host, url=str(url))
+    contests = Contests(store)
+    server = WireServer(host, bind=settings.etcd, tls=tls, users=settings.users, contests=contests)
     try:
-        async with WireServer(host, bind=settings.etcd, tls=tls, users=settings.users) as wire:
+        async with server as wire:
             yield wire
             await wire.drain(GRACE)
     finally:
-        host.release()
+        await contests.aclose()
+        await store.aclose()  # and releases the host
 
 
 @contextlib.asynccontextmanager

@@ -89,9 +89,22 @@ _MESSAGES = {
     "AuthStatusResponse": "header=1:ResponseHeader enabled=2:bool authRevision=3:uint64",
     "AuthenticateRequest": "name=1:string password=2:string",
     "AuthenticateResponse": "header=1:ResponseHeader token=2:string",
+    "LockRequest": "name=1:bytes lease=2:int64",
+    "LockResponse": "header=1:ResponseHeader key=2:bytes",
+    "UnlockRequest": "key=1:bytes",
+    "UnlockResponse": "header=1:ResponseHeader",
+    "LeaderKey": "name=1:bytes key=2:bytes rev=3:int64 lease=4:int64",
+    "CampaignRequest": "name=1:bytes lease=2:int64 value=3:bytes",
+    "CampaignResponse": "header=1:ResponseHeader leader=2:LeaderKey",
+    "ProclaimRequest": "leader=1:LeaderKey value=2:bytes",
+    "ProclaimResponse": "header=1:ResponseHeader",
+    "LeaderRequest": "name=1:bytes",
+    "LeaderResponse": "header=1:ResponseHeader kv=2:KeyValue",
+    "ResignRequest": "leader=1:LeaderKey",
+    "ResignResponse": "header=1:ResponseHeader",
 }
 
-# Method → (path, request, answer).
+# Method → (path, request, answer). A path without a package is of `etcdserverpb`.
 _METHODS = {
     "range": ("KV/Range", "RangeRequest", "RangeResponse"),
     "put": ("KV/Put", "PutRequest", "PutResponse"),
@@ -117,6 +130,13 @@ _METHODS = {
     "member_list": ("Cluster/MemberList", "MemberListRequest", "MemberListResponse"),
     "auth_status": ("Auth/AuthStatus", "AuthStatusRequest", "AuthStatusResponse"),
     "authenticate": ("Auth/Authenticate", "AuthenticateRequest", "AuthenticateResponse"),
+    "lock": ("v3lockpb.Lock/Lock", "LockRequest", "LockResponse"),
+    "unlock": ("v3lockpb.Lock/Unlock", "UnlockRequest", "UnlockResponse"),
+    "campaign": ("v3electionpb.Election/Campaign", "CampaignRequest", "CampaignResponse"),
+    "proclaim": ("v3electionpb.Election/Proclaim", "ProclaimRequest", "ProclaimResponse"),
+    "leader": ("v3electionpb.Election/Leader", "LeaderRequest", "LeaderResponse"),
+    "observe": ("v3electionpb.Election/Observe", "LeaderRequest", "LeaderResponse"),
+    "resign": ("v3electionpb.Election/Resign", "ResignRequest", "ResignResponse"),
 }
 
 
@@ -206,6 +226,19 @@ AuthStatusRequest = _classes["AuthStatusRequest"]
 AuthStatusResponse = _classes["AuthStatusResponse"]
 AuthenticateRequest = _classes["AuthenticateRequest"]
 AuthenticateResponse = _classes["AuthenticateResponse"]
+LockRequest = _classes["LockRequest"]
+LockResponse = _classes["LockResponse"]
+UnlockRequest = _classes["UnlockRequest"]
+UnlockResponse = _classes["UnlockResponse"]
+LeaderKey = _classes["LeaderKey"]
+CampaignRequest = _classes["CampaignRequest"]
+CampaignResponse = _classes["CampaignResponse"]
+ProclaimRequest = _classes["ProclaimRequest"]
+ProclaimResponse = _classes["ProclaimResponse"]
+LeaderRequest = _classes["LeaderRequest"]
+LeaderResponse = _classes["LeaderResponse"]
+ResignRequest = _classes["ResignRequest"]
+ResignResponse = _classes["ResignResponse"]
 
 # Enumerations are varints on the wire, as int32 is; these are the numbers that we use.
 EQUAL, GREATER, LESS, NOT_EQUAL = range(4)
@@ -246,6 +279,13 @@ class Methods:
         self.member_list = unary("member_list")
         self.auth_status = unary("auth_status")
         self.authenticate = unary("authenticate")
+        self.lock = unary("lock")
+        self.unlock = unary("unlock")
+        self.campaign = unary("campaign")
+        self.proclaim = unary("proclaim")
+        self.leader = unary("leader")
+        self.observe = channel.unary_stream(*_wiring("observe"), _registered_method=True)
+        self.resign = unary("resign")
         self.watch = stream("watch")
         self.keepalive = stream("keepalive")
 
@@ -254,7 +294,7 @@ def serving(name: str) -> tuple[str, Any, Any]:
     """For who serves a method: its path, how to read a request and how to write an answer."""
     path, request, answer = _METHODS[name]
     return (
-        f"/etcdserverpb.{path}",
+        _full(path),
         _classes[request].FromString,
         _classes[answer].SerializeToString,
     )
@@ -263,7 +303,11 @@ def serving(name: str) -> tuple[str, Any, Any]:
 def _wiring(name: str) -> tuple[str, Any, Any]:
     path, request, answer = _METHODS[name]
     return (
-        f"/etcdserverpb.{path}",
+        _full(path),
         _classes[request].SerializeToString,
         _classes[answer].FromString,
     )
+
+
+def _full(path: str) -> str:
+    return f"/{path}" if "." in path else f"/etcdserverpb.{path}"

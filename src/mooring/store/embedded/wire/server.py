@@ -18,6 +18,7 @@ from mooring.store.embedded.wire.calls import MAX_MESSAGE, Calls
 from mooring.store.embedded.wire.cluster import MEMBERS, Cluster
 from mooring.store.embedded.wire.kv import KV
 from mooring.store.embedded.wire.lease import Leases
+from mooring.store.embedded.wire.locking import Contests, Locking
 from mooring.store.embedded.wire.maintenance import Maintenance
 from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.store.embedded.wire.txn import Transactions
@@ -56,7 +57,8 @@ class WireServer:
     `bind` is `HOST:PORT`, port 0 for any that is free; `address` then tells the real one. With
     `users` (passwords by name) every call needs the token of a login, but for logins themselves
     and the status, as with etcd. `advertise` is the URL that clients are told in the list of
-    members, where `bind` is none that they can use.
+    members, where `bind` is none that they can use. With `contests` it serves locks and elections
+    too.
 
     Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
     file of `tls` is no good. Leaving ends calls at once; `drain` first lets them finish.
@@ -71,11 +73,13 @@ class WireServer:
         users: Mapping[str, str] | None = None,
         advertise: str = "",
         progress_interval: float = PROGRESS_INTERVAL,
+        contests: Contests | None = None,
     ) -> None:
         self.port = 0
         self._host, self._bind, self._tls = host, bind, tls
         self._advertise = advertise
         self._progress_interval = progress_interval
+        self._contests = contests
         self._auth = Auth(host, users or {})
         self._calls = Calls(self._auth)
         self._tasks = Tasks()
@@ -156,6 +160,15 @@ class WireServer:
         calls.unary("member_list", Cluster(self.url).member_list)
         calls.unary("authenticate", self._auth.authenticate, needs_token=False)
         calls.unary("auth_status", self._auth.auth_status)
+        if self._contests is not None:
+            locking = Locking(self._host, self._contests)
+            calls.stream("lock", locking.lock)
+            calls.unary("unlock", locking.unlock)
+            calls.stream("campaign", locking.campaign)
+            calls.unary("proclaim", locking.proclaim)
+            calls.unary("leader", locking.leader)
+            calls.stream("observe", locking.observe)
+            calls.unary("resign", locking.resign)
         calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
         calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
         calls.refuse("Auth", "AuthEnable AuthDisable", USERS)

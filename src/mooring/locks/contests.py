@@ -1,0 +1,130 @@
+"""Locks and elections for whoever brings a lease of its own: what a server does for its clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from mooring.errors import Conflict, StoreError
+from mooring.locks.line import ALONE, Line
+from mooring.locks.queue import Place, Queue
+from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
+from mooring.tasks import Backoff, Tasks, cleanup
+
+DEFAULT_TTL = 60.0
+"""Seconds that the lease lives which is granted to who brings none (etcd's default)."""
+
+_LEAVE_WITHIN = 5.0
+
+
+class Won(NamedTuple):
+    """A lock or an election that is held."""
+
+    key: bytes
+    created: int
+    lease: int
+
+
+class Contests:
+    """Close it with `aclose`: whoever waits is cancelled by its own caller."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queue = Queue(store)
+
+    async def win(self, name: bytes, lease: int, value: bytes) -> Won:
+        """Get in line with a lease (0: with a new one), and wait for the turn. The lease is renewed
+        while it waits. Asked twice with one lease, it has one place.
+
+        Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind.
+        """
+        start = name + b"/"
+        if not lease:
+            lease = (await self._store.grant(DEFAULT_TTL)).id
+        try:
+            place = await self._queue.join(start, lease, ALONE, value)
+        except asyncio.CancelledError:
+            await self._leave(start + b"%x" % lease)
+            raise
+        if not place.admitted:
+            await self._wait(place)
+        self._queue.forget(place, start)
+        return Won(place.key, place.token, lease)
+
+    async def _wait(self, place: Place) -> None:
+        tasks = Tasks()
+        tasks.start(self._renew(place.lease), name=f"lease {place.lease:x} in line")
+        try:
+            await place.turn()
+        except asyncio.CancelledError:
+            await self._leave(place.key)
+            raise
+        finally:
+            await tasks.aclose()
+
+    async def _renew(self, lease: int) -> None:
+        """Until the lease is gone: then its place is, and who waits there hears of that."""
+        backoff = Backoff()
+        while True:
+            try:
+                pause = await self._store.renew(lease) / 3
+                backoff.reset()
+            except StoreError:
+                pause = backoff.next()
+            await asyncio.sleep(pause)
+
+    async def _leave(self, name: bytes) -> None:
+        await cleanup(self.drop(name), within=_LEAVE_WITHIN)
+
+    async def drop(self, name: bytes, created: int = 0) -> bool:
+        """Give up what was won; whether it was still there. With `created` only that very one."""
+        try:
+            await self._store.commit(
+                Delete(key(name)), require=[created_at(name, created)] if created else []
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def proclaim(self, won: Won, value: bytes) -> bool:
+        """Let a leader say something else; whether it still leads."""
+        put = Put(won.key, value, won.lease)
+        try:
+            await self._store.commit(put, require=[created_at(won.key, won.created)])
+        except Conflict:
+            return False
+        return True
+
+    async def first(self, name: bytes) -> Entry | None:
+        """Who has it."""
+        start = name + b"/"
+        return Line(start, (await self._store.read(prefix(start))).entries).first
+
+    @asynccontextmanager
+    async def observe(self, name: bytes) -> AsyncIterator[AsyncIterator[Entry]]:
+        """Who has it, now and whenever that changes, or what the leader says does."""
+        view = self._queue.view(name + b"/")
+        changed = asyncio.Event()
+        unsubscribe = view.subscribe(changed.set)
+
+        async def leaders() -> AsyncIterator[Entry]:
+            await view.mirror.ready()
+            told: Entry | None = None
+            while True:
+                changed.clear()
+                first = view.line.first
+                if first is not None and first != told:
+                    told = first
+                    yield first
+                else:
+                    await changed.wait()
+
+        try:
+            yield leaders()
+        finally:
+            unsubscribe()
+
+    async def aclose(self) -> None:
+        await self._queue.aclose()

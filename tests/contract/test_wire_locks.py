@@ -1,0 +1,190 @@
+"""The Lock and Election services, on a real etcd and on `mooring serve`: the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+import mooring
+from mooring import Hub
+from mooring.store.etcd import proto
+from mooring.store.etcd.proto import Methods
+from mooring.testing.etcd import EtcdServer
+from tests.acceptance.serving import Served
+from tests.contract.side_by_side import methods
+from tests.waiting import eventually
+
+
+@pytest.fixture(params=["etcd-3.5", "etcd-3.4", "served"])
+def address(
+    request: pytest.FixtureRequest, etcd: Callable[[str], EtcdServer], served: Callable[[], str]
+) -> str:
+    if request.param == "served":
+        return served().removeprefix("etcd://")
+    return etcd(request.param.removeprefix("etcd-")).address
+
+
+@pytest.fixture
+async def calls(address: str) -> AsyncIterator[Methods]:
+    async with methods(address) as found:
+        yield found
+
+
+@pytest.fixture
+async def hub(address: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(f"etcd://{address}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def name() -> bytes:
+    return uuid.uuid4().hex.encode()
+
+
+async def lease(calls: Methods, ttl: int = 60) -> int:
+    return int((await calls.grant(proto.LeaseGrantRequest(TTL=ttl))).ID)
+
+
+async def lock(calls: Methods, name: bytes, lease: int) -> Any:
+    return await calls.lock(proto.LockRequest(name=name, lease=lease))
+
+
+async def keys(calls: Methods, name: bytes) -> int:
+    found = await calls.range(proto.RangeRequest(key=name + b"/", range_end=name + b"0"))
+    return len(found.kvs)
+
+
+async def stands(calls: Methods, name: bytes, count: int) -> None:
+    async def so() -> bool:
+        return await keys(calls, name) == count
+
+    await eventually(so, within=10, what=f"{count} contenders")
+
+
+async def test_a_lock_is_had_in_turn(calls: Methods, name: bytes):
+    one, two = await lease(calls), await lease(calls)
+    first = await lock(calls, name, one)
+    assert first.key == name + b"/%x" % one
+    assert first.header.revision
+    second = asyncio.ensure_future(lock(calls, name, two))
+    await stands(calls, name, 2)
+    await asyncio.sleep(0.1)
+    assert not second.done()
+    await calls.unlock(proto.UnlockRequest(key=first.key))
+    assert (await second).key == name + b"/%x" % two
+    await calls.unlock(proto.UnlockRequest(key=(await second).key))
+    assert await keys(calls, name) == 0
+
+
+async def test_the_same_lease_has_one_place(calls: Methods, name: bytes):
+    one = await lease(calls)
+    first, again = await lock(calls, name, one), await lock(calls, name, one)
+    assert first.key == again.key
+    assert await keys(calls, name) == 1
+
+
+async def test_without_a_lease_it_gets_one(calls: Methods, name: bytes):
+    won = await lock(calls, name, 0)
+    found = await calls.range(proto.RangeRequest(key=won.key))
+    left = await calls.time_to_live(proto.LeaseTimeToLiveRequest(ID=found.kvs[0].lease))
+    assert left.grantedTTL == 60
+
+
+async def test_a_dead_lease_is_refused(calls: Methods, name: bytes):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await lock(calls, name, 12345)
+    assert refused.value.details() == "etcdserver: requested lease not found"
+    assert refused.value.code() is grpc.StatusCode.UNKNOWN
+
+
+async def test_who_hangs_up_leaves_no_key(calls: Methods, name: bytes):
+    await lock(calls, name, await lease(calls))
+    waiting = asyncio.ensure_future(lock(calls, name, await lease(calls)))
+    await stands(calls, name, 2)
+    waiting.cancel()
+    await stands(calls, name, 1)
+
+
+async def test_it_excludes_locks_of_ours_and_the_other_way_round(
+    calls: Methods, hub: Hub, name: bytes
+):
+    won = await lock(calls, name, await lease(calls))
+    assert await hub.lock(name.decode()).try_acquire() is None
+    await calls.unlock(proto.UnlockRequest(key=won.key))
+    async with hub.lock(name.decode(), timeout=5):
+        waiting = asyncio.ensure_future(lock(calls, name, await lease(calls)))
+        await stands(calls, name, 2)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    await waiting
+
+
+async def campaign(calls: Methods, name: bytes, lease: int, value: bytes) -> Any:
+    return await calls.campaign(proto.CampaignRequest(name=name, lease=lease, value=value))
+
+
+async def test_an_election_from_campaign_to_resignation(calls: Methods, hub: Hub, name: bytes):
+    with pytest.raises(grpc.aio.AioRpcError) as nobody:
+        await calls.leader(proto.LeaderRequest(name=name))
+    assert nobody.value.details() == "election: no leader"
+    seen = []
+    observing = calls.observe(proto.LeaderRequest(name=name))
+
+    async def observe() -> None:
+        async for answer in observing:
+            seen.append(answer.kv.value)  # noqa: PERF401 - told one by one
+
+    watching = asyncio.ensure_future(observe())
+    one = await lease(calls)
+    won = await campaign(calls, name, one, b"one")
+    assert won.leader.name == name
+    assert won.leader.key == name + b"/%x" % one
+    assert won.leader.lease == one
+    assert (await calls.leader(proto.LeaderRequest(name=name))).kv.value == b"one"
+    await eventually(lambda: seen == [b"one"])
+    await calls.proclaim(proto.ProclaimRequest(leader=won.leader, value=b"more"))
+    await eventually(lambda: seen == [b"one", b"more"])
+    rival = asyncio.ensure_future(campaign(calls, name, await lease(calls), b"two"))
+    await stands(calls, name, 2)
+    leader = await hub.election(name.decode()).leader()
+    assert leader is not None
+    assert (leader.value, leader.token) == (b"more", won.leader.rev)
+    await calls.resign(proto.ResignRequest(leader=won.leader))
+    await rival
+    await eventually(lambda: seen == [b"one", b"more", b"two"])
+    with pytest.raises(grpc.aio.AioRpcError) as deposed:
+        await calls.proclaim(proto.ProclaimRequest(leader=won.leader, value=b"no"))
+    assert deposed.value.details() == "election: not leader"
+    observing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+
+
+async def test_without_a_leader_named_it_is_refused(calls: Methods):
+    for call in (calls.proclaim(proto.ProclaimRequest()), calls.resign(proto.ResignRequest())):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        assert refused.value.details() == '"leader" field must be provided'
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await calls.unlock(proto.UnlockRequest())
+    assert refused.value.details() == "etcdserver: key is not provided"
+    assert refused.value.code() is grpc.StatusCode.UNKNOWN
+
+
+async def test_who_waits_is_told_when_the_server_stops(name: bytes):
+    with Served("memory://") as server:
+        async with methods(server.etcd) as calls:
+            await lock(calls, name, await lease(calls))
+            waiting = asyncio.ensure_future(lock(calls, name, await lease(calls)))
+            await stands(calls, name, 2)
+            server.process.terminate()
+            with pytest.raises(grpc.aio.AioRpcError) as stopped:
+                await waiting
+            assert stopped.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.to_thread(server.end, 8) == 0
