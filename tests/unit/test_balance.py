@@ -198,7 +198,7 @@ def test_an_urn_holds_each_node_once_with_its_own_numbers(operations, alike):
         assert shelf.nodes
         assert shelf.width == shelf.top * len(shelf.nodes)
         for place, node in enumerate(shelf.nodes):
-            assert picker._places[node] == (shelf, place)
+            assert (node.shelf, node.place) == (shelf, place)
             assert shelf.top / 2 < shelf.weights[place] == node.weight <= shelf.top
             assert shelf.load[place] == node.active / node.weight
             assert bool(shelf.slowness[place]) <= bool(node.latency)
@@ -505,8 +505,9 @@ class TestP2C:
         slow, fast = filled(other, 1, 1)
         answer(other, fast, 0.01)
         answer(other, slow, 1.0)
-        picker.add(slow)
-        picker.add(fast)
+        for node in (slow, fast):
+            other.remove(node)
+            picker.add(node)
         assert picks(picker, 100) == {fast: 100}
 
     def test_a_new_epoch_changes_no_choice(self):

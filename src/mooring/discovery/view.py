@@ -269,9 +269,9 @@ class Pick:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         view, node, now = self._view, self._node, monotonic()
-        ok = (
-            None if isinstance(error, asyncio.CancelledError) else not (error and view.blame(error))
-        )
+        ok: bool | None = True
+        if error is not None:
+            ok = None if isinstance(error, asyncio.CancelledError) else not view.blame(error)
         if view.rotation.finished(node, now - self._began, ok, now):
             log.warning("%s: %s is ejected: its calls fail", view.service, node.id)
 

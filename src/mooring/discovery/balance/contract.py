@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from mooring.errors import InvalidRequest
@@ -26,7 +26,7 @@ class Node:
     known. `item` is the owner's own.
     """
 
-    __slots__ = ("active", "id", "item", "latency", "sampled", "weight")
+    __slots__ = ("active", "id", "item", "latency", "place", "sampled", "shelf", "weight")
 
     def __init__(self, id: str, weight: float = 1.0, item: Any = None) -> None:
         self.id = id
@@ -38,6 +38,9 @@ class Node:
         """Peak EWMA in seconds as of `sampled`; P2C alone keeps it."""
         self.sampled = -math.inf
         """When a request last ended, by the picker's clock; long ago where none ever did."""
+        self.shelf: Any = None
+        """Where it lies in an urn; None: in none."""
+        self.place = 0
 
     def __repr__(self) -> str:
         return f"Node({self.id!r}, weight={self.weight:g}, active={self.active})"
@@ -88,14 +91,14 @@ def effective(weight: float, id: str) -> float:
     return min(max(float(weight), LIGHTEST), HEAVIEST)
 
 
-def admit(node: Node, places: Mapping[Node, object]) -> None:
-    if node in places:
+def admit(node: Node, *, there: bool) -> None:
+    if there:
         raise ValueError(f"{node!r} is in this picker already")
     node.weight = effective(node.weight, node.id)
 
 
-def must_be_there(node: Node, places: Mapping[Node, object]) -> None:
-    if node not in places:
+def must_be_there(node: Node, *, there: bool) -> None:
+    if not there:
         raise KeyError(node)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from array import array
 from heapq import heappop, heappush
-from math import exp
+from math import exp, log
 
 from mooring.discovery.balance.contract import (
     SLACK,
@@ -47,7 +46,10 @@ class P2C(Urn):
 
     def add(self, node: Node) -> None:
         super().add(node)
-        self._note(node, self._slowness(node))
+        node.shelf.load[node.place] = node.active / node.weight
+        if node.latency:
+            slowness = log(node.latency) - (self._typical or 0.0)
+            node.shelf.slowness[node.place] = slowness * self._grown(node.sampled)
 
     def pick(self, key: str | bytes | None = None) -> Node:
         shelf = self._even
@@ -88,38 +90,37 @@ class P2C(Urn):
         return shelf.nodes[place]
 
     def started(self, node: Node) -> None:
-        node.active += 1
-        if (found := self._places.get(node)) is not None:
-            found[0].load[found[1]] = node.active / node.weight
+        node.active = active = node.active + 1
+        if (shelf := node.shelf) is not None:
+            shelf.load[node.place] = active / node.weight
 
     def finished(self, node: Node, seconds: float, ok: bool) -> None:
-        node.active -= 1
-        now, known = self._clock(), node.latency
-        sample = max(seconds, 1e-6)
+        node.active = active = node.active - 1
+        now, known, typical = self._clock(), node.latency, self._typical
+        sample = seconds if seconds > _LEAST else _LEAST
         if not ok:
-            sample = max(sample, _PENALTY * (1.0 if self._typical is None else exp(self._typical)))
+            sample = max(sample, _PENALTY * (1.0 if typical is None else exp(typical)))
         if sample < known:
             sample += (known - sample) * exp((node.sampled - now) * _FADING)
         node.latency, node.sampled = sample, now
+        slowness = log(sample)
+        if typical is None:
+            typical = slowness if ok else 0.0
+        elif ok:
+            typical += (slowness - typical) / 64
         if ok:
             # A geometric mean, and without failures: one timeout must not move what is typical.
-            log, typical = math.log(sample), self._typical
-            self._typical = log if typical is None else typical + (log - typical) / 64
-        if node in self._places:
-            self._note(node, self._slowness(node))
+            self._typical = typical
+        if (shelf := node.shelf) is not None:
+            place = node.place
+            shelf.load[place] = active / node.weight
+            shelf.slowness[place] = (slowness - typical) * self._grown(now)
 
-    def _slowness(self, node: Node) -> float:
-        if not node.latency:
-            return 0.0
-        if node.sampled - self._epoch > _EPOCH:
-            self._begin_epoch(node.sampled)
-        slowness = math.log(node.latency) - (self._typical or 0.0)
-        return slowness * exp((node.sampled - self._epoch) * _FADING)
-
-    def _note(self, node: Node, slowness: float) -> None:
-        shelf, place = self._places[node]
-        shelf.load[place] = node.active / node.weight
-        shelf.slowness[place] = slowness
+    def _grown(self, now: float) -> float:
+        """How much larger what is found now would have been at the epoch, to have faded to this."""
+        if now - self._epoch > _EPOCH:
+            self._begin_epoch(now)
+        return exp((now - self._epoch) * _FADING)
 
     def _begin_epoch(self, now: float) -> None:
         """Before the numbers grow out of range; once in an hour it may take a millisecond."""
@@ -133,6 +134,7 @@ _CLEARLY = 0.98  # a lower cost than that wins; else the last trace of a slow an
 _FADING = 1 / 10.0
 _EPOCH = 3600.0
 _PENALTY = 10.0
+_LEAST = 1e-6  # seconds, of which a logarithm can be taken
 
 
 class LeastRequests:
@@ -150,14 +152,14 @@ class LeastRequests:
         self._places: dict[Node, tuple[list[Node], int]] = {}
 
     def add(self, node: Node) -> None:
-        admit(node, self._places)
+        admit(node, there=node in self._places)
         self._put(node)
 
     def remove(self, node: Node) -> None:
         self._take(node)
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, self._places)
+        must_be_there(node, there=node in self._places)
         node.weight = effective(weight, node.id)
         self._take(node)
         self._put(node)

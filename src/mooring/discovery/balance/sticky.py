@@ -24,7 +24,7 @@ class ConsistentHash(Counting):
         self._nodes: dict[Node, None] = {}
 
     def add(self, node: Node) -> None:
-        admit(node, self._nodes)
+        admit(node, there=node in self._nodes)
         self._nodes[node] = None
         self._ring.add(node, node.id, node.weight)
 
@@ -33,7 +33,7 @@ class ConsistentHash(Counting):
         self._ring.remove(node)
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, self._nodes)
+        must_be_there(node, there=node in self._nodes)
         node.weight = effective(weight, node.id)
         self._ring.reweight(node, node.id, node.weight)
 

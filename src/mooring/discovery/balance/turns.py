@@ -30,7 +30,7 @@ class RoundRobin(Counting):
         self._next: _Link | None = None
 
     def add(self, node: Node) -> None:
-        admit(node, self._links)
+        admit(node, there=node in self._links)
         self._links[node] = link = _Link(node)
         following = self._next
         if following is None:
@@ -49,7 +49,7 @@ class RoundRobin(Counting):
         del link.before, link.after  # the last one refers to itself
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, self._links)
+        must_be_there(node, there=node in self._links)
         node.weight = effective(weight, node.id)
 
     def pick(self, key: str | bytes | None = None) -> Node:
@@ -97,7 +97,7 @@ class WeightedRoundRobin(Counting):
         self._entered = 0
 
     def add(self, node: Node) -> None:
-        admit(node, self._schedules)
+        admit(node, there=node in self._schedules)
         self._entered += 1
         waited = (self._start + self._entered * _GOLDEN) % 1.0
         self._schedules[node] = schedule = _Schedule(node, self._entered)

@@ -29,7 +29,7 @@ class Urn(Counting):
         self._random = (rng or random.Random()).random
         self._shelves: list[Shelf] = []
         self._width = 0.0
-        self._places: dict[Node, tuple[Shelf, int]] = {}
+        self._size = 0
         self._weights: dict[float, int] = {}
         self._even: Shelf | None = None
         """Where all nodes lie, if their weights are equal."""
@@ -37,42 +37,54 @@ class Urn(Counting):
         """The weight of all nodes, or about the mean."""
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._size
 
     def add(self, node: Node) -> None:
-        admit(node, self._places)
-        weight = node.weight
-        exponent = math.frexp(weight)[1]
+        admit(node, there=node.shelf is not None)
+        exponent = math.frexp(node.weight)[1]
         for shelf in self._shelves:
             if shelf.exponent == exponent:
                 break
         else:
             shelf = Shelf(exponent)
             self._shelves.append(shelf)
-        self._places[node] = (shelf, shelf.append(node))
-        self._weights[weight] = self._weights.get(weight, 0) + 1
+        shelf.append(node)
+        self._size += 1
+        self._count(node.weight, +1)
         self._changed()
 
     def remove(self, node: Node) -> None:
-        shelf, at = self._places.pop(node)
-        moved = shelf.remove(at)
-        if moved is not node:
-            self._places[moved] = (shelf, at)
+        must_be_there(node, there=node.shelf is not None)
+        shelf = node.shelf
+        shelf.remove(node)
         if not shelf.nodes:
             self._shelves.remove(shelf)
-        if self._weights[node.weight] > 1:
-            self._weights[node.weight] -= 1
-        else:
-            del self._weights[node.weight]
+        self._size -= 1
+        self._count(node.weight, -1)
         self._changed()
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, self._places)
+        must_be_there(node, there=node.shelf is not None)
         weight = effective(weight, node.id)
-        if weight != node.weight:
+        if weight == node.weight:
+            return
+        if math.frexp(weight)[1] != node.shelf.exponent:
             self.remove(node)
             node.weight = weight
             self.add(node)
+            return
+        self._count(node.weight, -1)
+        self._count(weight, +1)
+        node.weight = weight
+        node.shelf.reweighted(node)
+        self._changed()
+
+    def _count(self, weight: float, by: int) -> None:
+        count = self._weights.get(weight, 0) + by
+        if count:
+            self._weights[weight] = count
+        else:
+            del self._weights[weight]
 
     def _changed(self) -> None:
         shelves = self._shelves
@@ -84,7 +96,7 @@ class Urn(Counting):
         self._even = None
         shelves.sort(key=_width, reverse=True)  # a handful, and the first is drawn most often
         self._width = sum(map(_width, shelves))
-        self._usual = self._width / max(len(self._places), 1)
+        self._usual = self._width / max(self._size, 1)
 
     def _draw(self) -> tuple[Shelf, int]:
         """A shelf and a place on it."""
@@ -122,26 +134,31 @@ class Shelf:
         """Requests under way by weight; for P2C, like the next."""
         self.slowness = array("d")
 
-    def append(self, node: Node) -> int:
+    def append(self, node: Node) -> None:
+        node.shelf, node.place = self, len(self.nodes)
         self.nodes.append(node)
         self.weights.append(node.weight)
         self.load.append(0.0)
         self.slowness.append(0.0)
         self.top = max(self.top, node.weight)
         self.width = self.top * len(self.nodes)
-        return len(self.nodes) - 1
 
-    def remove(self, at: int) -> Node:
-        """Fill the place with the last one, and return that."""
-        last = self.nodes.pop()
-        columns = (self.weights, self.load, self.slowness)
-        values = [column.pop() for column in columns]
-        if at < len(self.nodes):
-            self.nodes[at] = last
-            for column, value in zip(columns, values, strict=True):
-                column[at] = value
+    def remove(self, node: Node) -> None:
+        """Fill its place with the last one."""
+        at, last = node.place, self.nodes.pop()
+        weight, load, slowness = self.weights.pop(), self.load.pop(), self.slowness.pop()
+        if last is not node:
+            last.place, self.nodes[at] = at, last
+            self.weights[at], self.load[at], self.slowness[at] = weight, load, slowness
+        node.shelf = None
         self.width = self.top * len(self.nodes)
-        return last
+
+    def reweighted(self, node: Node) -> None:
+        """It has another weight, which belongs on this shelf too."""
+        self.weights[node.place] = node.weight
+        self.load[node.place] = node.active / node.weight
+        self.top = max(self.top, node.weight)
+        self.width = self.top * len(self.nodes)
 
 
 _width = attrgetter("width")
