@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
@@ -116,6 +117,17 @@ def test_what_was_exported_before_stays_where_the_next_fails(file: Path):
     assert done.returncode == 0
     assert len(lines.read_text().splitlines()) == 3
     assert not list(file.parent.glob("*.unfinished"))
+
+
+def test_a_dash_is_standard_output_and_input(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    done = mooring_command("store", "export", f"--store=sqlite://{file}", "-")
+    assert len(done.stdout.splitlines()) == 3
+    copy = f"--store=sqlite://{file}.copy"
+    command = [sys.executable, "-m", "mooring.cli", "store", "import", copy, "-"]
+    subprocess.run(command, input=done.stdout, text=True, check=True)
+    assert mooring_command("store", "export", copy).stdout == done.stdout
+    assert not Path("-").exists()
 
 
 async def test_who_reads_an_export_may_have_enough(tmp_path: Path):

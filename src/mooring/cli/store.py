@@ -57,29 +57,34 @@ def export_keys(
     store: StoreOption = "",
     start: Annotated[str, typer.Option("--prefix", help="only keys that start so")] = "",
     leased: Annotated[bool, typer.Option(help="also keys that hang on a lease")] = False,
-    file: Annotated[Path | None, typer.Argument(help="default: standard output")] = None,
+    file: Annotated[Path | None, typer.Argument(help="default, or -: standard output")] = None,
 ) -> None:
     """Write keys as JSON lines."""
     where = parse(_named(store))
     if where.scheme == "sqlite" and not os.path.exists(where.file):
         raise InvalidRequest(f"{where.file} is not there: name the file of a store")
-    run(_export(where, os.fsencode(start), leased, file))
+    run(_export(where, os.fsencode(start), leased, _unless_dash(file)))
 
 
 @app.command(name="import")
 def import_keys(
     store: StoreOption = "",
-    file: Annotated[Path | None, typer.Argument(help="default: standard input")] = None,
+    file: Annotated[Path | None, typer.Argument(help="default, or -: standard input")] = None,
 ) -> None:
     """Write exported keys into a store. Keys that are there already are overwritten."""
     where = parse(_named(store))
-    run(_import(where, list(puts_of(_read(file)))))  # all is read before anything is written
+    puts = list(puts_of(_read(_unless_dash(file))))  # all is read before anything is written
+    run(_import(where, puts))
 
 
 def _named(url: str) -> str:
     if not url:
         raise InvalidRequest("which store? Name it with --store URL or MOORING_STORE")
     return url
+
+
+def _unless_dash(file: Path | None) -> Path | None:
+    return None if file == Path("-") else file
 
 
 def _progress() -> Progress:
