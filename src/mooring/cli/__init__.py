@@ -9,8 +9,11 @@ import typer
 from mooring.cli import (
     config,
     doctor,
+    elect,
     info,
     instances,
+    lock,
+    locks,
     register,
     resolve,
     serve,
@@ -31,6 +34,7 @@ app = typer.Typer(
 
 _REGISTER = "Who is there"
 _CALL = "Whom to call"
+_LOCK = "Whose turn it is"
 _OPERATE = "The operator's word"
 _STORE = "The store"
 
@@ -43,6 +47,10 @@ app.command(rich_help_panel=_REGISTER)(watch.watch)
 app.command(rich_help_panel=_CALL)(resolve.resolve)
 app.command(rich_help_panel=_CALL)(resolve.wait)
 app.command(rich_help_panel=_CALL)(resolve.explain)
+
+app.command(rich_help_panel=_LOCK, cls=register.CommandAfterDashes)(lock.lock)
+app.command(rich_help_panel=_LOCK, cls=register.CommandAfterDashes)(elect.elect)
+app.command(rich_help_panel=_LOCK)(locks.locks)
 
 app.command(rich_help_panel=_OPERATE)(instances.deregister)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)

@@ -1,0 +1,197 @@
+"""`mooring lock` and what it shares with `mooring elect`: a command that runs while something is
+held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from mooring import durations
+from mooring.cli.options import StoreOption, seconds
+from mooring.cli.reaching import reach, run_command
+from mooring.cli.register import Child
+from mooring.cli.telling import note
+from mooring.errors import LockLost, LockTimeout
+from mooring.locks.lock import Held, Lock, check_name, check_times
+from mooring.tasks import Tasks
+
+TOKEN = "MOORING_FENCING_TOKEN"
+"""The variable in which a command finds its fencing token."""
+KEY = "MOORING_LOCK_KEY"
+"""The variable with the key of its place in the store, created at the token's revision."""
+
+_END_WITHIN = 5.0  # seconds that the command has to end in once the lock is lost
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="the same as for etcdctl")]
+TTLOption = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="how long it stays held without a sign of life"),
+]
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="DURATION", help="how long to wait for it; 0s: not at all")
+]
+
+
+def lock(
+    context: typer.Context,
+    name: NameArgument,
+    ttl: TTLOption = "10s",
+    timeout: TimeoutOption = "",
+    store: StoreOption = "",
+) -> None:
+    """Run a command while holding a lock.
+
+    The command finds its fencing token in $MOORING_FENCING_TOKEN. Where the lock is lost, the
+    command is stopped. Exits with the command's code; 1 where the lock was not to be had in time,
+    or was lost.
+
+    Without a command it prints the token and holds the lock until this is stopped.
+    """
+    lasting, waiting = times(name, ttl, timeout)
+    command: list[str] = context.obj
+    raise typer.Exit(run_command(_lock(name, lasting, waiting, command, store)))
+
+
+def times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
+    """What was typed, checked before anything is asked of the store."""
+    check_name(name)
+    lasting = seconds("--ttl", ttl)
+    waiting = seconds("--timeout", timeout) if timeout else None
+    check_times(lasting, waiting)
+    return lasting, waiting
+
+
+async def _lock(
+    name: str, ttl: float, timeout: float | None, command: Sequence[str], store: str
+) -> int:
+    async with reach(store, "tree") as hub:
+        lock = hub.lock(name, ttl=ttl, timeout=timeout)
+        return await run_while_held(lock, command, f"the lock {name!r}")
+
+
+async def run_while_held(
+    lock: Lock, command: Sequence[str], what: str, environment: Mapping[str, str] | None = None
+) -> int:
+    """Wait for a lock, run a command while it is held; the code to exit with."""
+    stops = _stop_signals()
+    tasks = Tasks()
+    waiting = tasks.start(_acquired(lock), name="waiting for a lock")
+    asked = tasks.start(stops.get(), name="signals")
+    try:
+        await asyncio.wait([waiting, asked], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            number = asked.result()
+            assert isinstance(number, signal.Signals)
+            return 128 + number
+        held = waiting.result()
+        if isinstance(held, LockTimeout):
+            note(str(held))
+            return 1
+        if isinstance(held, BaseException):
+            raise held
+        assert isinstance(held, Held)
+        try:
+            return await _run(held, command, what, asked, stops, environment or {})
+        finally:
+            await held.aclose()
+    finally:
+        await tasks.aclose()
+
+
+def _stop_signals() -> asyncio.Queue[signal.Signals]:
+    """Signals that ask to stop, in the order in which they arrive."""
+    stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, stops.put_nowait, number)
+    return stops
+
+
+async def _acquired(lock: Lock) -> Held | Exception:
+    try:
+        return await lock.acquire()
+    except Exception as error:  # noqa: BLE001 - handed on whole, to who waits for it
+        return error
+
+
+async def _run(
+    held: Held,
+    command: Sequence[str],
+    what: str,
+    asked: asyncio.Task[object],
+    stops: asyncio.Queue[signal.Signals],
+    environment: Mapping[str, str],
+) -> int:
+    tasks = Tasks()
+    lost = tasks.start(held.lost.wait(), name="loss of a lock")
+    given = {TOKEN: str(held.token), KEY: os.fsdecode(held.key), **environment}
+    child = None
+    try:
+        if command:
+            child = Command(command, given)
+            ended = tasks.start(child.end(), name="end of the command")
+        else:
+            typer.echo(held.token)
+            ended = tasks.start(asyncio.Event().wait(), name="until it is stopped")
+        while True:
+            await asyncio.wait([ended, lost, asked], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                code = ended.result()
+                assert isinstance(code, int)
+                return await _released(held, what, code)
+            if lost.done():
+                await _stop(child, ended, what)
+                return 1
+            number = asked.result()
+            assert isinstance(number, signal.Signals)
+            if child is None:
+                return 0
+            child.signal(number)
+            asked = tasks.start(stops.get(), name="signals")
+    except OSError as error:
+        note(f"{command[0]}: {error.strerror}")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    finally:
+        if child is not None:
+            child.kill()
+        await tasks.aclose()
+
+
+async def _released(held: Held, what: str, code: int) -> int:
+    try:
+        await held.release()
+    except LockLost:
+        note(f"{what} was no longer ours when the command ended")
+        return code or 1
+    return code
+
+
+async def _stop(child: Command | None, ended: asyncio.Task[object], what: str) -> None:
+    """Somebody else may hold it by now: the command must end, and soon."""
+    if child is None:
+        note(f"{what} is lost")
+        return
+    note(f"{what} is lost: the command is stopped")
+    child.signal(signal.SIGTERM)
+    await asyncio.wait([ended], timeout=_END_WITHIN)
+    if not ended.done():
+        note(f"the command goes on after {durations.show(_END_WITHIN)}: it is killed")
+        child.signal(signal.SIGKILL)
+        await asyncio.wait([ended])
+
+
+class Command(Child):
+    """The command, with what it is to know in its environment."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
+        self._process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdin=keyboard, process_group=0
+        )

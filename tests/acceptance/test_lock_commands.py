@@ -1,0 +1,271 @@
+"""`mooring lock`, `elect` and `locks` as a user types them, beside the real `etcdctl`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import mooring.sync
+from mooring.testing.etcd import EtcdServer, find_etcdctl
+from tests.acceptance.test_cli import mooring_command
+from tests.waiting import until
+
+MOORING = [sys.executable, "-m", "mooring.cli"]
+
+
+@pytest.fixture(params=["etcd-3.5", "etcd-3.4", "served"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def url(backend: str, etcd: Callable[[str], EtcdServer], served: Callable[[], str]) -> str:
+    """Below no namespace: etcdctl knows of none."""
+    return served() if backend == "served" else etcd(backend.removeprefix("etcd-")).url
+
+
+@pytest.fixture
+def hub(url: str) -> Iterator[mooring.sync.Hub]:
+    with mooring.sync.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def name() -> str:
+    return f"/lock-{uuid.uuid4().hex}"
+
+
+class Running:
+    """A command under way, and what it printed so far."""
+
+    def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
+        self._file = folder / uuid.uuid4().hex
+        self._output: IO[bytes] = self._file.open("wb")
+        self.process = subprocess.Popen(
+            arguments,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
+
+    @property
+    def output(self) -> str:
+        return self._file.read_text()
+
+    def prints(self, text: str, within: float = 15.0) -> None:
+        until(lambda: text in self.output, within=within, what=f"{text!r} in {self.output!r}")
+
+    def ends(self, within: float = 15.0) -> int:
+        return self.process.wait(within)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._output.close()
+
+
+@pytest.fixture
+def run(url: str, backend: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start `mooring …` or `etcdctl …` on the store of the test."""
+    started: list[Running] = []
+
+    def start(program: str, *arguments: str) -> Running:
+        if program == "etcdctl":
+            series = "3.4" if backend == "etcd-3.4" else "3.5"
+            endpoint = f"--endpoints={url.removeprefix('etcd://')}"
+            command = [str(find_etcdctl(series)), endpoint, *arguments]
+        else:
+            command = [*MOORING, *arguments]
+        started.append(Running(command, tmp_path, ETCDCTL_API="3", MOORING_STORE=url))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def waits(hub: mooring.sync.Hub, name: str, count: int) -> None:
+    """Until so many wait for a lock that is held."""
+
+    def so() -> bool:
+        found = hub.locks(name)
+        return bool(found) and len(found[0].holders) == 1 and len(found[0].waiting) == count
+
+    until(so, within=15, what=f"{count} wait for {name}")
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_etcdctl_holds_it_and_ours_waits(
+    hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: signal.Signals
+):
+    theirs = run("etcdctl", "lock", "--ttl=2", name)
+    theirs.prints(f"{name}/")
+    (info,) = hub.locks(name)
+    assert theirs.output.strip() == info.holders[0].key.decode()
+    assert hub.lock(name).try_acquire() is None
+    ours = run("mooring", "lock", name, "--", "sh", "-c", "echo token $MOORING_FENCING_TOKEN")
+    waits(hub, name, 1)
+    theirs.process.send_signal(end)
+    ours.prints("token ")
+    assert ours.ends() == 0
+    assert int(ours.output.split()[-1]) > info.holders[0].token
+    assert hub.locks(name) == []
+
+
+@pytest.mark.parametrize("end", ["released", "killed"])
+def test_ours_holds_it_and_etcdctl_waits(
+    hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: str
+):
+    ours = run("mooring", "lock", "--ttl", "2s", name, "--", "sh", "-c", "echo here; sleep 30")
+    ours.prints("here")
+    theirs = run("etcdctl", "lock", name, "echo", "their", "turn")
+    waits(hub, name, 1)
+    assert theirs.output == ""
+    if end == "killed":
+        ours.process.kill()
+    else:
+        ours.process.send_signal(signal.SIGTERM)
+        assert ours.ends() == 128 + signal.SIGTERM
+    theirs.prints("their turn")
+    assert theirs.ends() == 0
+    until(lambda: hub.locks(name) == [], within=15)
+
+
+def test_etcdctl_and_ours_take_turns(
+    hub: mooring.sync.Hub, run: Callable[..., Running], name: str, tmp_path: Path
+):
+    log = tmp_path / "turns"
+    body = f"echo in >> {log}; sleep 0.2; echo out >> {log}"
+    (tmp_path / "turn").write_text(f"#!/bin/sh\n{body}\n")
+    (tmp_path / "turn").chmod(0o755)
+    script = str(tmp_path / "turn")
+    started = [
+        run("etcdctl", "lock", name, script)
+        if number % 2
+        else run("mooring", "lock", name, "--", script)
+        for number in range(6)
+    ]
+    assert [each.ends(30) for each in started] == [0] * 6
+    assert log.read_text().split() == ["in", "out"] * 6
+    assert hub.locks(name) == []
+
+
+def test_both_stand_in_one_election(hub: mooring.sync.Hub, run: Callable[..., Running], name: str):
+    listening = run("etcdctl", "elect", "--listen", name)
+    ours_listening = run("mooring", "elect", "--listen", name)
+    theirs = run("etcdctl", "elect", name, "from etcdctl")
+    theirs.prints("from etcdctl")
+    ours_listening.prints("from etcdctl")
+    ours = run(
+        "mooring", "elect", name, "--value", "from ours", "--", "sh", "-c", "echo I lead; sleep 30"
+    )
+    waits(hub, name, 1)
+    leader = hub.election(name).leader()
+    assert leader is not None
+    assert leader.text == "from etcdctl"
+    theirs.process.send_signal(signal.SIGINT)
+    ours.prints("I lead")
+    listening.prints("from ours")
+    ours_listening.prints("from ours")
+    again = run("etcdctl", "elect", name, "back again")
+    waits(hub, name, 1)
+    ours.process.send_signal(signal.SIGTERM)
+    ours.ends()
+    again.prints("back again")
+    listening.prints("back again")
+
+
+def test_the_command_is_stopped_when_the_lock_is_lost(
+    hub: mooring.sync.Hub, run: Callable[..., Running], name: str
+):
+    trap = "trap 'echo stopped; exit 3' TERM; echo here; while :; do sleep 0.1; done"
+    ours = run("mooring", "lock", "--ttl", "2s", name, "--", "sh", "-c", trap)
+    ours.prints("here")
+    (info,) = hub.locks(name)
+    hub.store.revoke(info.holders[0].lease)
+    assert ours.ends() == 1
+    assert "is lost: the command is stopped" in ours.output
+    assert "stopped\n" in ours.output
+
+
+def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub):
+    done = mooring_command("lock", name, "--", "sh", "-c", "exit 7", MOORING_STORE=url)
+    assert done.returncode == 7
+    done = mooring_command("lock", name, "--", "no-such-program", MOORING_STORE=url)
+    assert done.returncode == 127
+    assert "no-such-program" in done.stderr
+    assert hub.locks(name) == []
+
+
+def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub):
+    with hub.lock(name) as held:
+        for timeout in ("0s", "300ms"):
+            done = mooring_command(
+                "lock", name, "--timeout", timeout, "--", "true", MOORING_STORE=url
+            )
+            assert done.returncode == 1
+            assert name in done.stderr
+        assert f"token {held.token}" in done.stderr
+        assert len(hub.locks(name)[0].waiting) == 0
+
+
+def test_without_a_command_it_holds_it_until_it_is_stopped(
+    hub: mooring.sync.Hub, run: Callable[..., Running], name: str
+):
+    ours = run("mooring", "lock", name)
+    waits(hub, name, 0)
+    ours.prints(str(hub.locks(name)[0].holders[0].token))
+    ours.process.send_signal(signal.SIGTERM)
+    assert ours.ends() == 0
+    assert hub.locks(name) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["lock", "", "--", "true"], "is empty"),
+        (["lock", "a/", "--", "true"], "ends with a slash"),
+        (["lock", "a", "--ttl", "0s", "--", "true"], "TTL of 0"),
+        (["lock", "a", "--ttl", "500ms", "--", "true"], "at least 1 s"),
+        (["elect", "a/", "--", "true"], "ends with a slash"),
+    ],
+)
+def test_bad_input_is_told_in_words(url: str, arguments: list[str], complaint: str):
+    done = mooring_command(*arguments, MOORING_STORE=url)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_locks_are_listed(url: str, hub: mooring.sync.Hub, run: Callable[..., Running], name: str):
+    theirs = run("etcdctl", "lock", f"{name}/theirs")
+    theirs.prints(name)
+    with hub.lock(f"{name}/ours") as held, hub.semaphore(f"{name}/places", 2):
+        waiting = run("mooring", "lock", f"{name}/ours")
+        waits(hub, f"{name}/ours", 1)
+        done = mooring_command("locks", name, "--json", MOORING_STORE=url)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(row["lock"].rpartition("/")[2], row["state"], row["kind"]) for row in rows] == [
+            ("ours", "held", "lock"),
+            ("ours", "waits", "lock"),
+            ("places", "held", "place"),
+            ("theirs", "held", None),
+        ]
+        assert rows[0]["token"] == held.token
+        lines = mooring_command("locks", name, MOORING_STORE=url).stdout.splitlines()
+        assert len(lines) == 4
+        assert lines[0].split("\t")[:3] == [f"{name}/ours", "held", "lock"]
+        waiting.process.send_signal(signal.SIGTERM)
+        assert waiting.ends() == 128 + signal.SIGTERM
