@@ -1,0 +1,171 @@
+"""Balanced HTTP over a fleet that is restarted and dies under load."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import mooring
+from mooring.httpx import AsyncTransport, url
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.servers import free_port
+from tests.waiting import eventually
+
+SERVED = """
+import asyncio, os, sys
+import mooring, mooring.asgi, uvicorn
+
+registry, port = sys.argv[1], int(sys.argv[2])
+
+async def echo(scope, receive, send):
+    assert scope["type"] == "http"
+    await asyncio.sleep(0.005)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(os.getpid()).encode()})
+
+app = mooring.asgi.registered(
+    echo, registry, mooring.Instance("Common/Echo", "127.0.0.1", port), ttl=5, linger=1
+)
+uvicorn.run(app, port=port, log_level="warning", access_log=False)
+"""
+
+
+class Fleet:
+    """Servers in processes of their own."""
+
+    def __init__(self, folder: Path, registry: str) -> None:
+        self._registry = registry
+        self._folder = folder
+        (folder / "served.py").write_text(textwrap.dedent(SERVED))
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, port: int) -> None:
+        with (self._folder / "log").open("ab") as log:
+            self.processes[port] = subprocess.Popen(
+                [sys.executable, "-W", "error", "served.py", self._registry, str(port)],
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "XDG_RUNTIME_DIR": str(self._folder)},
+            )
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def fleet(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path, f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}") as started:
+        yield started
+
+
+class Load:
+    """Requests without end, from several at once; what went wrong is kept."""
+
+    def __init__(self, using: httpx.AsyncClient, methods: tuple[str, ...]) -> None:
+        self._using, self._methods = using, itertools.cycle(methods)
+        self.done = 0
+        self.failed: list[object] = []
+        self._stop = False
+
+    async def _ask(self) -> None:
+        while not self._stop:
+            method = next(self._methods)
+            try:
+                answer = await self._using.request(method, url("Common/Echo"))
+                if not answer.is_success:
+                    self.failed.append((method, answer.status_code))
+            except httpx.HTTPError as error:
+                self.failed.append((method, repr(error)))
+            self.done += 1
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.ensure_future(self._ask()) for _ in range(8)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+
+async def rolling_restart(fleet: Fleet, requests: int, seconds: float = 0.0) -> None:
+    """Again and again, until there were so many requests and so much time has passed."""
+    ends = time.monotonic() + seconds
+    ports = [free_port() for _ in range(10)]
+    for port in ports:
+        fleet.start(port)
+    async with (
+        mooring.connect(fleet._registry) as hub,
+        hub.discover("Common/Echo") as watching,
+        httpx.AsyncClient(mounts={"http+mooring://": AsyncTransport(hub)}, timeout=30) as using,
+    ):
+        await watching.wait(10, timeout=50)
+        async with Load(using, ("GET", "POST")) as load:
+            while True:
+                for port in ports:
+                    before = fleet.processes[port]
+                    before.send_signal(signal.SIGTERM)
+                    await eventually(lambda: before.poll() is not None, within=20)  # noqa: B023
+                    assert len(watching.instances) == 9
+                    fleet.start(port)
+                    await eventually(
+                        lambda: len(watching.rotation.picker) == 10, within=30, what=fleet.log
+                    )
+                if load.done >= requests and time.monotonic() >= ends:
+                    break
+    assert load.failed == [], fleet.log
+
+
+@pytest.mark.timeout(240)
+async def test_a_rolling_restart_of_ten_servers_costs_no_request(fleet: Fleet):
+    """Not even those that may not be repeated."""
+    await rolling_restart(fleet, 2_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_rolling_restarts_cost_none_of_many_requests(fleet: Fleet, soak_seconds: float):
+    await rolling_restart(fleet, 20_000, soak_seconds)
+
+
+@pytest.mark.timeout(120)
+async def test_the_death_of_one_of_three_servers_costs_no_request_that_may_be_repeated(
+    fleet: Fleet,
+):
+    ports = [free_port() for _ in range(3)]
+    for port in ports:
+        fleet.start(port)
+    async with (
+        mooring.connect(fleet._registry) as hub,
+        hub.discover("Common/Echo") as watching,
+        httpx.AsyncClient(mounts={"http+mooring://": AsyncTransport(hub)}, timeout=30) as using,
+    ):
+        await watching.wait(3, timeout=50)
+        async with Load(using, ("GET",)) as load:
+            await eventually(lambda: load.done > 100, within=20)
+            fleet.processes[ports[0]].kill()
+            killed_at = load.done
+            await eventually(lambda: len(watching.instances) == 2, within=20)
+            await eventually(lambda: load.done > killed_at + 500, within=30)
+        assert load.failed == []
