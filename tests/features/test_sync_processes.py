@@ -1,0 +1,249 @@
+"""The blocking API where processes are interrupted, fork, and end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import mooring
+import mooring.sync
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.waiting import eventually
+
+
+def _run(script: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    if check:
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert run.stderr == ""
+    return run
+
+
+def test_ctrl_c_cancels_the_call_and_the_hub_goes_on():
+    _run("""
+        import os, signal, threading
+        import mooring.sync
+        from mooring.store import prefix
+
+        with mooring.sync.connect("memory://") as hub:
+            with hub.session(ttl=5) as session:
+                threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+                try:
+                    session.lost.wait()
+                except KeyboardInterrupt:
+                    print("interrupted")
+                assert session.state == "alive"
+                hub.store.read(prefix(b"/"))
+    """)
+
+
+@pytest.fixture
+def etcd_url(etcd: Callable[[str], EtcdServer]) -> str:
+    return f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
+
+
+def _registered(url: str, service: str = "echo") -> list[str]:
+    with mooring.sync.connect(url) as hub:
+        return [found.id for found in hub.registry.instances(service).instances]
+
+
+END = {
+    "return": "pass",
+    "error": "raise SystemExit(0)",
+    "thread": "threading.Thread(target=time.sleep, args=(0.5,)).start()",
+}
+
+
+@pytest.mark.parametrize("end", END)
+def test_the_end_of_the_interpreter_deregisters(etcd_url: str, end: str):
+    _run(
+        f"""
+        import sys, threading, time
+        import mooring.sync
+        hub = mooring.sync.connect(sys.argv[1]).open()
+        registration = hub.register(mooring.Instance("echo", "10.0.0.1", 80)).open()
+        assert len(hub.registry.instances("echo").instances) == 1
+        {END[end]}
+        """,
+        etcd_url,
+    )
+    assert _registered(etcd_url) == []
+
+
+async def test_the_end_of_the_interpreter_does_not_wait_for_a_store_that_is_away(
+    etcd: Callable[[str], EtcdServer],
+):
+    async with FaultProxy(etcd("3.5").address) as proxy:
+        script = """
+            import sys
+            import mooring.sync
+            hub = mooring.sync.connect(sys.argv[1]).open()
+            registrations = [
+                hub.register(mooring.Instance("echo", "10.0.0.1", port)).open()
+                for port in range(1, 6)
+            ]
+            print("ready", flush=True)
+            sys.stdin.readline()
+        """
+        url = f"etcd://{proxy.address}?namespace=/{uuid.uuid4().hex}"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", textwrap.dedent(script), url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        proxy.blackhole()
+        told = time.monotonic()
+        await process.communicate(b"\n")
+        assert process.returncode == 0
+        assert time.monotonic() - told < 20  # promised: it never hangs
+
+
+FORK = """
+import os, sys, time
+import mooring
+import mooring.sync
+from mooring.errors import Closed
+
+url = sys.argv[1]
+states = []
+with mooring.sync.connect(url) as hub:
+    with hub.register(mooring.Instance("echo", "10.0.0.1", 80), ttl=3) as registration:
+        registration.subscribe(states.append)
+        child = os.fork()
+        if not child:
+            for use in (lambda: hub.store, lambda: registration.state, hub.open):
+                try:
+                    use()
+                except Closed as error:
+                    assert "connect again" in str(error), error
+                else:
+                    os._exit(2)
+            {child}
+            sys.exit(0)  # leaves both blocks, and runs the exit handlers
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+        time.sleep(4)  # longer than the lease lives without its parent
+        assert registration.state == "registered"
+        assert states == [], states
+        assert len(hub.registry.instances("echo").instances) == 1
+"""
+
+
+@pytest.mark.parametrize("store", ["etcd", "memory"])
+def test_a_forked_child_leaves_the_parents_registration_alone(etcd_url: str, store: str):
+    _run(FORK.replace("{child}", "pass"), etcd_url if store == "etcd" else "memory://")
+
+
+def test_a_forked_child_may_connect_again(tmp_path: Path):
+    again = """
+            with mooring.sync.connect("memory://") as anew:
+                with anew.register(mooring.Instance("echo", "10.0.0.2", 80)) as mine:
+                    assert mine.state == "registered"
+    """
+    _run(FORK.replace("            {child}", again.strip("\n")), "memory://")
+
+
+def test_a_forked_child_is_told_that_the_file_is_its_parents(tmp_path: Path):
+    again = """
+            try:
+                mooring.sync.connect(url).open()
+            except mooring.errors.InUse as error:
+                assert str(os.getppid()) in str(error), error
+            else:
+                os._exit(3)
+    """
+    _run(FORK.replace("            {child}", again.strip("\n")), f"sqlite://{tmp_path}/store")
+
+
+def test_a_forked_child_is_told_that_grpc_does_not_outlive_a_fork(etcd_url: str):
+    """It would hang, and swallow what the parent's watches wait for."""
+    again = """
+            try:
+                mooring.sync.connect(url).open()
+            except mooring.errors.InvalidRequest as error:
+                assert "fork" in str(error), error
+            else:
+                os._exit(3)
+    """
+    _run(FORK.replace("            {child}", again.strip("\n")), etcd_url)
+
+
+def test_children_do_not_crash_where_etcd_is_connected(etcd_url: str):
+    _run(
+        """
+        import os, sys
+        import mooring.sync
+        with mooring.sync.connect(sys.argv[1]) as hub:
+            with hub.register(mooring.Instance("echo", "10.0.0.1", 80)):
+                for turn in range(40):
+                    child = os.fork()
+                    if not child:
+                        sys.exit(0) if turn % 2 else os._exit(0)
+                    assert os.waitpid(child, 0)[1] == 0
+        """,
+        etcd_url,
+    )
+
+
+def test_what_was_not_opened_before_a_fork_is_opened_after_it(etcd_url: str):
+    """As an application that is loaded before its workers are forked."""
+    _run(
+        """
+        import os, sys
+        import mooring.sync
+        hub = mooring.sync.connect(sys.argv[1])
+        for turn in range(2):
+            child = os.fork()
+            if not child:
+                with hub, hub.register(mooring.Instance("echo", "10.0.0.1", 80 + turn)) as mine:
+                    assert mine.state == "registered"
+                sys.exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        """,
+        etcd_url,
+    )
+
+
+async def test_a_killed_process_is_no_worse_than_before(etcd_url: str):
+    """No exit handler runs: the lease ends it."""
+    script = """
+        import sys, time
+        import mooring.sync
+        hub = mooring.sync.connect(sys.argv[1]).open()
+        registration = hub.register(mooring.Instance("echo", "10.0.0.1", 80), ttl=2).open()
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", textwrap.dedent(script), etcd_url), stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    async with mooring.connect(etcd_url) as hub:
+
+        async def gone() -> bool:
+            return not (await hub.registry.instances("echo")).instances
+
+        await eventually(gone, within=8)
