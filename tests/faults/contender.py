@@ -1,0 +1,68 @@
+"""A process that adds to a register under a lock, again and again, and cannot be talked out of it.
+
+`python -m tests.faults.contender URL LOCK WHO fenced|unfenced` prints a line for everything it
+does: `read TOKEN` when it has read the register and is about to write, `wrote TOKEN ITEM`,
+`rejected TOKEN`, `unknown TOKEN ITEM`, `lost TOKEN`. Between reading and writing it blocks for a
+moment, in which it may be stopped; when it goes on it writes, whatever it is told meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+
+import mooring
+from mooring.errors import Conflict, LockLost, OutcomeUnknown, StoreError
+from mooring.hub import Hub
+from mooring.locks.lock import Held
+from mooring.store import Put, key
+
+TTL = 2.0
+WINDOW = 0.2
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+async def main(url: str, lock: str, who: str, fenced: bool) -> None:
+    async with mooring.connect(url) as hub:
+        number = 0
+        while True:
+            number += 1
+            held: Held | None = None
+            try:
+                async with hub.lock(lock, ttl=TTL) as held:
+                    await add(hub, lock, held, f"{who}.{number}", fenced)
+            except LockLost:
+                say("lost", held.token if held else 0)
+            except StoreError:
+                await asyncio.sleep(0.2)
+
+
+async def add(hub: Hub, lock: str, held: Held, item: str, fenced: bool) -> None:
+    register = f"{lock}-register".encode()
+    entry = (await hub.store.read(key(register))).first
+    before = entry.value if entry else b""
+    say("read", held.token)
+    time.sleep(WINDOW)  # noqa: ASYNC251 - nothing else must run between reading and writing
+    put = Put(register, before + item.encode() + b" ")
+    write = hub.store.commit(put, require=[held.check] if fenced else [])
+    writing = asyncio.get_running_loop().create_task(write)
+    while not writing.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([writing])
+    try:
+        writing.result()
+        say("wrote", held.token, item)
+    except Conflict:
+        say("rejected", held.token)
+    except OutcomeUnknown:
+        say("unknown", held.token, item)
+
+
+if __name__ == "__main__":
+    _, url, lock, who, mode = sys.argv
+    asyncio.run(main(url, lock, who, mode == "fenced"))

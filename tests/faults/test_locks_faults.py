@@ -1,0 +1,436 @@
+"""Locks while processes are stopped, cut off and killed, and members of the store too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import mooring
+from mooring.errors import LockLost, Unavailable
+from mooring.hub import Hub, open_store
+from mooring.store import Store, key
+from mooring.testing.etcd import EtcdCluster, EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.faults.contender import TTL
+from tests.waiting import eventually
+
+_PATIENCE = 30.0
+
+
+class Said(NamedTuple):
+    who: str
+    what: str
+    token: int
+    item: str
+
+
+class Contender:
+    """`tests.faults.contender` in a process of its own."""
+
+    def __init__(self, who: str, process: asyncio.subprocess.Process, said: list[Said]) -> None:
+        self.who, self.process, self._said = who, process, said
+        self.reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, url: str, lock: str, who: str, mode: str, said: list[Said]) -> Contender:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.faults.contender",
+            url,
+            lock,
+            who,
+            mode,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        return cls(who, process, said)
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            what, token, *item = line.decode().split()
+            self._said.append(Said(self.who, what, int(token), item[0] if item else ""))
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        await self.reading
+
+
+class Arena:
+    """Contenders for one lock, and what they said, in the order in which it was heard."""
+
+    def __init__(self, url: str, lock: str, mode: str) -> None:
+        self.url, self.lock, self.mode = url, lock, mode
+        self.said: list[Said] = []
+        self.contenders: list[Contender] = []
+        self._started = 0
+
+    async def add(self, url: str = "") -> Contender:
+        self._started += 1
+        who = f"{self.lock}.{self._started}"
+        contender = await Contender.start(url or self.url, self.lock, who, self.mode, self.said)
+        self.contenders.append(contender)
+        return contender
+
+    def count(self, what: str) -> int:
+        return sum(said.what == what for said in self.said)
+
+    async def pause(self) -> None:
+        """Stop whoever is about to write, until somebody else has written, and a little more."""
+        since = len(self.said)
+        await eventually(
+            lambda: bool(self.said[since:]) and self.said[-1].what == "read",
+            within=_PATIENCE,
+            what="somebody about to write",
+        )
+        holder = next(each for each in self.contenders if each.who == self.said[-1].who)
+        holder.signal(signal.SIGSTOP)
+        since, token = len(self.said), self.said[-1].token
+        try:
+            await eventually(
+                lambda: any(
+                    said.what == "wrote" and said.who != holder.who for said in self.said[since:]
+                ),
+                within=_PATIENCE,
+                what="somebody else's turn",
+            )
+        finally:
+            holder.signal(signal.SIGCONT)
+        outcomes = ("wrote", "rejected", "unknown")
+        await eventually(
+            lambda: any(
+                said.token == token and said.what in outcomes for said in self.said[since:]
+            ),
+            within=_PATIENCE,
+            what="the end of a stale write",
+        )
+
+    async def kill_one(self) -> None:
+        """Kill whoever holds it, and start another."""
+        await eventually(lambda: bool(self.said) and self.said[-1].what == "read", within=_PATIENCE)
+        holder = next(each for each in self.contenders if each.who == self.said[-1].who)
+        self.contenders.remove(holder)
+        await holder.kill()
+        await self.add()
+        await self.goes_on()
+
+    async def goes_on(self) -> None:
+        wrote = self.count("wrote")
+        await eventually(
+            lambda: self.count("wrote") > wrote + 2, within=_PATIENCE, what="more writes"
+        )
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(each.kill() for each in self.contenders))
+
+    async def lost_updates(self, store: Store) -> list[str]:
+        """What was written, answered with success, and is not there."""
+        entry = (await store.read(key(f"{self.lock}-register".encode()))).first
+        there = set(entry.value.decode().split()) if entry else set()
+        return [said.item for said in self.said if said.what == "wrote" and said.item not in there]
+
+
+@contextlib.asynccontextmanager
+async def arena(url: str, lock: str, mode: str, size: int = 2) -> AsyncIterator[Arena]:
+    opened = Arena(url, lock, mode)
+    try:
+        for _ in range(size):
+            await opened.add()
+        await opened.goes_on()
+        yield opened
+    finally:
+        await opened.aclose()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path) as members:
+        members.start()
+        yield members
+
+
+@pytest.mark.timeout(240)
+async def test_with_fencing_no_update_is_lost(cluster: EtcdCluster):
+    """Ten holders stopped for longer than the TTL, others killed and cut off, members killed."""
+    async with (
+        arena(cluster.url, "/one", "fenced") as one,
+        arena(cluster.url, "/two", "fenced") as two,
+        open_store(cluster.url) as store,
+    ):
+
+        async def pauses(where: Arena) -> None:
+            for _ in range(5):
+                await where.pause()
+
+        await asyncio.gather(pauses(one), pauses(two))
+        assert one.count("rejected") + two.count("rejected") >= 10, "it must bite"
+        await one.kill_one()
+        await cut_off(cluster, two)
+        for member in cluster.members:
+            member.kill()
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(member.start)
+        await asyncio.gather(one.goes_on(), two.goes_on())
+        for where in (one, two):
+            await where.aclose()
+            assert await where.lost_updates(store) == []
+
+
+async def cut_off(cluster: EtcdCluster, where: Arena) -> None:
+    """A contender behind proxies that swallow everything while it holds the lock."""
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(FaultProxy(member.address))
+            for member in cluster.members
+        ]
+        behind = "etcd://" + ",".join(proxy.address for proxy in proxies)
+        contender = await where.add(behind)
+        await eventually(
+            lambda: bool(where.said) and where.said[-1][:2] == (contender.who, "read"),
+            within=_PATIENCE,
+            what="the turn of who is cut off",
+        )
+        for proxy in proxies:
+            proxy.blackhole()
+        await where.goes_on()
+        for proxy in proxies:
+            proxy.heal()
+        await where.goes_on()
+        where.contenders.remove(contender)
+        await contender.kill()
+
+
+@pytest.mark.timeout(120)
+async def test_without_fencing_updates_are_lost(cluster: EtcdCluster):
+    """The same with the check taken out: it is the check that makes the difference."""
+    async with (
+        arena(cluster.url, "/one", "unfenced") as one,
+        open_store(cluster.url) as store,
+    ):
+        for _ in range(2):
+            await one.pause()
+        await one.aclose()
+        assert one.count("rejected") == 0
+        assert len(await one.lost_updates(store)) >= 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_a_thousand_stopped_holders_lose_no_update(cluster: EtcdCluster):
+    locks, pauses = 8, 1000
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(cluster.url))
+        arenas = [
+            await stack.enter_async_context(arena(cluster.url, f"/lock{number}", "fenced"))
+            for number in range(locks)
+        ]
+        left, chance = pauses, random.Random()
+
+        async def pausing(where: Arena) -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await where.pause()
+                if chance.random() < 0.05:
+                    await where.kill_one()
+
+        async def killing() -> None:
+            while left > 0:
+                await asyncio.sleep(30)
+                member = chance.choice(cluster.members)
+                member.kill()
+                await asyncio.sleep(1)
+                await asyncio.to_thread(member.start)
+
+        await asyncio.gather(killing(), *map(pausing, arenas))
+        for where in arenas:
+            await where.aclose()
+            assert await where.lost_updates(store) == []
+        assert sum(where.count("rejected") for where in arenas) >= pauses * 0.9
+
+
+async def leases(server: EtcdServer) -> int:
+    listed = await asyncio.to_thread(server.ctl, "lease", "list")
+    return int(listed.split()[1])
+
+
+async def nothing_is_left(server: EtcdServer) -> None:
+    async with mooring.connect(server.url) as hub:
+
+        async def nothing() -> bool:
+            return await hub.locks() == [] and await leases(server) == 0
+
+        await eventually(nothing, within=10, what="no keys and no leases")
+
+
+@contextlib.asynccontextmanager
+async def behind_proxy(
+    fresh_etcd: Callable[..., EtcdServer], timeout: str = "1s"
+) -> AsyncIterator[tuple[FaultProxy, Hub, Hub, EtcdServer]]:
+    """A hub behind a proxy, one that is not, and their server."""
+    server = fresh_etcd(flags=["--unsafe-no-fsync"])
+    async with (
+        FaultProxy(server.address) as proxy,
+        mooring.connect(f"etcd://{proxy.address}?timeout={timeout}") as hub,
+        mooring.connect(server.url) as other,
+    ):
+        await hub.store.read(key(b"/up"))
+        yield proxy, hub, other, server
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["free", "held"])
+async def test_an_acquire_whose_reply_was_lost_leaves_no_orphan(
+    fresh_etcd: Callable[..., EtcdServer], waits: bool
+):
+    async with behind_proxy(fresh_etcd) as (proxy, hub, other, server):
+        async with hub.lock("warm", ttl=3):
+            pass  # a lease is at hand: the next thing to be sent is the place in the line
+        holder = await other.lock("lock").acquire() if waits else None
+        proxy.mute()
+        with pytest.raises(Unavailable):
+            await hub.lock("lock", ttl=3).acquire()
+        (line,) = await other.locks("lock")
+        assert len(line.holders) == 1, "it arrived, and nobody was told"
+        proxy.heal()
+        proxy.reset()
+        if holder is not None:
+            await holder.release()
+        async with other.lock("lock", timeout=10):
+            pass
+        async with hub.lock("lock", timeout=10):
+            pass
+    await nothing_is_left(server)
+
+
+async def test_one_reply_that_was_lost_does_not_matter(fresh_etcd: Callable[..., EtcdServer]):
+    """The place is given up with its lease, and another taken."""
+    async with behind_proxy(fresh_etcd, timeout="3s") as (proxy, hub, other, _):
+        async with hub.lock("warm", ttl=5):
+            pass
+        proxy.mute()
+        acquiring = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=5).acquire())
+
+        async def arrived() -> bool:
+            return await other.locks("lock") != []
+
+        await eventually(arrived)
+        proxy.reset()
+        proxy.heal()
+        held = await acquiring
+        (line,) = await other.locks("lock")
+        assert [each.token for each in line.holders] == [held.token]
+        await held.release()
+
+
+async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
+    fresh_etcd: Callable[..., EtcdServer],
+):
+    async with behind_proxy(fresh_etcd) as (proxy, hub, other, _):
+        events: list[str] = []
+
+        async def body() -> None:
+            try:
+                async with hub.lock("lock", ttl=3) as held:
+                    proxy.blackhole()
+                    await eventually(lambda: held.suspended, within=3)
+                    events.append("in doubt")
+                    assert held.remaining > 0
+                    await asyncio.sleep(60)
+            except LockLost:
+                events.append("lost")
+
+        async def rival() -> None:
+            async with other.lock("lock", timeout=20):
+                events.append("taken")
+
+        task = asyncio.get_running_loop().create_task(body())
+
+        async def held() -> bool:
+            return await other.locks("lock") != []
+
+        await eventually(held)
+        await asyncio.gather(task, rival())
+        assert events == ["in doubt", "lost", "taken"]
+        proxy.heal()
+
+
+async def test_a_waiter_outlives_a_store_that_goes_away(fresh_etcd: Callable[..., EtcdServer]):
+    async with behind_proxy(fresh_etcd) as (proxy, hub, other, _):
+        held = await other.lock("lock").acquire()
+        waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=2).acquire())
+        await asyncio.sleep(0.5)
+        proxy.refuse()
+        await asyncio.sleep(4)  # longer than its lease: its place is gone
+        assert not waiting.done()
+        proxy.heal()
+        await held.release()
+        async with asyncio.timeout(15):
+            ours = await waiting
+        assert ours.token > held.token
+        await ours.release()
+
+
+async def test_a_store_that_is_away_is_told_at_once(fresh_etcd: Callable[..., EtcdServer]):
+    async with behind_proxy(fresh_etcd) as (proxy, hub, _, _):
+        proxy.refuse()
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            await hub.lock("lock").acquire()
+        assert time.monotonic() - started < 8
+
+
+async def test_to_release_while_the_store_is_away_is_no_error(
+    fresh_etcd: Callable[..., EtcdServer],
+):
+    async with behind_proxy(fresh_etcd) as (proxy, hub, other, server):
+        async with hub.lock("lock", ttl=3):
+            proxy.blackhole()
+        proxy.heal()
+        async with other.lock("lock", timeout=15):
+            pass
+    await nothing_is_left(server)
+
+
+async def test_a_killed_holder_is_followed_after_its_ttl(fresh_etcd: Callable[..., EtcdServer]):
+    server = fresh_etcd(flags=["--unsafe-no-fsync"])
+    async with arena(server.url, "/lock", "fenced", size=1) as where:
+        await eventually(lambda: where.said[-1].what == "read", within=_PATIENCE)
+        killed = time.monotonic()
+        await where.aclose()
+        async with mooring.connect(server.url) as hub, hub.lock("/lock", timeout=TTL + 5):
+            assert time.monotonic() - killed > 0
+
+
+async def test_compaction_does_not_disturb_a_line(fresh_etcd: Callable[..., EtcdServer]):
+    async with behind_proxy(fresh_etcd) as (proxy, hub, other, _):
+        held = await other.lock("lock").acquire()
+        waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=10).acquire())
+
+        async def stands() -> bool:
+            return len((await other.locks("lock"))[0].waiting) == 1
+
+        await eventually(stands)
+        proxy.refuse()
+        for _ in range(5):
+            async with other.lock("another"):
+                pass
+        await other.store.compact((await other.store.read(key(b"/x"))).revision)
+        await held.release()
+        proxy.heal()
+        async with asyncio.timeout(15):
+            await (await waiting).release()
