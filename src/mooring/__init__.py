@@ -3,8 +3,10 @@
 import importlib
 
 from mooring.discovery.resilience import Resilience
-from mooring.errors import MooringError
+from mooring.errors import LockLost, MooringError
 from mooring.hub import Hub, connect
+from mooring.locks.election import Leadership
+from mooring.locks.lock import Held, Lock
 from mooring.model import Config, Group, Instance, Service, Status
 from mooring.registry.registration import Registration
 from mooring.registry.shutdown import until_stopped
@@ -13,8 +15,12 @@ from mooring.version import VERSION as __version__
 __all__ = [
     "Config",
     "Group",
+    "Held",
     "Hub",
     "Instance",
+    "Leadership",
+    "Lock",
+    "LockLost",
     "MooringError",
     "Registration",
     "Resilience",

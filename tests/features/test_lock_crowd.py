@@ -1,0 +1,134 @@
+"""A crowd in one line, many of whom die: fair, without a herd, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+import mooring
+from mooring.errors import LeaseNotFound, LockLost, StoreError
+from mooring.hub import Hub
+from mooring.store import Delete, Store, key, prefix
+from tests.waiting import eventually
+
+CROWD = 200
+NAME = "crowd"
+
+
+class Crowd:
+    def __init__(self, hubs: list[Hub]) -> None:
+        self.hubs = hubs
+        self.tokens: list[int] = []
+        """Of the holders, in the order in which they held it."""
+        self.holding = 0
+        self.together = 0
+        """How often two held it at a time."""
+        self.begin = asyncio.Event()
+
+    async def stand(self, hub: Hub) -> None:
+        async with hub.lock(NAME, ttl=30) as held:
+            self.tokens.append(held.token)
+            self.holding += 1
+            self.together += self.holding > 1
+            await asyncio.sleep(0)
+            self.holding -= 1
+
+
+async def seen_leases(store: Store, seen: set[int]) -> None:
+    async with store.watch(prefix(f"{NAME}/".encode())) as watch:
+        async for batch in watch:
+            seen.update(event.entry.lease for event in batch.events if event.entry)
+
+
+@pytest.mark.timeout(120)
+async def test_a_crowd_with_many_deaths(store_url: str, store: Store):
+    chance = random.Random(7)
+    leases: set[int] = set()
+    loop = asyncio.get_running_loop()
+    watching = loop.create_task(seen_leases(store, leases))
+    async with contextlib.AsyncExitStack() as stack:
+        hubs = [await stack.enter_async_context(mooring.connect(store_url)) for _ in range(4)]
+        crowd = Crowd(hubs)
+        holder = await hubs[0].lock(NAME).acquire()
+        tasks = [loop.create_task(crowd.stand(chance.choice(hubs))) for _ in range(CROWD)]
+
+        async def standing(count: int) -> bool:
+            return (
+                len((await store.read(prefix(f"{NAME}/".encode()), keys_only=True)).entries)
+                == count
+            )
+
+        await eventually(lambda: standing(CROWD + 1), within=60, what="everybody in line")
+        turns = turns_told(hubs)
+        dying = loop.create_task(deaths(store, tasks, chance))
+        await asyncio.sleep(0.05)
+        await holder.release()
+        await asyncio.wait(tasks)
+        await dying
+        cancelled = sum(task.cancelled() for task in tasks)
+        errors = [task.exception() for task in tasks if not task.cancelled()]
+        # Whose lease was revoked in the very moment of its turn is told so.
+        assert all(error is None or isinstance(error, LockLost) for error in errors)
+        assert cancelled > 10
+        assert len(crowd.tokens) >= CROWD - cancelled
+        assert crowd.tokens == sorted(set(crowd.tokens)), "an inversion"
+        assert crowd.together == 0
+        assert turns_told(hubs) - turns <= len(crowd.tokens) + cancelled
+        assert await standing(0)
+    watching.cancel()
+    for lease in leases:
+        with pytest.raises(LeaseNotFound):
+            await store.renew(lease)
+    assert len(leases) >= CROWD
+
+
+def turns_told(hubs: list[Hub]) -> int:
+    """How often a waiter was woken: once for each turn, and never for nothing."""
+    queues = [hub._contenders for hub in hubs]
+    return sum(queue.view(f"{NAME}/".encode()).woken for queue in queues if queue is not None)
+
+
+async def deaths(store: Store, tasks: list[asyncio.Task[None]], chance: random.Random) -> None:
+    """Tasks that are cancelled, leases that are revoked, keys that are deleted, at random."""
+    victims = chance.sample(range(len(tasks)), 80)
+    for number, victim in enumerate(victims):
+        if number % 2:
+            tasks[victim].cancel()
+            continue
+        line = (await store.read(prefix(f"{NAME}/".encode()))).entries
+        waiting = sorted(line, key=lambda entry: entry.created)[1:]
+        if waiting:
+            entry = chance.choice(waiting)
+            with contextlib.suppress(StoreError):
+                if number % 4:
+                    await store.revoke(entry.lease)
+                else:
+                    await store.commit(Delete(key(entry.key)))
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.timeout(120)
+async def test_each_release_wakes_one(store_url: str):
+    async with mooring.connect(store_url) as hub:
+        holder = await hub.lock(NAME).acquire()
+        order: list[int] = []
+
+        async def stand(number: int) -> None:
+            async with hub.lock(NAME, ttl=30):
+                order.append(number)
+
+        tasks = [asyncio.get_running_loop().create_task(stand(number)) for number in range(50)]
+
+        async def standing() -> bool:
+            (info,) = await hub.locks(NAME)
+            return len(info.waiting) == 50
+
+        await eventually(standing, within=30)
+        assert turns_told([hub]) == 0
+        await holder.release()
+        await asyncio.gather(*tasks)
+        assert turns_told([hub]) == 50
+        assert sorted(order) == list(range(50))
