@@ -26,15 +26,16 @@ class Crowd:
         self.holding = 0
         self.together = 0
         """How often two held it at a time."""
-        self.begin = asyncio.Event()
 
     async def stand(self, hub: Hub) -> None:
         async with hub.lock(NAME, ttl=30) as held:
             self.tokens.append(held.token)
             self.holding += 1
             self.together += self.holding > 1
-            await asyncio.sleep(0)
-            self.holding -= 1
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self.holding -= 1
 
 
 async def seen_leases(store: Store, seen: set[int]) -> None:
