@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mooring.errors import StoreError
 from mooring.registry.redis.connection import Argument, Connection
 from mooring.registry.redis.keys import Keys, ServiceKeys
 from mooring.registry.redis.scripts import HEARTBEAT
@@ -61,7 +60,7 @@ class Beating:
                     results = await send(
                         self._connection, self._keys, self._service, [beat for beat, _ in waiting]
                     )
-                except StoreError as error:
+                except Exception as error:  # noqa: BLE001 - those who wait must hear of it
                     for _, answer in waiting:
                         if not answer.done():
                             answer.set_exception(error)
@@ -78,6 +77,12 @@ class Beating:
         await self._tasks.aclose()
 
 
+def persistent(service: ServiceKeys) -> str:
+    """The sorted set of those that stay when they are silent, by their last heartbeat: expiry does
+    not count them."""
+    return f"{service.base}:persistent"
+
+
 async def send(
     connection: Connection, keys: Keys, service: ServiceKeys, beats: list[Beat]
 ) -> list[str]:
@@ -86,7 +91,10 @@ async def send(
     what = f"heartbeat of {service.name}"
     call = connection.run(
         HEARTBEAT,
-        [service.heartbeats, service.unhealthy, *tier1, *(service.instance(b.id) for b in beats)],
+        [
+            *(service.heartbeats, persistent(service), *tier1),
+            *(service.instance(beat.id) for beat in beats),
+        ],
         [
             *(service.changes, 0 if keys.cluster else 1, service.name),
             *(argument for beat in beats for argument in beat.arguments()),

@@ -16,11 +16,12 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from mooring.durations import show
-from mooring.errors import StoreError
+from mooring.errors import InvalidName, StoreError, Unavailable
 from mooring.heartbeat.settings import CleanupSettings
+from mooring.registry.redis.beats import persistent
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.expiry import Brake
-from mooring.registry.redis.keys import Keys, ServiceKeys
+from mooring.registry.redis.keys import Keys, ServiceKeys, check_service
 from mooring.registry.redis.reading import Reader
 from mooring.registry.redis.scripts import CLEANUP, RELEASE
 from mooring.registry.redis.service import drop_service, message_head
@@ -68,36 +69,72 @@ class Sweeper:
         self._connection, self._keys, self._reader = connection, keys, reader
         self._settings = settings
         self._braked: set[str] = set()
+        self._calm_until = 0.0
+        self._clock: tuple[int, float] | None = None
+        """Redis' time in ms, and the monotonic one in that moment."""
 
     async def run(self, told: Callable[[Swept], None] = lambda _: None) -> None:
-        """Sweep at the interval, for ever. After a time in which Redis did not answer, nobody is
-        taken out before everybody had time to beat again."""
-        passes, backoff, answered = 0, Backoff(1.0, self._settings.interval), 0.0
-        calm = 0.0
+        """Sweep at the interval, for ever. After a time in which Redis did not answer, or its clock
+        jumped, nobody is taken out before everybody had time to beat again."""
+        passes, backoff, due = 0, Backoff(1.0, self._settings.interval), 0.0
+        problem = ""
         while True:
             try:
-                started = time.monotonic()
-                if answered and started - answered > 2 * self._settings.interval:
-                    calm = started + self._settings.global_timeout / 2
-                    log.warning("cleanup: Redis was away: nobody is taken out for a while")
-                if started >= calm:
+                await self._watch()
+                if time.monotonic() >= max(due, self._calm_until):
+                    due = time.monotonic() + self._settings.interval
                     told(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
                     passes += 1
-                else:
-                    await self._connection.call("PING", what="cleanup")
-                answered = time.monotonic()
                 backoff.reset()
-                await asyncio.sleep(self._settings.interval)
+                problem = ""
+                left = max(due, self._calm_until) - time.monotonic()
+                await asyncio.sleep(min(max(left, 0.0), self._patience))
             except StoreError as error:
-                log.warning("cleanup: %s", error)
+                if str(error) != problem:
+                    log.warning("cleanup: %s", problem := str(error))
+                self._be_calm("did not answer")
                 await asyncio.sleep(backoff.next())
+
+    @property
+    def _patience(self) -> float:
+        """Seconds between looks at whether Redis answers, and for one of them. A stop that is
+        shorter than two of these makes nobody overdue who beats twice within the timeout."""
+        return min(1.0, self._settings.global_timeout / 4)
+
+    async def _watch(self) -> int:
+        """Redis' clock, in ms; where it stood still or jumped, calm is kept from now on."""
+        asked = time.monotonic()
+        seconds, micros = await self._connection.call("TIME", what="cleanup")
+        now, moment = int(seconds) * 1000 + int(micros) // 1000, time.monotonic()
+        if moment - asked > self._patience:
+            self._be_calm("stood still")
+        if self._clock is not None:
+            expected = self._clock[0] + (moment - self._clock[1]) * 1000
+            if now - expected > self._settings.global_timeout * 250:
+                self._be_calm("has another clock")
+        self._clock = (now, moment)
+        return now
+
+    def _be_calm(self, why: str) -> None:
+        moment = time.monotonic()
+        if moment >= self._calm_until:
+            log.warning(
+                "cleanup: Redis %s: nobody is taken out for %s, until all can have beaten again",
+                *(why, self._timeout),
+            )
+        self._calm_until = moment + self._settings.global_timeout
 
     async def sweep(self, *, orphans: bool = True) -> Swept:
         """One pass over all services. Raises what a store raises."""
         swept = Swept()
         names = await self._connection.call("SMEMBERS", self._keys.services, what="cleanup")
-        services = {name.decode(errors="backslashreplace") for name in names}
-        remains = await self._unlisted(services) if orphans else {}
+        services = {_text(name) for name in names}
+        remains: dict[str, list[str]] = {}
+        if orphans:
+            try:
+                remains = await self._unlisted(services)
+            except StoreError as error:
+                swept.problems.append(str(error))
         every = sorted(services | remains.keys())
         for first in range(0, len(every), _TOGETHER):
             await asyncio.gather(
@@ -116,7 +153,10 @@ class Sweeper:
                 found.setdefault(place[0], []).append(place[1])
         remains: dict[str, list[str]] = {}
         for service, ids in found.items():
-            scores = await self._reader.scores(self._keys.of(service))
+            try:
+                scores = await self._reader.scores(self._keys.of(service))
+            except StoreError:
+                continue  # it is told where the service is looked at
             if lost := [id for id in ids if id not in scores]:
                 remains[service] = lost
             elif service not in services:
@@ -135,25 +175,30 @@ class Sweeper:
                     await self._connection.call(
                         "SADD", self._keys.services, name, what="cleanup", writes=True
                     )
+        except InvalidName as error:
+            swept.problems.append(f"{self._keys.services} holds what is no service: {error}")
         except StoreError as error:
             swept.problems.append(str(error))
             log.warning("cleanup of %s: %s", name, error)
 
     async def _expire(self, keys: ServiceKeys, remains: list[str], swept: Swept) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
-        timeout = self._settings.global_timeout
-        now = (await self._reader.state(keys)).now
+        oldest = await self._watch() - round(self._settings.global_timeout * 1000)
+        if time.monotonic() < self._calm_until:
+            raise Unavailable(
+                f"cleanup of {keys.name}: Redis stood still: nobody is taken out for a while"
+            )
         for first in range(0, len(remains), _BATCH):
-            await self._call(keys, remains[first : first + _BATCH], swept)
+            await self._call(keys, remains[first : first + _BATCH], swept, oldest)
         offset = 0
         while True:
             told = await self._connection.call(
-                *("ZRANGEBYSCORE", keys.heartbeats, "-inf", f"({now - timeout * 1000:.0f}"),
+                *("ZRANGEBYSCORE", keys.heartbeats, "-inf", f"({oldest}"),
                 *("LIMIT", offset, _BATCH),
                 what=f"cleanup of {keys.name}",
             )
-            ids = [id.decode(errors="backslashreplace") for id in told]
-            gone, braked = await self._call(keys, ids, swept)
+            ids = [_text(id) for id in told]
+            gone, braked = await self._call(keys, ids, swept, oldest)
             offset += len(ids) - gone
             if len(ids) < _BATCH or braked:
                 break
@@ -162,32 +207,36 @@ class Sweeper:
         )
         return not left
 
-    async def _call(self, keys: ServiceKeys, ids: list[str], swept: Swept) -> tuple[int, bool]:
-        """How many of these were taken out, and whether the brake holds."""
+    async def _call(
+        self, keys: ServiceKeys, ids: list[str], swept: Swept, oldest: int
+    ) -> tuple[int, bool]:
+        """How many of these were taken out, and whether the brake holds. Who beat at `oldest`, in
+        ms, or later, stays."""
         settings, tier1 = self._settings, [] if self._keys.cluster else [self._keys.services]
         reply: Any = await self._connection.run(
             CLEANUP,
             [
-                *(keys.heartbeats, keys.brake, keys.evictions, keys.unhealthy),
+                *(keys.heartbeats, keys.brake, keys.evictions, persistent(keys)),
                 *tier1,
-                *(keys.instance(id) for id in ids),
+                *(_bytes(keys.instance(id)) for id in ids),
             ],
             [
-                *(keys.changes, len(tier1), keys.name),
+                *(keys.changes, len(tier1), keys.name, oldest),
                 int(settings.global_timeout * 1000),
                 int(settings.interval * 1000),
                 int(settings.brake_release * 1000),
                 settings.brake_share,
                 settings.brake_least,
-                *(part for id in ids for part in (id, message_head(keys.name, id))),
+                message_head(keys.name, ""),
+                *(part for id in ids for part in (_bytes(id), message_head(keys.name, _shown(id)))),
             ],
             what=f"cleanup of {keys.name}",
         )
         now, state, silent, total, *outcomes = reply
         braked = self._brake(keys.name, state.decode(), Brake(silent, total, int(now), 0), swept)
         gone = 0
-        for outcome, id in ((one.decode(), other.decode()) for one, other in outcomes):
-            gone += self._outcome(keys.name, outcome, id, swept)
+        for outcome, id in outcomes:
+            gone += self._outcome(keys.name, outcome.decode(), _shown(_text(id)), swept)
         return gone, braked
 
     def _outcome(self, service: str, outcome: str, id: str, swept: Swept) -> bool:
@@ -233,7 +282,7 @@ class Sweeper:
     async def brakes(self) -> dict[str, Brake]:
         """The brakes that hold, by service."""
         names = await self._connection.call("SMEMBERS", self._keys.services, what="list of brakes")
-        services = sorted(name.decode(errors="backslashreplace") for name in names)
+        services = sorted(name for name in map(_text, names) if _is_service(name))
         states = await asyncio.gather(
             *(self._reader.state(self._keys.of(name)) for name in services)
         )
@@ -249,6 +298,27 @@ class Sweeper:
             RELEASE, [keys.brake], [kept], what=f"release of the brake of {service}"
         )
         return bool(released)
+
+
+def _is_service(name: str) -> bool:
+    try:
+        check_service(name)
+    except InvalidName:
+        return False
+    return True
+
+
+def _text(name: bytes) -> str:
+    """What is in Redis, as text: also what is none, so that it can be taken out."""
+    return name.decode(errors="surrogateescape")
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode(errors="surrogateescape")
+
+
+def _shown(name: str) -> str:
+    return _bytes(name).decode(errors="backslashreplace")
 
 
 def _escaped(prefix: str) -> str:

@@ -4,16 +4,18 @@ when a beat finds its record gone."""
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from mooring.errors import Removed, StoreError, Superseded, TooLarge
+from mooring.errors import StoreError, TooLarge
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.contract import Enrolment
 from mooring.registry.redis import fields
 from mooring.registry.redis.beats import Beat
 from mooring.registry.redis.changes import Message
+from mooring.registry.redis.failures import refused
 from mooring.registry.redis.service import LiveService
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,9 @@ class RedisEnrolment(Enrolment):
         self.disturbed = False
         self._service, self._leave, self._most = service, leave, most
         self._id, self._incarnation = instance.id, instance.incarnation
+        self._place = f"{instance.incarnation} {secrets.token_hex(4)}"
         self._head = service.head(instance.id, instance)
+        self._tried = False
         self._registered = ""
         self._last: Beat | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -70,14 +74,12 @@ class RedisEnrolment(Enrolment):
         """After a break: is the record still there?"""
         if self._last is None or self.disturbed:
             return
+        stands, doubt = True, ""
         try:
-            await self._beat(self._last._replace(fields={}))
-            doubt = ""
-        except (Superseded, Removed):
-            self.disturbed, doubt = True, ""  # `put` finds the same, where it can be told
+            stands = await self._beat(self._last._replace(fields={}))
         except StoreError as error:
             doubt = str(error)
-        if self.disturbed or doubt != self._in_doubt:
+        if not stands or doubt != self._in_doubt:
             self._in_doubt = doubt
             self._tell()
 
@@ -85,11 +87,16 @@ class RedisEnrolment(Enrolment):
         told = self._fields(instance)
         self.disturbed = False
         self._head = self._service.head(self._id, instance)
+        self._tried = True
         self._registered = await self._service.register(
-            instance, told, head=self._head, registered=self._registered, fresh=fresh
+            *(instance, told),
+            place=self._place,
+            head=self._head,
+            registered=self._registered,
+            fresh=fresh,
         )
         self._last = self._as_beat(instance)
-        self._in_doubt = ""
+        self._certain()
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
@@ -97,7 +104,12 @@ class RedisEnrolment(Enrolment):
         beat = self._as_beat(instance, self._fields(instance) if update else {})
         await self._beat(beat)
         self._last = beat._replace(fields={})
-        self._in_doubt = ""
+        self._certain()
+
+    def _certain(self) -> None:
+        if self._in_doubt:
+            self._in_doubt = ""
+            self._tell()
 
     def _as_beat(self, instance: Instance, told: dict[str, str] | None = None) -> Beat:
         return Beat(
@@ -109,17 +121,16 @@ class RedisEnrolment(Enrolment):
             told or {},
         )
 
-    async def _beat(self, beat: Beat) -> None:
+    async def _beat(self, beat: Beat) -> bool:
+        """Whether the record still stands as ours."""
         result = await self._service.beating.beat(beat)
-        if result == "gone":
-            self.disturbed = True
-        elif result == "superseded":
-            raise Superseded(
-                f"{self._service.name} {self._id} was registered later by another process: this "
-                "one leaves it alone"
-            )
-        elif result != "ok":
-            raise StoreError(f"the record of {self._service.name} {self._id}: {result}")
+        if result == "ok":
+            return True
+        if result not in ("gone", "superseded"):
+            what = f"heartbeat of {self._service.name} {self._id}"
+            raise refused(result, what=what, key=self._service.key_of(self._id))
+        self.disturbed = True  # `put` finds out whether a successor lives
+        return False
 
     def _fields(self, instance: Instance) -> dict[str, str]:
         """What is written; without the metrics where they are too large, since a sign of life
@@ -139,6 +150,8 @@ class RedisEnrolment(Enrolment):
         return told
 
     async def withdraw(self) -> None:
-        if self._last is not None or self._registered:
-            await self._service.deregister(self._id, self._incarnation, head=self._head)
+        if self._tried:  # whether or not that was answered
+            await self._service.deregister(
+                self._id, self._incarnation, head=self._head, place=self._place
+            )
         self._last = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from redis import exceptions as redis
@@ -21,6 +22,18 @@ who is the master by now. `final`: the answer to the request itself."""
 
 _AGAIN = re.compile(r"^(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MISCONF)\b")
 _ELSEWHERE = re.compile(r"^(READONLY|NOREPLICAS|MASTERDOWN|MOVED|ASK|UNKILLABLE)\b")
+# Within a script 6.2 says where, and then what; later ones say what, and then where.
+_WHERE_FIRST = re.compile(r"^(?:Error running script[^@]*)?(?:@\w+: ?\d+: )*-?")
+_WHERE_LAST = re.compile(r" script: (?:\w+, )?on @\w+:\d+$")
+_FORBIDDEN = re.compile(r"The user executing the script can't|ACL failure in script")
+_KINDS = {
+    "services": "set",
+    "heartbeats": "zset",
+    "persistent": "zset",
+    "removed": "zset",
+    "evictions": "string",
+}
+"""What a key of the registry is, by the end of its name; the others are hashes."""
 _NEVER_SENT = re.compile(
     r"Error -?\d+ connecting to|No master found|Connect call failed|Timeout connecting|"
     r"Error connecting|Name or service not known"
@@ -40,8 +53,15 @@ def code_of(error: BaseException) -> str:
     for kind, code in known.items():
         if isinstance(error, kind):
             return code
-    match = re.match(r"(?:-|ERR Error running script.*?: -)?([A-Z]{3,})\b", text)
-    return match[1] if match else ""
+    if _FORBIDDEN.search(text):
+        return "NOPERM"
+    match = re.match(r"[A-Z]{3,}\b", _WHERE_FIRST.sub("", text))
+    return match[0] if match else ""
+
+
+def kind_of(key: str) -> str:
+    """What Redis' TYPE should say of a key of ours."""
+    return _KINDS.get(key.rpartition(":")[2] if ":instance:" not in key else "", "hash")
 
 
 def judge(error: BaseException) -> Verdict:
@@ -61,8 +81,17 @@ def judge(error: BaseException) -> Verdict:
     return "final"
 
 
-def translate(error: BaseException, *, what: str, where: str, writes: bool) -> StoreError:
-    """Our error for one that nothing could be done about."""
+def refused(text: str, *, what: str, key: str) -> StoreError:
+    """Our error for what a script says of one record among many."""
+    wrong = [f"{key} should be a {kind_of(key)}"]
+    return translate(redis.ResponseError(text), what=what, where="Redis", writes=True, wrong=wrong)
+
+
+def translate(
+    error: BaseException, *, what: str, where: str, writes: bool, wrong: Sequence[str] = ()
+) -> StoreError:
+    """Our error for one that nothing could be done about; `wrong` says which keys hold something
+    else than they should, where that is known."""
     text, code = _shortened(str(error) or type(error).__name__), code_of(error)
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return AccessDenied(f"{what}: {where} refuses the login: {text}")
@@ -73,9 +102,10 @@ def translate(error: BaseException, *, what: str, where: str, writes: bool) -> S
             f"{what}: {where} is out of memory and refuses writes: raise its maxmemory or free some"
         )
     if code == "WRONGTYPE":
+        which = ", ".join(wrong) or "look with TYPE at the keys of this service"
         return StoreError(
-            f"{what}: a key of the registry at {where} holds something else (WRONGTYPE): look with "
-            "TYPE at the keys of this service, and delete the foreign one or choose another prefix"
+            f"{what}: a key of the registry at {where} holds something else (WRONGTYPE): {which}; "
+            "delete it, or choose another prefix"
         )
     if judge(error) == "final":
         return StoreError(f"{what}: {where} answered: {text}")
@@ -86,5 +116,6 @@ def translate(error: BaseException, *, what: str, where: str, writes: bool) -> S
 
 
 def _shortened(text: str) -> str:
-    line = text.split("\n")[0].strip().rstrip(".")
+    line = _WHERE_FIRST.sub("", text.split("\n")[0].strip()).rstrip(".")
+    line = _WHERE_LAST.sub("", line).rstrip(".")
     return line if len(line) <= 200 else f"{line[:199]}…"

@@ -11,7 +11,7 @@ import msgspec
 
 from mooring.errors import Removed, StoreError, Superseded
 from mooring.model import Config, Instance
-from mooring.registry.redis.beats import Beating
+from mooring.registry.redis.beats import Beating, persistent
 from mooring.registry.redis.changes import Changes, Message
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.keys import Keys
@@ -26,6 +26,8 @@ RECONCILE = 30.0
 
 KEPT = 86_400_000
 """Milliseconds that it is remembered whom an operator took out."""
+KEPT_OWN = 120_000
+"""The same of who left by itself: longer than a registration sent before can be under way."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,6 +61,10 @@ class LiveService:
     def head(self, id: str, instance: Instance | None = None) -> str:
         """The beginning of a message about an instance, in which the scripts put what happened."""
         return message_head(self.name, id, instance)
+
+    def key_of(self, id: str) -> str:
+        """The key of an instance's record."""
+        return self._keys.instance(id)
 
     def join(self, member: Member) -> None:
         self._members.append(member)
@@ -109,6 +115,7 @@ class LiveService:
         instance: Instance,
         told: Mapping[str, str],
         *,
+        place: str,
         head: str,
         registered: str,
         fresh: bool,
@@ -125,6 +132,7 @@ class LiveService:
                 "fresh" if fresh else "repair",
                 instance.id,
                 instance.incarnation,
+                place,
                 registered,
                 int(self._timeout * 1000),
                 keys.changes,
@@ -150,16 +158,20 @@ class LiveService:
 
     def _tiers(self, id: str) -> list[str]:
         keys = self._keys
-        tiers = [keys.heartbeats, keys.instance(id), keys.removed, keys.unhealthy]
+        tiers = [keys.heartbeats, keys.instance(id), keys.removed, persistent(keys)]
         return tiers if self._all_keys.cluster else [*tiers, self._all_keys.services]
 
-    async def deregister(self, id: str, incarnation: str, *, head: str) -> bool:
-        """Take it out, if it is this incarnation's; without one, as an operator."""
+    async def deregister(self, id: str, incarnation: str, *, head: str, place: str = "") -> bool:
+        """Take it out, if it is this incarnation's; without one, as an operator. Nothing that was
+        sent before from the same `place` brings it back."""
         what = f"deregistration of {self.name} {id}"
         reply: Any = await self._connection.run(
             DEREGISTER,
             self._tiers(id),
-            [id, incarnation, KEPT, self._keys.changes, head, self.name],
+            [
+                *(id, incarnation, place, KEPT_OWN if incarnation else KEPT),
+                *(self._keys.changes, head, self.name),
+            ],
             what=what,
         )
         there, empty = reply

@@ -1,94 +1,122 @@
 -- Take out those of some instances that gave no sign of life for too long, unless so many are
 -- silent at once that the fault is likely elsewhere: then the brake holds.
 --
--- KEYS  1 heartbeats, 2 brake, 3 evictions, 4 unhealthy, 5 services (only where ARGV[2] is 1),
+-- KEYS  1 heartbeats, 2 brake, 3 evictions, 4 persistent, 5 services (only where ARGV[2] is 1),
 --       then the hash of each instance to look at
 -- ARGV  1 channel, 2 whether tier 1 is at hand (1 or 0), 3 name of the service
---       4 timeout, 5 interval, 6 ms after which the brake releases by itself
---       7 share and 8 least number of instances beyond which it holds
+--       4 oldest heartbeat that is not overdue, 5 timeout, 6 interval
+--       7 ms after which the brake releases by itself
+--       8 share and 9 least number of instances beyond which it holds
+--       10 head of a message about the service
 --       then for each instance: id, head of the message
 -- Gives {now, brake, silent, total, then {outcome, id} for each that was changed}; the brake is
 -- 'open', 'tripped' (just now), 'holding', 'recovered', 'timed out' or 'released'; outcomes are
 -- 'removed', 'unhealthy', 'orphan' and 'error …'.
+--
+-- Instances that stay when they are silent neither trip the brake nor keep it from being tripped.
+-- That of ARGV[4] was read before: what this Redis stood still since then counts against nobody.
 
 local channel, tier1, service = ARGV[1], ARGV[2] == '1', ARGV[3]
-local timeout, interval, hold = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local share, least = tonumber(ARGV[7]), tonumber(ARGV[8])
-local heartbeats, brake, evictions, unhealthy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local oldest, timeout, interval = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local hold, share, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local heartbeats, brake, evictions, persistent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local now = server_time()
-local marked = redis.call('SCARD', unhealthy)
 local evicted = tonumber(redis.call('GET', evictions) or 0)
-local total = redis.call('ZCARD', heartbeats) - marked + evicted
-local soon = text(now - timeout + interval)
-local silent = redis.call('ZCOUNT', heartbeats, '-inf', '(' .. soon) - marked + evicted
-local dead = redis.call('ZCOUNT', heartbeats, '-inf', '(' .. text(now - timeout)) - marked
+
+local function heard_before(moment)
+  local before = '(' .. text(moment)
+  return redis.call('ZCOUNT', heartbeats, '-inf', before)
+    - redis.call('ZCOUNT', persistent, '-inf', before)
+end
+
+local total = redis.call('ZCARD', heartbeats) - redis.call('ZCARD', persistent) + evicted
+-- Those who fell silent together did so within a beat of one another, not in the same moment, and
+-- the next look is an interval away.
+local window = math.max(interval, timeout / 4)
+local silent = heard_before(oldest + math.min(1.5 * window, timeout / 2)) + evicted
 local many = silent > evicted and silent >= least and silent > share * total
 
-local said = redis.call('HMGET', brake, 'state', 'until')
+local said = redis.call('HMGET', brake, 'state', 'until', 'fewer')
+if tier1 then redis.call('SISMEMBER', KEYS[5], service) end
+make_way(persistent)
+
+local kept = text(2 * interval + timeout)
 local state = 'open'
 if said[1] == 'holding' then
+  state = 'holding'
   if now >= tonumber(said[2] or 0) then
     redis.call('HSET', brake, 'state', 'released', 'by', 'time')
-    redis.call('PEXPIRE', brake, 2 * interval + timeout)
+    redis.call('PEXPIRE', brake, kept)
     state = 'timed out'
   elseif many then
-    state = 'holding'
-  else
-    redis.call('DEL', brake)
+    redis.call('HDEL', brake, 'fewer')
+    redis.call('HSET', brake, 'silent', silent, 'total', total)
+  elseif heard_before(oldest) <= 0 then
+    state = 'recovered'
+  elseif not said[3] then
+    redis.call('HSET', brake, 'fewer', text(now))  -- the rest has time to beat again, too
+  elseif now - tonumber(said[3]) >= timeout then
     state = 'recovered'
   end
+  if state == 'recovered' then redis.call('DEL', brake) end
 elseif said[1] == 'released' then
-  if dead <= 0 then redis.call('DEL', brake) end
+  if silent <= 0 then redis.call('DEL', brake) end
   state = 'released'
 elseif many then
   redis.call('HSET', brake, 'state', 'holding', 'since', text(now), 'until', text(now + hold),
     'silent', silent, 'total', total)
+  redis.call('PEXPIRE', brake, text(hold + 2 * interval + timeout))  -- also where nobody looks again
   state = 'tripped'
+end
+if state == 'tripped' or state == 'recovered' or state == 'timed out' then
+  tell(channel, ARGV[10], 'updated', now)
 end
 
 local result = {text(now), state, silent, total}
 local function changed(outcome, id) result[#result + 1] = {outcome, id} end
 
+local function take_out(instance, id, head)
+  redis.call('ZREM', heartbeats, id)
+  redis.call('ZREM', persistent, id)
+  redis.call('DEL', instance)
+  tell(channel, head, 'removed', now)
+end
+
 local function look(instance, id, head)
   local score = redis.call('ZSCORE', heartbeats, id)
-  local ephemeral = redis.pcall('HGET', instance, 'ephemeral')
-  if type(ephemeral) == 'table' and ephemeral.err then return changed('error ' .. ephemeral.err, id) end
-  if not score then
-    if redis.call('DEL', instance) == 1 then changed('orphan', id) end
+  local held = redis.pcall('HMGET', instance, 'ephemeral', 'healthy')
+  if held.err then return changed('error ' .. held.err, id) end
+  if not score or redis.call('EXISTS', instance) == 0 then
+    if score or redis.call('EXISTS', instance) == 1 then
+      take_out(instance, id, head)
+      changed('orphan', id)
+    end
     return
   end
-  if redis.call('EXISTS', instance) == 0 then
-    redis.call('ZREM', heartbeats, id)
-    redis.call('SREM', unhealthy, id)
-    tell(channel, head, 'removed', now)
-    return changed('orphan', id)
-  end
-  if state == 'holding' or state == 'tripped' or tonumber(score) >= now - timeout then return end
-  if ephemeral == 'false' then
-    if redis.call('SADD', unhealthy, id) == 1 then
+  if state == 'holding' or state == 'tripped' or tonumber(score) >= oldest then return end
+  if held[1] == 'false' then
+    if held[2] ~= 'false' then
       redis.call('HSET', instance, 'healthy', 'false')
       tell(channel, head, 'health_failure', now)
       changed('unhealthy', id)
     end
     return
   end
-  redis.call('ZREM', heartbeats, id)
-  redis.call('DEL', instance)
+  take_out(instance, id, head)
   if (state == 'open' or state == 'recovered') and redis.call('INCR', evictions) == 1 then
-    redis.call('PEXPIRE', evictions, interval)
+    redis.call('PEXPIRE', evictions, text(window))
   end
-  tell(channel, head, 'removed', now)
   changed('removed', id)
 end
 
-local first, at = tier1 and 6 or 5, 9
-for i = first, #KEYS do
+local at = 11
+for i = tier1 and 6 or 5, #KEYS do
   look(KEYS[i], ARGV[at], ARGV[at + 1])
   at = at + 2
 end
 if redis.call('EXISTS', heartbeats) == 0 then
-  redis.call('DEL', unhealthy, brake)
+  redis.call('DEL', persistent, brake)
   if tier1 then redis.call('SREM', KEYS[5], service) end
 end
 return result

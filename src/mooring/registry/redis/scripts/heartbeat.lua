@@ -1,18 +1,21 @@
 -- Signs of life of any number of instances of one service. It never makes a record: of one that is
 -- gone, or half gone, it says so, and the instance registers again.
 --
--- KEYS  1 heartbeats, 2 unhealthy, 3 services (only where ARGV[2] is 1), then each instance's hash
+-- KEYS  1 heartbeats, 2 persistent, 3 services (only where ARGV[2] is 1), then each instance's hash
 -- ARGV  1 channel, 2 whether tier 1 is at hand (1 or 0), 3 name of the service
 --       then for each instance: id, incarnation, when it registered, healthy, head of the message,
 --       how many of the following belong to it, names and values of fields. Without fields it is
 --       `heartbeat_only`, with them `metadata_update`.
--- Gives for each 'ok', 'gone', 'superseded', or the error that its record caused.
+-- Gives for each 'ok', 'gone', 'superseded', or the error that its record caused. Where Redis is
+-- out of memory, metadata is refused and the sign of life counts.
 
-local channel, tier1 = ARGV[1], ARGV[2] == '1'
-local heartbeats, unhealthy = KEYS[1], KEYS[2]
+local channel, tier1, service = ARGV[1], ARGV[2] == '1', ARGV[3]
+local heartbeats, persistent = KEYS[1], KEYS[2]
 local now = server_time()
+local results, beating = {}, {}
 
-local function one(instance, at)
+-- Metadata first: a write that Redis may refuse, before those that it may not.
+local function update(instance, at)
   local id, incarnation, registered, healthy, head = unpack(ARGV, at, at + 4)
   local last = at + 5 + tonumber(ARGV[at + 5])
   local held = redis.pcall(
@@ -23,25 +26,35 @@ local function one(instance, at)
     if is_later(held[2], held[1], registered, incarnation) then return 'superseded' end
     return 'gone'
   end
-  local then_ = beat(heartbeats, instance, id, now)
+  local problem, action = nil, nil
   if last > at + 5 then
-    write(instance, at + 6, last, false)
-    redis.call('HSET', instance, 'lastMetadataUpdate', text(now))
-    tell(channel, head, action_for(true, held[3], healthy), then_)
+    problem = write(instance, at + 6, last, false)
+    if not problem then
+      redis.call('HSET', instance, 'lastMetadataUpdate', text(now))
+      action = action_for(true, held[3], healthy)
+    end
+  elseif held[3] ~= healthy then
+    action = action_for(true, held[3], healthy)
   end
-  if held[4] == 'false' and redis.call('SREM', unhealthy, id) == 1 then
-    redis.call('HSET', instance, 'healthy', healthy)
-    if healthy == 'true' then tell(channel, head, 'health_recovery', then_) end
-  end
-  return 'ok'
+  beating[#beating + 1] = {instance, id, held[4], healthy, head, action}
+  return problem or 'ok'
 end
 
-local results, at = {}, 4
+local at = 4
 for i = tier1 and 4 or 3, #KEYS do
-  results[#results + 1] = one(KEYS[i], at)
+  results[#results + 1] = update(KEYS[i], at)
   at = at + 6 + tonumber(ARGV[at + 5])
 end
-if tier1 and redis.call('EXISTS', heartbeats) == 1 then
-  redis.call('SADD', KEYS[3], ARGV[3])
+
+make_way(persistent)
+for _, one in ipairs(beating) do
+  local instance, id, ephemeral, healthy, head, action = unpack(one, 1, 6)
+  local moment = beat(heartbeats, persistent, instance, id, ephemeral, now)
+  if action then
+    redis.call('HSET', instance, 'healthy', healthy)
+    tell(channel, head, action, moment)
+  end
 end
+-- Where tier 1 is something else, those who read it are told: the beats have been given.
+if tier1 and #beating > 0 then redis.pcall('SADD', KEYS[3], service) end
 return results

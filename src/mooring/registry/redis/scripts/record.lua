@@ -17,23 +17,33 @@ local function is_later(registered, incarnation, than, than_incarnation)
   return incarnation > than_incarnation
 end
 
--- A heartbeat: scores never move backwards, also where a new master's clock is behind.
-local function beat(heartbeats, instance, id, now)
+-- Let what follows be written though Redis is out of memory: it refuses the first write of a script
+-- only, if that could take room. For signs of life, which take none, and for what gives some back.
+local function make_way(sorted_set)
+  redis.call('ZREM', sorted_set, '')
+end
+
+-- A heartbeat: scores never move backwards, also where a new master's clock is behind. Instances
+-- that stay when they are silent stand in a sorted set of their own as well.
+local function beat(heartbeats, persistent, instance, id, ephemeral, now)
   local score = tonumber(redis.call('ZSCORE', heartbeats, id) or 0)
   if score > now then now = score end
   redis.call('HSET', instance, 'heartbeat', text(now))
   redis.call('ZADD', heartbeats, text(now), id)
+  if ephemeral == 'false' then redis.call('ZADD', persistent, text(now), id) end
   return now
 end
 
 -- Write ARGV[first..last] (names and values in turn) into a hash. Flattened metadata that is not
--- among them goes; with `whole`, so does every other field.
+-- among them goes; with `whole`, so does every other field. Gives an error, if there is one, from
+-- before anything was written.
 local function write(instance, first, last, whole)
   local keep = {}
   for i = first, last, 2 do keep[ARGV[i]] = true end
   local held = redis.call('HKEYS', instance)
   for i = first, last, 128 do
-    redis.call('HSET', instance, unpack(ARGV, i, math.min(i + 127, last)))
+    local done = redis.pcall('HSET', instance, unpack(ARGV, i, math.min(i + 127, last)))
+    if type(done) == 'table' and done.err then return done.err end
   end
   for _, name in ipairs(held) do
     if not keep[name] and (whole or string.sub(name, 1, 9) == 'metadata_') then

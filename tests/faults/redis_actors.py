@@ -1,0 +1,244 @@
+"""Who meets in a Redis registry, driven step by step: processes, operators, sweepers, onlookers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+
+from mooring.errors import Removed, Superseded
+from mooring.heartbeat import parse
+from mooring.heartbeat.settings import CleanupSettings, RegistrySettings
+from mooring.hub import Hub
+from mooring.model import JSON, Instance, Status, new_incarnation
+from mooring.registry.redis.changes import Changes
+from mooring.registry.redis.cleanup import Sweeper
+from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.enrolment import RedisEnrolment
+from mooring.registry.redis.fields import flattened, from_pairs
+from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.reading import Reader
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.service import LiveService, message_head
+from mooring.registry.redis.settings import Settings
+from mooring.testing.redis import RedisCluster, RedisServer
+
+NO_BRAKE = CleanupSettings(interval=0.02, global_timeout=0.04, brake_least=1_000_000)
+
+
+def quick(
+    *,
+    beat: float = 0.3,
+    interval: float = 0.5,
+    timeout: float = 2.0,
+    release: float = 600.0,
+    **redis: object,
+) -> RegistrySettings:
+    """Settings under which all happens within seconds."""
+    return parse(
+        {
+            "registry": {
+                "heartbeat": {"heartbeat-interval": beat, "metadata-interval": 60},
+                "metrics": {"enabled-metrics": []},
+                "cleanup": {
+                    "interval": interval,
+                    "global-timeout": timeout,
+                    "brake-release": release,
+                },
+                "redis": redis,
+            }
+        }
+    )
+
+
+def namespaced(url: str) -> str:
+    """The same place with a namespace of its own."""
+    return f"{url}?namespace={uuid.uuid4().hex}"
+
+
+def registry_of(hub: Hub) -> RedisRegistry:
+    assert isinstance(hub.registry, RedisRegistry)
+    return hub.registry
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    hub: Hub, count: int, *, service: str = "echo", first: int = 1, **fields: Any
+) -> AsyncIterator[list[Any]]:
+    """So many registered instances."""
+    made = [
+        hub.register(Instance(service, "10.0.0.1", port, **fields))
+        for port in range(first, first + count)
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for registration in made:
+            stack.push_async_callback(registration.aclose)
+        await asyncio.gather(*(registration.__aenter__() for registration in made))
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def sweeping(hub: Hub, sweepers: int = 1) -> AsyncIterator[None]:
+    """While so many run."""
+    running = [asyncio.ensure_future(registry_of(hub).sweeper().run()) for _ in range(sweepers)]
+    try:
+        yield
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert all(task.cancelled() for task in running)
+
+
+async def crash(registrations: Iterable[Any]) -> None:
+    """No further sign of life of these, and no farewell."""
+    for registration in registrations:
+        await registration._tasks.aclose()
+        registration._enrolment._service.leave(registration._enrolment)
+        registration._closed = True
+
+
+class World:
+    """One service as several processes see it, each over a connection of its own."""
+
+    def __init__(self, where: RedisServer | RedisCluster, *, cleanup: CleanupSettings = NO_BRAKE):
+        cluster = isinstance(where, RedisCluster)
+        members = where.members if isinstance(where, RedisCluster) else [where]
+        self._settings = Settings(
+            tuple(member.address for member in members), "cluster" if cluster else "single"
+        )
+        self.keys = Keys("registry", namespace=uuid.uuid4().hex, cluster=cluster)
+        self.cleanup = cleanup
+        self.service = "echo"
+        self._open: list[Connection] = []
+
+    async def __aenter__(self) -> World:
+        self.connection = self.connect()
+        self.several = [self.connect() for _ in range(4)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._open:
+            await connection.aclose()
+
+    def connect(self) -> Connection:
+        connection = Connection(self._settings, url="redis://test")
+        self._open.append(connection)
+        return connection
+
+    def live(self, connection: Connection | None = None) -> LiveService:
+        connection = connection or self.connection
+        changes = Changes(connection, self.keys)
+        timeout = self.cleanup.global_timeout
+        return LiveService(connection, self.keys, changes, self.service, timeout=timeout)
+
+    def process(self, id: str, connection: Connection | None = None, **fields: Any) -> Process:
+        return Process(self, id, self.live(connection), **fields)
+
+    def sweeper(self, connection: Connection | None = None) -> Sweeper:
+        connection = connection or self.connection
+        return Sweeper(connection, self.keys, Reader(connection, self.keys), self.cleanup)
+
+    async def remove(self, id: str, connection: Connection | None = None) -> bool:
+        """As an operator."""
+        head = message_head(self.service, id)
+        return await self.live(connection).deregister(id, "", head=head)
+
+    async def call(self, *command: str | bytes | int | float) -> Any:
+        return await self.connection.call(*command, what="the test", writes=True)
+
+    async def record(self, id: str) -> dict[str, str]:
+        """The hash of an instance."""
+        told = await self.call("HGETALL", self.keys.of(self.service).instance(id))
+        return from_pairs(told if isinstance(told, list) else [x for p in told.items() for x in p])
+
+    async def scores(self) -> dict[str, float]:
+        return await Reader(self.connection, self.keys).scores(self.keys.of(self.service))
+
+    async def hashes(self) -> set[str]:
+        """The ids that have a hash."""
+        base = f"{self.keys.of(self.service).base}:instance:"
+        pattern = base.replace("{", "\\{").replace("}", "\\}") + "*"
+        return {key.removeprefix(base) for key in await self.connection.scan(pattern)}
+
+    async def check(self, *, tier1: bool = True) -> None:
+        """What must hold whenever nobody is in the middle of something."""
+        listed, found = (await self.scores()).keys(), await self.hashes()
+        assert listed == found, "ZSet and hashes differ"
+        for id in found:
+            record = await self.record(id)
+            for name in ("incarnation", "host", "port", "heartbeat", "registrationTime", "healthy"):
+                assert record.get(name), f"{id} has no {name}: {record}"
+            flat = flattened(json.loads(record["metadataJson"]))
+            flat |= flattened(json.loads(record["metricsJson"]))
+            left = {name for name in record if name.startswith("metadata_")}
+            assert left == flat.keys(), "fields of dropped metadata are left"
+        if tier1:
+            services = await self.call("SMEMBERS", self.keys.services)
+            assert [*services] == ([self.service.encode()] if listed else []), "tier 1 is wrong"
+
+
+class Process:
+    """One start of a process: it registers, beats, repairs what a beat finds wrong, and leaves."""
+
+    def __init__(self, world: World, id: str, live: LiveService, **fields: Any) -> None:
+        self.world, self.id = world, id
+        self.instance = Instance(
+            world.service, "10.0.0.1", 1, id=id, incarnation=new_incarnation(), **fields
+        )
+        self.enrolment = RedisEnrolment(live, self.instance, most=65536, leave=_nothing)
+        self.state = "new"
+
+    @property
+    def registered(self) -> int:
+        """When it registered, as the server said."""
+        return int(self.enrolment._registered or 0)
+
+    @property
+    def age(self) -> tuple[int, str]:
+        """What decides which one of two is the later."""
+        return self.registered, self.incarnation
+
+    @property
+    def incarnation(self) -> str:
+        return self.instance.incarnation
+
+    def telling(self, metrics: dict[str, JSON], *, healthy: bool = True) -> Instance:
+        status = Status(healthy=healthy, metrics=metrics)
+        return msgspec.structs.replace(self.instance, status=status)
+
+    async def step(self, *, update: bool = False, metrics: dict[str, JSON] | None = None) -> str:
+        """Do what a registration would do next; the state after it."""
+        if self.state in ("superseded", "removed", "left"):
+            return self.state
+        instance = self.telling(metrics or {})
+        try:
+            if self.state == "new" or self.enrolment.disturbed:
+                fresh, self.state = self.state == "new", "registered"
+                await self.enrolment.put(instance, fresh=fresh)
+            else:
+                await self.enrolment.beat(instance, update=update)
+        except Superseded:
+            self.state = "superseded"
+        except Removed:
+            self.state = "removed"
+        return self.state
+
+    async def settle(self) -> str:
+        """Step until nothing is left to repair."""
+        for _ in range(3):
+            await self.step()
+        return self.state
+
+    async def leave(self) -> None:
+        if self.state not in ("superseded", "removed", "left"):
+            self.state = "left"
+            await self.enrolment.withdraw()
+
+
+async def _nothing() -> None: ...

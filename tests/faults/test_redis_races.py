@@ -1,0 +1,341 @@
+"""Who comes first does not matter: heartbeats, registrations, deregistrations and cleanup at once,
+in every order that a real Redis can see them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from mooring.errors import Removed
+from mooring.model import JSON
+from mooring.registry.redis.beats import send
+from mooring.registry.redis.cleanup import Swept
+from mooring.registry.redis.connection import Connection
+from mooring.testing.redis import RedisCluster, RedisServer
+from tests.faults.redis_actors import NO_BRAKE, Process, World
+
+PATIENT = type(NO_BRAKE)(brake_least=1_000_000)
+
+
+@pytest.fixture(params=["6.2", "7.0", "valkey-9"])
+async def world(
+    request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]
+) -> AsyncIterator[World]:
+    async with World(redis(request.param), cleanup=PATIENT) as made:
+        yield made
+
+
+async def expire(world: World, id: str) -> None:
+    """Nothing was heard of it for an hour."""
+    keys = world.keys.of(world.service)
+    await world.call("ZADD", keys.heartbeats, int(time.time() * 1000) - 3_600_000, id)
+
+
+async def test_a_beat_of_one_that_was_cleaned_up_makes_nothing(world: World):
+    one = world.process("a")
+    await one.step()
+    await expire(world, "a")
+    assert (await world.sweeper().sweep()).removed == [("echo", "a")]
+    for update in (False, True):
+        await one.enrolment.beat(one.telling({}), update=update)
+        assert one.enrolment.disturbed
+        await world.check()
+        assert await world.hashes() == set()
+    assert await one.step() == "registered"
+    await world.check()
+    assert await world.hashes() == {"a"}
+
+
+async def test_a_registration_that_arrives_after_its_own_withdrawal_is_refused(world: World):
+    """Sent before and carried out after: two connections, and Redis takes the later one first."""
+    one = world.process("a")
+    await one.step()
+    await one.leave()
+    for fresh in (False, True):
+        with pytest.raises(Removed):
+            await one.enrolment.put(one.instance, fresh=fresh)
+    assert await world.hashes() == set()
+    await world.check()
+
+
+async def test_the_same_instance_may_register_again_after_it_left(world: World):
+    one = world.process("a")
+    await one.step()
+    await one.leave()
+    again = world.process("a")
+    again.enrolment._incarnation = one.incarnation
+    again.instance = one.instance
+    assert await again.step() == "registered"
+    assert (await world.record("a"))["incarnation"] == one.incarnation
+
+
+async def test_a_first_registration_that_is_repeated_brings_back_nothing(world: World):
+    """The reply to the first was lost, and an operator was faster than the repeat."""
+    one = world.process("a")
+    await one.enrolment.put(one.instance, fresh=True)
+    assert await world.remove("a")
+    with pytest.raises(Removed):
+        await one.enrolment.put(one.instance, fresh=True)
+    assert await world.hashes() == set()
+
+
+async def test_a_withdrawal_whose_registration_was_never_answered_takes_it_out(world: World):
+    one = world.process("a")
+    await one.enrolment.put(one.instance, fresh=True)
+    one.enrolment._registered, one.enrolment._last = "", None  # as if the reply had been lost
+    await one.enrolment.withdraw()
+    assert await world.hashes() == set()
+    await world.check()
+
+
+async def test_what_an_operator_took_out_stays_out_though_half_of_it_was_lost(world: World):
+    one = world.process("a")
+    await one.step()
+    await world.call("DEL", world.keys.of("echo").instance("a"))
+    assert await world.remove("a")
+    assert await one.settle() == "removed"
+    await world.check()
+    other = world.process("a")
+    assert await other.settle() == "registered"
+    await world.call("DEL", world.keys.of("echo").instance("a"))
+    assert await other.settle() == "registered"
+
+
+async def test_an_older_one_steps_in_where_the_successor_died(world: World):
+    """Only one that lives is a successor."""
+    older, newer = world.process("a"), world.process("a")
+    await older.step()
+    await newer.step()
+    await expire(world, "a")
+    assert await older.settle() == "registered"
+    assert (await world.record("a"))["incarnation"] == older.incarnation
+    assert await newer.settle() == "registered"  # it lives after all, and is the newer one
+    assert await older.settle() == "superseded"
+
+
+async def test_of_two_that_start_in_the_same_moment_one_counts(world: World):
+    for _ in range(30):
+        both = [world.process("a", world.connection) for _ in range(2)]
+        await asyncio.gather(*(one.step() for one in both))
+        for one in both:
+            await one.settle()
+        for one in both:
+            await one.settle()
+        older, newer = sorted(both, key=lambda one: one.registered)
+        assert (older.state, newer.state) == ("superseded", "registered")
+        assert (await world.record("a"))["incarnation"] == newer.incarnation
+
+
+async def test_a_clock_that_is_behind_moves_no_score(world: World):
+    """As after a failover to a master whose clock is an hour behind."""
+    one = world.process("a")
+    await one.step()
+    ahead = int(time.time() * 1000) + 3_600_000
+    await world.call("ZADD", world.keys.of("echo").heartbeats, ahead, "a")
+    await one.step()
+    await one.step(update=True)
+    assert await world.scores() == {"a": ahead}
+    assert (await world.record("a"))["heartbeat"] == str(ahead)
+    one.enrolment.disturbed = True
+    await one.step()
+    assert await world.scores() == {"a": ahead}
+    assert not (await world.sweeper().sweep()).removed
+
+
+async def test_fields_of_dropped_metadata_go(world: World):
+    one = world.process("a", metadata={"team": "x"})
+    await one.step(metrics={"memory": {"used": 1, "free": 2}})
+    await one.step(update=True, metrics={"memory": {"used": 3}})
+    record = await world.record("a")
+    assert record["metadata_memory_used"] == "3"
+    assert record["metadata_team"] == "x"
+    assert "metadata_memory_free" not in record
+
+
+async def test_a_bad_record_costs_its_neighbours_nothing(world: World):
+    processes = [world.process(id) for id in "abcd"]
+    for one in processes:
+        await one.step()
+    keys = world.keys.of("echo")
+    await world.call("DEL", keys.instance("b"))
+    await world.call("SET", keys.instance("b"), "junk")
+    await world.call("DEL", keys.instance("c"))
+    for fields in ({}, {"metadataJson": "{}", "metricsJson": "{}", "metadata_x": "1"}):
+        before = await world.scores()
+        await asyncio.sleep(0.002)
+        beats = [one.enrolment._as_beat(one.instance, dict(fields)) for one in processes]
+        results = await send(world.connection, world.keys, keys, beats)
+        assert results[0] == results[3] == "ok"
+        assert "WRONGTYPE" in results[1]
+        assert results[2] == "gone"
+        after = await world.scores()
+        assert {id for id in after if after[id] > before[id]} == {"a", "d"}
+
+
+async def test_a_foreign_member_of_the_heartbeats_is_cleared_away(world: World):
+    """Also one that is no text, and a name in the list of services that can be none."""
+    one = world.process("a")
+    await one.step()
+    keys = world.keys.of("echo")
+    await world.call("ZADD", keys.heartbeats, 1, b"\xff\xfe")
+    await world.call("ZADD", keys.heartbeats, 1, "ghost")
+    await world.call("SADD", world.keys.services, b"no name {}", b"\xff")
+    swept = await world.sweeper().sweep()
+    assert len(swept.orphans) == 2
+    assert [*await world.scores()] == ["a"]
+    assert any("no name" in problem for problem in swept.problems)
+    assert await world.sweeper().brakes() == {}
+
+
+async def test_both_halves_of_a_record_are_cleared_away_on_a_cluster(redis_cluster: RedisCluster):
+    async with World(redis_cluster, cleanup=PATIENT) as world:
+        await world.process("a").step()
+        keys = world.keys.of("echo")
+        await world.call("ZADD", keys.heartbeats, 1, "ghost")
+        await world.call("HSET", keys.instance("zombie"), "host", "h")
+        swept = await world.sweeper().sweep()
+        assert {id for _, id in swept.orphans} == {"ghost", "zombie"}
+        await world.check()
+
+
+class Round:
+    """A few processes, some with the same id, an operator and sweepers, all at once."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.random = world, random.Random(seed)
+        self.processes: list[Process] = []
+        self.seen: dict[str, float] = {}
+        """The last score of each."""
+        self.over = False
+
+    async def run(self) -> None:
+        lives = [self.live(self.random.choice("aab")) for _ in range(self.random.randint(2, 5))]
+        others = [self.operate, self.sweep, self.sweep, self.batch]
+        chosen = self.random.sample(others, self.random.randint(1, len(others)))
+        looking = asyncio.ensure_future(self.look())
+        await asyncio.gather(*lives, *(other() for other in chosen))
+        self.over = True
+        await looking
+        await self.check()
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.003)))
+
+    async def live(self, id: str) -> None:
+        await self.pause()
+        one = self.world.process(id, self.random.choice(self.connections))
+        self.processes.append(one)
+        for _ in range(self.random.randint(1, 8)):
+            metrics: dict[str, JSON] = {f"m{self.random.randint(0, 2)}": self.random.random()}
+            await one.step(update=self.random.random() < 0.5, metrics=metrics)
+            await self.pause()
+        if self.random.random() < 0.4:
+            # What was sent may be carried out after what is sent now.
+            late = asyncio.ensure_future(self.again(one)) if self.random.random() < 0.5 else None
+            await self.pause()
+            await one.leave()
+            if late is not None:
+                await late
+
+    async def again(self, one: Process) -> None:
+        """A repair that is under way while its process leaves."""
+        if one.state == "registered":
+            try:
+                await one.enrolment.put(one.instance, fresh=False)
+            except Exception:  # noqa: BLE001 - whatever it is told, it is told to nobody
+                return
+
+    async def operate(self) -> None:
+        for _ in range(self.random.randint(1, 3)):
+            await self.pause()
+            await self.world.remove(self.random.choice("ab"), self.random.choice(self.connections))
+
+    async def sweep(self) -> None:
+        sweeper = self.world.sweeper(self.random.choice(self.connections))
+        for _ in range(self.random.randint(1, 4)):
+            overdue = self.random.random() < 0.5
+            oldest = int(time.time() * 1000) + (60_000 if overdue else -60_000)
+            await sweeper._call(self.world.keys.of("echo"), ["a", "b"], Swept(), oldest)
+            await self.pause()
+
+    async def batch(self) -> None:
+        """Many beats in one call."""
+        for _ in range(self.random.randint(1, 4)):
+            beats = [one.enrolment._as_beat(one.instance) for one in self.processes]
+            if beats:
+                keys = self.world.keys.of("echo")
+                await send(self.world.connection, self.world.keys, keys, beats)
+            await self.pause()
+
+    async def look(self) -> None:
+        """No score moves backwards."""
+        while not self.over:
+            for id, score in (await self.world.scores()).items():
+                assert score >= self.seen.get(id, 0)
+                self.seen[id] = score
+            await asyncio.sleep(0.001)
+
+    @property
+    def connections(self) -> list[Connection]:
+        return self.world.several
+
+    async def check(self) -> None:
+        world = self.world
+        await world.check(tier1=not world.keys.cluster)
+        keys = world.keys.of("echo")
+        removed = {m.decode() for m in await world.call("ZRANGE", keys.removed, 0, -1)}
+        for id in await world.hashes():
+            assert f"{id} {(await world.record(id))['incarnation']}" not in removed
+        for one in self.processes * 2:
+            await one.settle()
+        await world.check(tier1=not world.keys.cluster)
+        gone = {one.incarnation for one in self.processes if one.state in ("left", "removed")}
+        for id in "ab":
+            mine = [one for one in self.processes if one.id == id]
+            alive = [one for one in mine if one.state == "registered"]
+            record = await world.record(id)
+            assert len(alive) <= 1, f"{id}: {[(o.state, o.registered) for o in mine]}"
+            assert record.get("incarnation") == (alive[0].incarnation if alive else None)
+            assert record.get("incarnation") not in gone
+            for older in mine:
+                if older.state == "superseded":
+                    assert any(one.age > older.age for one in mine)
+
+
+async def rounds(where: RedisServer | RedisCluster, seeds: range) -> None:
+    async with World(where, cleanup=PATIENT) as world:
+        for seed in seeds:
+            round = Round(world, seed)
+            try:
+                await round.run()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            if world.keys.cluster:  # there tier 1 is right in the end
+                await world.sweeper().sweep(orphans=False)
+                await world.check()
+            for one in round.processes:
+                await one.leave()
+            assert await world.hashes() == set(), f"seed {seed}"
+            await world.call("DEL", world.keys.of("echo").removed)
+
+
+@pytest.mark.parametrize("series", ["6.2", "7.0", "valkey-9"])
+async def test_nothing_is_half_done_in_any_order(redis: Callable[[str], RedisServer], series: str):
+    await rounds(redis(series), range(80))
+
+
+async def test_nothing_is_half_done_in_any_order_on_a_cluster(redis_cluster: RedisCluster):
+    await rounds(redis_cluster, range(1000, 1040))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_thousands_of_orders(redis: Callable[[str], RedisServer], soak_seconds: float):
+    end, seed = time.monotonic() + soak_seconds, random.randrange(1 << 30)
+    while time.monotonic() < end:
+        await rounds(redis("7.0"), range(seed, seed + 100))
+        seed += 100

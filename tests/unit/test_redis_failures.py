@@ -1,0 +1,81 @@
+"""What Redis says of itself is understood, from each version, within a script and without."""
+
+from __future__ import annotations
+
+import pytest
+from redis import exceptions as redis
+
+from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
+from mooring.registry.redis.failures import code_of, judge, kind_of, refused, translate
+
+IN_62 = "Error running script (call to f_2248ea7f): @user_script:1: "
+IN_70 = " script: 2248ea7f, on @user_script:1."
+IN_90 = " script: on @user_script:1."
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "verdict"),
+    [
+        (f"{IN_62}WRONGTYPE Operation against a key", "WRONGTYPE", "final"),
+        (f"WRONGTYPE Operation against a key{IN_70}", "WRONGTYPE", "final"),
+        (f"{IN_62}@user_script: 1: -OOM command not allowed", "OOM", "final"),
+        ("@user_script: 1: -OOM command not allowed\r\n", "OOM", "final"),
+        (f"{IN_62}@user_script: 1: -NOREPLICAS Not enough", "NOREPLICAS", "elsewhere"),
+        (f"NOREPLICAS Not enough good replicas to write.{IN_90}", "NOREPLICAS", "elsewhere"),
+        (f"{IN_62}@user_script: 1: -READONLY You can't write", "READONLY", "elsewhere"),
+        (f"{IN_62}@user_script: 1: -MISCONF Redis is configured", "MISCONF", "again"),
+        ("BUSY Redis is busy running a script.", "BUSY", "again"),
+        ("UNKILLABLE Sorry the script already executed", "UNKILLABLE", "elsewhere"),
+        (f"{IN_62}@user_script: 1: The user executing the script can't run", "NOPERM", "final"),
+        (f"The user executing the script can't run this command{IN_70}", "NOPERM", "final"),
+        (f"ACL failure in script: User u has no permissions to run{IN_90}", "NOPERM", "final"),
+        ("unknown command 'X'", "", "final"),
+    ],
+)
+def test_an_answer_is_understood_wherever_it_was_given(text: str, code: str, verdict: str):
+    error = redis.ResponseError(text)
+    assert code_of(error) == code
+    assert judge(error) == verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (redis.OutOfMemoryError("command not allowed"), OutOfSpace),
+        (redis.ResponseError(f"{IN_62}@user_script: 1: -OOM command not allowed"), OutOfSpace),
+        (
+            redis.ResponseError(f"{IN_62}@user_script: 1: The user executing the script can't"),
+            AccessDenied,
+        ),
+        (redis.AuthenticationError("invalid username-password pair"), AccessDenied),
+        (redis.NoPermissionError("this user has no permissions"), AccessDenied),
+        (redis.ConnectionError("Connection closed by server."), OutcomeUnknown),
+        (redis.TimeoutError("no answer within 3 s"), OutcomeUnknown),
+        (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1."), Unavailable),
+        (redis.BusyLoadingError("Redis is loading the dataset in memory"), Unavailable),
+        (redis.ReadOnlyError("You can't write against a read only replica."), Unavailable),
+        (redis.ResponseError("NOREPLICAS Not enough good replicas to write."), Unavailable),
+        (redis.MasterDownError("Link with MASTER is down"), Unavailable),
+        (redis.ResponseError("something else"), StoreError),
+    ],
+)
+def test_an_error_becomes_one_of_ours(error: Exception, kind: type[StoreError]):
+    said = translate(error, what="heartbeat of echo", where="here:1", writes=True)
+    assert type(said) is kind
+    assert "heartbeat of echo" in str(said)
+    assert "user_script" not in str(said)
+
+
+def test_a_wrong_key_is_named():
+    said = refused(
+        "WRONGTYPE Operation", what="heartbeat of echo a", key="p:services:echo:instance:a"
+    )
+    assert "p:services:echo:instance:a should be a hash" in str(said)
+    assert "delete it" in str(said)
+
+
+def test_the_kind_of_a_key_is_known_by_its_name():
+    kinds = {name: kind_of(f"p:services:echo:{name}") for name in ("heartbeats", "config", "brake")}
+    assert kinds == {"heartbeats": "zset", "config": "hash", "brake": "hash"}
+    assert kind_of("p:services") == "set"
+    assert kind_of("p:services:echo:instance:services") == "hash"
