@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from types import TracebackType
@@ -22,7 +22,7 @@ from mooring.discovery.copies import Copies
 from mooring.discovery.resilience import Resilience, RetryBudget
 from mooring.discovery.rotation import Explanation, Rotation, Wanted
 from mooring.errors import NoInstance, Unavailable
-from mooring.mirror import Feed, Mirror, Update
+from mooring.mirror import Change, Feed, Mirror, Update
 from mooring.model import Instance
 from mooring.tasks import Tasks
 
@@ -87,6 +87,8 @@ class View:
         self._from_disk = self._kept = self._entered = False
         self._changed, self._unsaved = asyncio.Event(), asyncio.Event()
         self._tasks = Tasks()
+        self._count_shown = telemetry.VIEW_INSTANCES.labels(service)
+        self._stale_shown = telemetry.VIEW_STALE.labels(service)
 
     @property
     def seen(self) -> Seen:
@@ -214,15 +216,15 @@ class View:
             self._kept = self._from_disk = False
             for id in [seat.instance.id for seat in self.rotation if seat.instance.id not in there]:
                 self.rotation.remove(id)
-        changes = list(update.changes)
-        if not self._entered:
-            random.shuffle(changes)  # callers that start together must not march in step
+        changes: Sequence[Change[str, Instance]] = update.changes
+        if not self._entered:  # callers that start together must not march in step
+            changes = random.sample(changes, len(changes))
         for change in changes:
             if change.after is None:
                 self.rotation.remove(change.key)
             else:
                 self.rotation.put(change.after, moment, first=not self._entered)
-        telemetry.VIEW_INSTANCES.labels(self.service).set(len(self.rotation))
+        self._count_shown.set(len(self.rotation))
         self._changed.set()
         self._unsaved.set()
 
@@ -230,7 +232,7 @@ class View:
         """Let time pass for those who were ejected or are new."""
         while True:
             pause = self.rotation.tick(time.monotonic())
-            telemetry.VIEW_STALE.labels(self.service).set(self.stale)
+            self._stale_shown.set(self.stale)
             await asyncio.sleep(1.0 if pause is None else pause)
 
     async def _save(self, copies: Copies) -> None:
