@@ -731,7 +731,8 @@ class TestTheStore:
             assert done.returncode == 1
             assert done.stderr == (
                 "mooring: no store answers at 127.0.0.1:1: start `mooring serve`, or name a store "
-                "with --store URL or MOORING_STORE\n"
+                "with --store URL or MOORING_STORE, or a registry with --registry URL or "
+                "MOORING_REGISTRY\n"
             )
 
     def test_the_doctor_looks_at_the_local_server_where_none_is_named(self):
@@ -767,17 +768,13 @@ class TestTheStore:
         assert "no layout 'nonsense'" in refused(done)
 
 
-def test_every_command_takes_a_store_a_layout_and_json():
+def test_every_command_of_the_registry_takes_a_store_a_registry_a_layout_and_json():
     nouns = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    commands = {
-        name: command
-        for name, command in nouns.items()
-        if name not in ("serve", "store", "doctor", "version", "config", "info")
-    }
+    alone = ("register", "groups", "services", "instances", "watch", "resolve", "wait", "explain")
+    commands = {name: nouns[name] for name in (*alone, "deregister")}
     for noun in ("config", "info"):
         commands |= {f"{noun} {name}": each for name, each in nouns[noun].commands.items()}
-    assert len(commands) >= 13
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {"--store", "--layout", "--json"} <= options, name
+        assert {"--store", "--registry", "--layout", "--json"} <= options, name
         assert command.help, name

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from mooring.cli import (
+    cleanup,
     config,
     doctor,
     elect,
@@ -55,6 +56,8 @@ app.command(rich_help_panel=_LOCK)(locks.locks)
 app.command(rich_help_panel=_OPERATE)(instances.deregister)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
 app.add_typer(info.app, name="info", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_OPERATE)(cleanup.cleanup)
+app.add_typer(cleanup.app, name="brake", rich_help_panel=_OPERATE)
 
 app.command(rich_help_panel=_STORE)(serve.serve)
 app.add_typer(store.app, name="store", rich_help_panel=_STORE)

@@ -12,6 +12,7 @@ from mooring.cli.options import (
     InstanceOption,
     JSONOption,
     LayoutOption,
+    RegistryOption,
     ServiceArgument,
     StoreOption,
     pairs,
@@ -34,11 +35,12 @@ def get(
     key: Annotated[str, typer.Argument(metavar="KEY", help="print only its value")] = "",
     instance: InstanceOption = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Print what was set. Exits with 1 if KEY was not."""
-    fields = run_command(_get(service, instance, store, layout))
+    fields = run_command(_get(service, instance, store, registry, layout))
     if not key:
         _show(fields, as_json)
     elif key not in fields:
@@ -49,8 +51,8 @@ def get(
         typer.echo(printable(words(fields[key])))
 
 
-async def _get(service: str, instance: str, store: str, layout: str) -> Fields:
-    async with reach(store, layout) as hub:
+async def _get(service: str, instance: str, store: str, registry: str, layout: str) -> Fields:
+    async with reach(store, layout, registry=registry) as hub:
         fields = await hub.registry.config(service, instance)
         if not fields:
             await must_be_known(hub, service)
@@ -65,6 +67,7 @@ def set_values(
     ],
     instance: InstanceOption = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -75,7 +78,7 @@ def set_values(
     A KEY that begins with a dash goes after --.
     """
     new = {name: _typed(text) for name, text in pairs("KEY=VALUE", values).items()}
-    _show(run_command(_configure(service, instance, new, (), store, layout)), as_json)
+    _show(run_command(_configure(service, instance, new, (), store, registry, layout)), as_json)
 
 
 @app.command()
@@ -84,17 +87,27 @@ def unset(
     keys: Annotated[list[str], typer.Argument(metavar="KEY")],
     instance: InstanceOption = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Take values back, and print what is still set."""
-    _show(run_command(_configure(service, instance, {}, tuple(keys), store, layout)), as_json)
+    _show(
+        run_command(_configure(service, instance, {}, tuple(keys), store, registry, layout)),
+        as_json,
+    )
 
 
 async def _configure(
-    service: str, instance: str, new: Fields, gone: tuple[str, ...], store: str, layout: str
+    service: str,
+    instance: str,
+    new: Fields,
+    gone: tuple[str, ...],
+    store: str,
+    registry: str,
+    layout: str,
 ) -> Fields:
-    async with reach(store, layout) as hub:
+    async with reach(store, layout, registry=registry) as hub:
         before = await hub.registry.config(service, instance) if gone else {}
         fields = await hub.registry.configure(service, instance, set=new, unset=gone)
         for name in gone:

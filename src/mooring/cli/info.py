@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.options import JSONOption, LayoutOption, StoreOption, pairs
+from mooring.cli.options import JSONOption, LayoutOption, RegistryOption, StoreOption, pairs
 from mooring.cli.printing import show, show_json
 from mooring.cli.reaching import meant, must_be_known, reach, run_command
 from mooring.errors import RegistryError
@@ -27,17 +27,18 @@ def get(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")] = "",
     group: GroupOption = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Print a description."""
     if bool(service) == bool(group):
         raise typer.BadParameter("name one of SERVICE and --group", param_hint="SERVICE")
-    _show(run_command(_get(service, group, store, layout)), as_json)
+    _show(run_command(_get(service, group, store, registry, layout)), as_json)
 
 
-async def _get(service: str, group: str, store: str, layout: str) -> Group | Service:
-    async with reach(store, layout) as hub:
+async def _get(service: str, group: str, store: str, registry: str, layout: str) -> Group | Service:
+    async with reach(store, layout, registry=registry) as hub:
         found = await hub.registry.info(service=service, group=group)
         if service:
             await must_be_known(hub, service)
@@ -63,6 +64,7 @@ def set_fields(
     ] = None,
     group: GroupOption = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -75,13 +77,13 @@ def set_fields(
     if not told:
         raise typer.BadParameter("give at least one", param_hint="FIELD=TEXT")
     new = pairs("FIELD=TEXT", told)
-    _show(run_command(_set(service, group, new, store, layout)), as_json)
+    _show(run_command(_set(service, group, new, store, registry, layout)), as_json)
 
 
 async def _set(
-    service: str, group: str, new: dict[str, str], store: str, layout: str
+    service: str, group: str, new: dict[str, str], store: str, registry: str, layout: str
 ) -> Group | Service:
-    async with reach(store, layout) as hub:
+    async with reach(store, layout, registry=registry) as hub:
         return await hub.registry.describe(service=service, group=group, set=new)
 
 

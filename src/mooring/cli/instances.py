@@ -8,7 +8,13 @@ import typer
 from rich.text import Text
 
 from mooring import durations
-from mooring.cli.options import JSONOption, LayoutOption, ServiceArgument, StoreOption
+from mooring.cli.options import (
+    JSONOption,
+    LayoutOption,
+    RegistryOption,
+    ServiceArgument,
+    StoreOption,
+)
 from mooring.cli.printing import Columns, number, show, show_json, yes_no
 from mooring.cli.reaching import listed, meant, reach, run_command
 from mooring.cli.telling import note
@@ -22,15 +28,16 @@ _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
 def instances(
     service: ServiceArgument,
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """List the instances of a service."""
-    run_command(_instances(service, store, layout, as_json))
+    run_command(_instances(service, store, registry, layout, as_json))
 
 
-async def _instances(service: str, store: str, layout: str, as_json: bool) -> None:
-    async with reach(store, layout) as hub:
+async def _instances(service: str, store: str, registry: str, layout: str, as_json: bool) -> None:
+    async with reach(store, layout, registry=registry) as hub:
         found = await listed(hub, service)
     if not found:
         note(f"{service} has no instances at present")
@@ -41,15 +48,18 @@ def deregister(
     service: ServiceArgument,
     id: Annotated[str, typer.Argument(metavar="ID", help="as `mooring instances` shows it")],
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Take an instance out until its process starts anew."""
-    run_command(_deregister(service, id, store, layout, as_json))
+    run_command(_deregister(service, id, store, registry, layout, as_json))
 
 
-async def _deregister(service: str, id: str, store: str, layout: str, as_json: bool) -> None:
-    async with reach(store, layout) as hub:
+async def _deregister(
+    service: str, id: str, store: str, registry: str, layout: str, as_json: bool
+) -> None:
+    async with reach(store, layout, registry=registry) as hub:
         if not await hub.registry.deregister(service, id):
             there = [instance.id for instance in await listed(hub, service)]
             raise RegistryError(f"{service} has no instance {id!r}{meant(id, there)}")
@@ -72,6 +82,7 @@ def record(instance: Instance) -> dict[str, JSON]:
         "zone": instance.zone,
         "weight": number(instance.weight),
         "enabled": instance.enabled,
+        "ephemeral": instance.ephemeral,
         "state": status.state,
         "healthy": status.healthy,
         "registeredAt": _time(status.registered_at),

@@ -19,6 +19,15 @@ StoreOption = Annotated[
         help="where the registry is; default: the local `mooring serve`",
     ),
 ]
+RegistryOption = Annotated[
+    str,
+    typer.Option(
+        "--registry",
+        envvar="MOORING_REGISTRY",
+        metavar="URL",
+        help="where the registry is, if not in the store: redis://…",
+    ),
+]
 LayoutOption = Annotated[
     str,
     typer.Option(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
 from mooring.cli.running import run
 from mooring.cli.telling import hear_crashes, warn
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
-from mooring.heartbeat.settings import parse
+from mooring.heartbeat.settings import RegistrySettings, parse
 from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.names import join_service, split_service
+from mooring.store.url import REDIS
+
+if TYPE_CHECKING:
+    from mooring.registry.redis.registry import RedisRegistry
 
 T = TypeVar("T")
 
@@ -25,7 +29,10 @@ LOCAL = "127.0.0.1:2379"
 _NO_METRICS: dict[str, object] = {"registry": {"metrics": {"enabled-metrics": []}}}
 """A command's own metrics are not those of the service that it registers."""
 
-START_ONE = "start `mooring serve`, or name a store with --store URL or MOORING_STORE"
+START_ONE = (
+    "start `mooring serve`, or name a store with --store URL or MOORING_STORE, or a registry with "
+    "--registry URL or MOORING_REGISTRY"
+)
 
 
 def run_command(work: Coroutine[object, object, T]) -> T:
@@ -37,18 +44,29 @@ def run_command(work: Coroutine[object, object, T]) -> T:
 
 
 @asynccontextmanager
-async def reach(store: str, layout: str) -> AsyncIterator[Hub]:
-    """The hub on a store; by default on the local server, and who has none is told how to start
-    it."""
+async def reach(
+    store: str, layout: str, *, registry: str = "", settings: RegistrySettings | None = None
+) -> AsyncIterator[Hub]:
+    """The hub on a store, or with the registry elsewhere; a registry alone is enough. By default
+    it is on the local server, and who has none is told how to start it."""
     hear_crashes()
-    url = store or f"etcd://{LOCAL}?timeout=2s"
+    settings = settings or parse(_NO_METRICS)
+    url = store or registry or f"etcd://{LOCAL}?timeout=2s"
+    elsewhere = registry if store else ""
     try:
-        async with connect(url, layout=layout, settings=parse(_NO_METRICS)) as hub:
+        async with connect(url, registry=elsewhere, layout=layout, settings=settings) as hub:
             yield hub
     except Unavailable as error:
-        if store:
+        if store or registry:
             raise
         raise Unavailable(f"no store answers at {LOCAL}: {START_ONE}") from error
+
+
+def on_redis(hub: Hub) -> RedisRegistry | None:
+    """The registry as the one on Redis, which has sweepers and brakes; None where it is on a
+    store, which needs neither."""
+    scheme = hub.registry.url.partition("://")[0]
+    return cast("RedisRegistry", hub.registry) if scheme in REDIS else None
 
 
 async def listed(hub: Hub, service: str) -> tuple[Instance, ...]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, cast
 
+import msgspec
 import typer
 from typer.core import TyperCommand
 
@@ -20,13 +21,14 @@ from mooring import addresses
 from mooring.cli.options import (
     JSONOption,
     LayoutOption,
+    RegistryOption,
     ServiceArgument,
     StoreOption,
     pairs,
     seconds,
 )
-from mooring.cli.reaching import START_ONE, reach, run_command
-from mooring.cli.telling import hear, note, say
+from mooring.cli.reaching import START_ONE, on_redis, reach, run_command
+from mooring.cli.telling import hear, note, say, warn
 from mooring.model import Instance
 from mooring.registry.registration import Registration
 from mooring.store.rules import check_ttl
@@ -74,7 +76,12 @@ def register(
     ttl: Annotated[
         str, typer.Option(metavar="DURATION", help="how long it stays without a sign of life")
     ] = "",
+    persistent: Annotated[
+        bool,
+        typer.Option("--persistent", help="on Redis: silent, it is unhealthy, and not taken out"),
+    ] = False,
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -98,9 +105,10 @@ def register(
         weight=weight,
         metadata=pairs("--meta", meta),
         ports={name: _number(name, text) for name, text in pairs("--port", port).items()},
+        ephemeral=not persistent,
     )
     lasting = seconds("--ttl", ttl) if ttl else None
-    code = run_command(_register(instance, lasting, command, store, layout, as_json))
+    code = run_command(_register(instance, lasting, command, store, registry, layout, as_json))
     raise typer.Exit(code)
 
 
@@ -127,21 +135,25 @@ async def _register(
     ttl: float | None,
     command: Sequence[str],
     store: str,
+    registry: str,
     layout: str,
     as_json: bool,
 ) -> int:
     if ttl is not None:
         check_ttl(ttl)
-    async with reach(store, layout) as hub:
+    async with reach(store, layout, registry=registry) as hub:
         stops = _stop_signals()
         if not as_json:
-            hear("mooring.addresses", "mooring.registry.registration")
+            hear("mooring.addresses", "mooring.registry.registration", "mooring.registry.redis")
+        if not instance.ephemeral and on_redis(hub) is None:
+            warn("--persistent has no effect on a store: a silent instance goes with its lease")
+            instance = msgspec.structs.replace(instance, ephemeral=True)
         registration = hub.register(instance, ttl=ttl, wait=_WAIT)
         if as_json:
             registration.subscribe(lambda state: _say(registration.instance, state))
         with _started(command, instance.port) as child:
             async with registration:
-                if registration.state == "registering" and not store:
+                if registration.state == "registering" and not (store or registry):
                     note(START_ONE)
                 return await _stay(registration, child, stops)
 

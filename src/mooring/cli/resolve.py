@@ -15,6 +15,7 @@ from mooring.cli.instances import record
 from mooring.cli.options import (
     JSONOption,
     LayoutOption,
+    RegistryOption,
     ServiceArgument,
     StoreOption,
     TagOption,
@@ -53,6 +54,7 @@ def resolve(
         int, typer.Option(metavar="N", min=1, help="so many different ones, if there are")
     ] = 1,
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -61,7 +63,7 @@ def resolve(
     Exits with 1 if there is none.
     """
     rotation = Rotation(policy=policy, wanted=Wanted(version, pairs("--tag", tag), zone))
-    found = list(run_command(_listed(service, store, layout)))
+    found = list(run_command(_listed(service, store, registry, layout)))
     random.shuffle(found)  # a policy that goes in turns begins anew with each command
     for instance in found:
         rotation.put(instance, 0.0, first=True)
@@ -74,8 +76,8 @@ def resolve(
     _show_addresses(picked, protocol, as_json)
 
 
-async def _listed(service: str, store: str, layout: str) -> tuple[Instance, ...]:
-    async with reach(store, layout) as hub:
+async def _listed(service: str, store: str, registry: str, layout: str) -> tuple[Instance, ...]:
+    async with reach(store, layout, registry=registry) as hub:
         return await listed(hub, service)
 
 
@@ -109,6 +111,7 @@ def wait(
     tag: TagOption = None,
     protocol: ProtocolOption = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -118,7 +121,7 @@ def wait(
     """
     within = seconds("--timeout", timeout)
     tags = pairs("--tag", tag)
-    found = run_command(_wait(service, count, within, version, tags, store, layout))
+    found = run_command(_wait(service, count, within, version, tags, store, registry, layout))
     _show_addresses(found, protocol, as_json)
 
 
@@ -129,11 +132,12 @@ async def _wait(
     version: str,
     tags: Mapping[str, str],
     store: str,
+    registry: str,
     layout: str,
 ) -> list[Instance]:
     deadline = time.monotonic() + within
     async with (
-        reach(store, layout) as hub,
+        reach(store, layout, registry=registry) as hub,
         hub.discover(service, version=version, tags=tags, wait=max(within, _PATIENCE)) as view,
     ):
         try:
@@ -154,12 +158,13 @@ def explain(
     version: VersionOption = "",
     tag: TagOption = None,
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Tell why each instance is or is not called."""
     wanted = Wanted(version, pairs("--tag", tag), zone)
-    found = run_command(_listed(service, store, layout))
+    found = run_command(_listed(service, store, registry, layout))
     if not found:
         note(f"{service} has no instances at present")
     show(

@@ -6,23 +6,26 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.options import JSONOption, LayoutOption, StoreOption
+from mooring.cli.options import JSONOption, LayoutOption, RegistryOption, StoreOption
 from mooring.cli.printing import show
-from mooring.cli.reaching import meant, reach, run_command
-from mooring.cli.telling import note
+from mooring.cli.reaching import meant, on_redis, reach, run_command
+from mooring.cli.telling import note, warn
 from mooring.errors import RegistryError
 from mooring.registry.contract import ServiceCount
 
 
 def groups(
-    store: StoreOption = "", layout: LayoutOption = "tree", as_json: JSONOption = False
+    store: StoreOption = "",
+    registry: RegistryOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
 ) -> None:
     """List the groups of services."""
-    run_command(_groups(store, layout, as_json))
+    run_command(_groups(store, registry, layout, as_json))
 
 
-async def _groups(store: str, layout: str, as_json: bool) -> None:
-    async with reach(store, layout) as hub:
+async def _groups(store: str, registry: str, layout: str, as_json: bool) -> None:
+    async with reach(store, layout, registry=registry) as hub:
         found = await hub.registry.groups()
     if not found:
         note("there are no groups yet")
@@ -34,6 +37,7 @@ def services(
         str, typer.Argument(metavar="GROUP", help="only the services of this group")
     ] = "",
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -41,14 +45,19 @@ def services(
 
     Keys are counted: one that cannot be understood, too. `instances` says which.
     """
-    run_command(_services(group, store, layout, as_json))
+    run_command(_services(group, store, registry, layout, as_json))
 
 
-async def _services(group: str, store: str, layout: str, as_json: bool) -> None:
-    async with reach(store, layout) as hub:
+async def _services(group: str, store: str, registry: str, layout: str, as_json: bool) -> None:
+    async with reach(store, layout, registry=registry) as hub:
         found = await hub.registry.services(group)
         if not found and group and group not in (known := await hub.registry.groups()):
             raise RegistryError(f"there is no group {group!r}{meant(group, known)}")
+        if (redis := on_redis(hub)) is not None:
+            brakes = await redis.sweeper().brakes()
+            for each in found:
+                if each.name in brakes:
+                    warn(f"{each.name}: the brake holds: {brakes[each.name]}")
     if not found:
         note(f"there are no services {f'in {group} ' if group else ''}yet")
     show(

@@ -10,7 +10,13 @@ import typer
 
 from mooring import durations
 from mooring.cli.instances import record
-from mooring.cli.options import JSONOption, LayoutOption, ServiceArgument, StoreOption
+from mooring.cli.options import (
+    JSONOption,
+    LayoutOption,
+    RegistryOption,
+    ServiceArgument,
+    StoreOption,
+)
 from mooring.cli.printing import NOTHING, number, show_json, words
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import hear, note, printable
@@ -32,6 +38,7 @@ _DEFAULTS = {"healthy": "yes", "enabled": "yes", "weight": "1", "protocol": "tcp
 def watch(
     service: ServiceArgument,
     store: StoreOption = "",
+    registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
@@ -39,13 +46,13 @@ def watch(
 
     It begins with who is there: `+ ID` came, `- ID` went, `~ ID` changed. Metrics are not told.
     """
-    hear("mooring.registry.following")
-    run_command(_watch(service, store, layout, as_json))
+    hear("mooring.registry.following", "mooring.registry.redis.following")
+    run_command(_watch(service, store, registry, layout, as_json))
 
 
-async def _watch(service: str, store: str, layout: str, as_json: bool) -> None:
+async def _watch(service: str, store: str, registry: str, layout: str, as_json: bool) -> None:
     async with (
-        reach(store, layout) as hub,
+        reach(store, layout, registry=registry) as hub,
         hub.discover(service) as view,
         view.changes() as changes,
     ):
