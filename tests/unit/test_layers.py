@@ -20,7 +20,7 @@ LAYERS = [
     {"session", "mirror"},
     {"heartbeat", "locks"},
     {"registry"},
-    {"discovery"},
+    {"discovery", "migrate"},
     {"hub"},
     {"sync", "workers"},
     {"asgi", "hprose", "httpx", "wsgi"},

@@ -1,0 +1,206 @@
+"""The bridge: both versions kept up to date for as long as there are writers of v1.
+
+It looks at every service again and again. A change of a service that it knows is in the other
+version after the next look; a service that v1 has for the first time is found by a scan, for which
+it takes a tenth of its time at the most. Any number of bridges may run; one that stops and starts
+again finds everything as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mooring.errors import StoreError
+from mooring.migrate.redis_v1.duties import Duties, Seen, duties
+from mooring.migrate.redis_v1.format import INCARNATION, of_v2
+from mooring.migrate.redis_v1.migration import Migration
+from mooring.migrate.redis_v1.plan import Found
+from mooring.migrate.redis_v1.reading import Unreadable
+from mooring.migrate.redis_v1.scripts import LEAVE, MIRROR
+from mooring.registry.redis.service import drop_service, message_head
+from mooring.tasks import Backoff
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 2.0
+"""Seconds between two looks."""
+_SERVICES = 20
+"""Services that are looked at together."""
+_SCANNING = 0.1
+"""The share of the time that may go into scans."""
+
+
+@dataclass(slots=True)
+class Passed:
+    """What a look changed: service and id of each."""
+
+    to_v2: list[tuple[str, str]] = field(default_factory=list)
+    """Registered, changed, or beaten."""
+    out_of_v2: list[tuple[str, str]] = field(default_factory=list)
+    to_v1: list[tuple[str, str]] = field(default_factory=list)
+    out_of_v1: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class Bridge:
+    def __init__(self, migration: Migration) -> None:
+        self._migration = migration
+        self._connection = migration.connection
+        self._v1, self._v2 = migration.v1, migration.v2
+        self._services: set[str] = set()
+        self._seen: dict[str, dict[str, Seen]] = {}
+        self._told: set[str] = set()
+        self._scan_at = 0.0
+
+    async def run(
+        self, told: Callable[[Passed], None] = lambda _: None, *, interval: float = INTERVAL
+    ) -> None:
+        """Look for ever. While Redis is away it waits, and tells once."""
+        backoff, away = Backoff(0.1, 5.0), False
+        while True:
+            started = time.monotonic()
+            try:
+                told(await self.look())
+            except StoreError as error:
+                if not away:
+                    log.warning("bridge: %s", error)
+                away = True
+                await asyncio.sleep(backoff.next())
+                continue
+            if away:
+                log.warning("bridge: Redis is back")
+            away = False
+            backoff.reset()
+            await asyncio.sleep(max(interval - (time.monotonic() - started), 0))
+
+    async def look(self) -> Passed:
+        """One look at all services. Raises what a store raises."""
+        await self._scan()
+        every = sorted({*self._services, *await self._migration.reading.services()})
+        passed = Passed()
+        for first in range(0, len(every), _SERVICES):
+            await asyncio.gather(
+                *(self._service(name, passed) for name in every[first : first + _SERVICES])
+            )
+        for problem in set(passed.problems) - self._told:
+            log.warning("bridge: %s", problem)
+        self._told = set(passed.problems)
+        return passed
+
+    async def _scan(self) -> None:
+        started = time.monotonic()
+        if started < self._scan_at:
+            return
+        keyspace = await self._migration.reading.keyspace()
+        self._services = set(keyspace.services)
+        ended = time.monotonic()
+        self._scan_at = ended + (ended - started) * (1 / _SCANNING - 1)
+
+    async def _service(self, name: str, passed: Passed) -> None:
+        reading, seen = self._migration.reading, self._seen.get(name, {})
+        try:
+            found = await reading.v1(name)
+            held, config = await reading.v2(name, found.ids)
+        except Unreadable as error:
+            passed.problems.append(f"{name}: {error}")
+            return
+        due = duties(
+            *(found, held, config, seen),
+            timeout=self._migration.timeout,
+            limit=self._migration.limit,
+        )
+        await self._to_v2(name, due, passed)
+        await self._to_v1(found, due, held.now, passed)
+        self._seen[name] = due.seen
+        if not due.seen:
+            del self._seen[name]
+
+    async def _to_v2(self, name: str, due: Duties, passed: Passed) -> None:
+        for id, outcome in (await self._migration.bring(name, due.bring)).items():
+            if outcome in ("written", "beat"):
+                passed.to_v2.append((name, id))
+                if outcome == "written":
+                    log.info("%s %s: from v1 to v2", name, id)
+        for id in due.deregister:
+            if await self._deregister(name, id):
+                passed.out_of_v2.append((name, id))
+                log.info("%s %s: deregistered in v1, and so in v2", name, id)
+
+    async def _deregister(self, name: str, id: str) -> bool:
+        keys = self._v2.of(name)
+        tiers = [keys.heartbeats, keys.instance(id)]
+        reply: Any = await self._connection.run(
+            LEAVE,
+            tiers if self._v2.cluster else [*tiers, self._v2.services],
+            [id, INCARNATION, keys.changes, message_head(name, id), name],
+            what=f"deregistration of {name} {id}",
+        )
+        there, empty = reply
+        if empty and self._v2.cluster:
+            await drop_service(self._connection, self._v2, name)
+        return bool(there)
+
+    async def _to_v1(self, found: Found, due: Duties, now: int, passed: Passed) -> None:
+        name = found.service
+        for id, wanted in due.mirror.items():
+            score = due.beats.pop(id, None)
+            key = self._v1.instance(name, id)
+            if of_v2(self._v2, key):
+                passed.problems.append(f"{name} {id}: v1 would have it at a key of v2, {key}")
+            elif await self._mirror(found, id, wanted, score):
+                passed.to_v1.append((name, id))
+                known = bool(found.hashes.get(id))
+                if not known:
+                    log.info("%s %s: from v2 to v1", name, id)
+                await self._tell(name, id, "updated" if known else "added", now)
+        await self._beat(name, due.beats)
+        if due.withdraw:
+            await self._withdraw(found, due.withdraw, now, passed)
+
+    async def _mirror(
+        self, found: Found, id: str, wanted: dict[str, str], score: float | None
+    ) -> bool:
+        """Write a record of v1 with its heartbeat, and then name it where readers look, unless
+        somebody else wrote meanwhile."""
+        name = found.service
+        stamp = (found.hashes.get(id) or {}).get("timestamp", "")
+        what = f"bridge of {name} {id} to v1"
+        written = await self._connection.run(
+            MIRROR,
+            [self._v1.instance(name, id)],
+            [stamp, *(part for pair in wanted.items() for part in pair)],
+            what=what,
+        )
+        if written:
+            await self._beat(name, {} if score is None else {id: score})
+            await self._connection.call(
+                "SADD", self._v1.instances(name), id, what=what, writes=True
+            )
+        return bool(written)
+
+    async def _beat(self, name: str, beats: Mapping[str, float]) -> None:
+        pairs = [word for id, score in beats.items() for word in (repr(score), id)]
+        if pairs:
+            key = self._v1.heartbeats(name)
+            await self._connection.call("ZADD", key, *pairs, what="bridge to v1", writes=True)
+
+    async def _withdraw(self, found: Found, ids: list[str], now: int, passed: Passed) -> None:
+        part = found.only(ids)
+        _, stays = await self._migration.forget(part)
+        for id in sorted(set(ids) - set(stays)):
+            passed.out_of_v1.append((found.service, id))
+            log.info("%s %s: left v2, and so v1", found.service, id)
+            await self._tell(found.service, id, "removed", now)
+
+    async def _tell(self, name: str, id: str, action: str, now: int) -> None:
+        """Tell v1's readers, in v1's words."""
+        message = {"serviceName": name, "action": action, "instanceId": id, "timestamp": now}
+        await self._connection.call(
+            *("PUBLISH", self._v1.channel(name), json.dumps(message)), what="bridge to v1"
+        )

@@ -1,0 +1,238 @@
+"""Plan, copy, verify, delete. Each may be stopped at any point and run again: what is done already
+is found as it should be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import NamedTuple
+
+from mooring.errors import InvalidRequest
+from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, Record, V1Keys, understood
+from mooring.migrate.redis_v1.plan import WRITTEN, Found, Held, Step, compared, pardoned
+from mooring.migrate.redis_v1.reading import Reading, Unreadable, raw, text
+from mooring.migrate.redis_v1.scripts import BRING, FORGET
+from mooring.migrate.redis_v1.verified import Header, Verified, deletable, since
+from mooring.registry.redis.connection import Argument
+from mooring.registry.redis.keys import ServiceKeys
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.service import KEPT, message_head
+
+_TOGETHER = 200
+"""Instances that are written at once, and members that one script call deletes."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many instances were looked at, and of how many."""
+
+
+def _silent(done: int, total: int) -> None: ...
+
+
+class Looked(NamedTuple):
+    """A service, read and judged."""
+
+    found: Found
+    held: Held
+    steps: list[Step]
+
+
+class Written(NamedTuple):
+    """What became of an instance that was to be written."""
+
+    step: Step
+    outcome: str
+    """`written`, `beat`, `equal`, `own`, `expired` or `removed`."""
+
+
+class Changed(InvalidRequest):
+    """v1 is no longer as it was verified; nothing was deleted."""
+
+    def __init__(self, told: list[str]) -> None:
+        more = f", and {len(told) - 3} more changes" if len(told) > 3 else ""
+        super().__init__(
+            f"v1 changed since it was verified: {', '.join(told[:3])}{more}. Stop what still "
+            "writes v1, and verify again"
+        )
+        self.told = told
+
+
+class Migration:
+    def __init__(self, registry: RedisRegistry, *, prefix: str = "") -> None:
+        """`prefix` is that of v1."""
+        self.connection, self.v2, self.v1 = registry.connection, registry.keys, V1Keys(prefix)
+        self.reading = Reading(self.connection, self.v1, self.v2)
+        self.timeout = int(registry.settings.cleanup.global_timeout * 1000)
+        self.limit = registry.settings.redis.metadata_limit
+
+    @property
+    def header(self) -> Header:
+        return Header(self.connection.where, self.v1.prefix, self.v2.prefix)
+
+    async def plan(self, progress: Progress = _silent) -> AsyncIterator[Looked]:
+        """Every service of v1, and those of v2 that have copies, one after another. It writes
+        nothing."""
+        keyspace = await self.reading.keyspace()
+        services = sorted({*keyspace.services, *await self.reading.services()})
+        total, done = max(sum(map(len, keyspace.services.values())), len(services)), 0
+        for stray in keyspace.strays:
+            step = Step("", "", "unreadable", f"{stray} is no key of an instance")
+            yield Looked(Found(""), Held(0), [step])
+        for service in services:
+            looked = await self.look(service, keyspace)
+            if looked.steps:
+                yield looked
+            done += max(len(keyspace.services.get(service, ())), 1)
+            progress(min(done, total), total)
+
+    async def look(self, service: str, keyspace: Keyspace) -> Looked:
+        try:
+            found = await self.reading.v1(service, keyspace.services.get(service, ()))
+            held, _ = await self.reading.v2(service, found.ids)
+        except Unreadable as error:
+            step = Step(service, "", "unreadable", str(error))
+            return Looked(Found(service), Held(0), [step])
+        steps = compared(found, held, timeout=self.timeout, limit=self.limit)
+        return Looked(found, held, steps)
+
+    async def copy(self, progress: Progress = _silent) -> AsyncIterator[list[Written]]:
+        """Write into v2 what v1 has, service by service; what was to be written, and its end."""
+        async for looked in self.plan(progress):
+            due = [step for step in looked.steps if step.verdict in WRITTEN]
+            for first in range(0, len(due), _TOGETHER):
+                part = due[first : first + _TOGETHER]
+                records = {step.id: self._record(looked.found, step.id) for step in part}
+                outcomes = await self.bring(
+                    looked.found.service,
+                    {
+                        id: (record, looked.found.heartbeat(id, record, looked.held.now))
+                        for id, record in records.items()
+                    },
+                )
+                yield [Written(step, outcomes[step.id]) for step in part]
+
+    def _record(self, found: Found, id: str) -> Record:
+        return understood(found.service, id, found.hashes[id] or {}, limit=self.limit)
+
+    async def bring(
+        self, service: str, records: Mapping[str, tuple[Record, int]]
+    ) -> dict[str, str]:
+        """Write instances with the time at which they were last heard; what became of each."""
+        keys, what = self.v2.of(service), f"copy of {service}"
+        if self.v2.cluster and records:
+            await self.connection.call("SADD", self.v2.services, service, what=what, writes=True)
+        replies = await asyncio.gather(
+            *(self._bring(keys, record, heard, what) for record, heard in records.values())
+        )
+        return dict(zip(records, replies, strict=True))
+
+    async def _bring(self, keys: ServiceKeys, record: Record, heard: int, what: str) -> str:
+        instance = record.instance
+        tiers = [keys.heartbeats, keys.instance(instance.id), keys.removed]
+        reply: bytes = await self.connection.run(
+            BRING,
+            tiers if self.v2.cluster else [*tiers, self.v2.services],
+            [
+                *(instance.id, heard, record.registered, self.timeout, KEPT),
+                keys.changes,
+                message_head(keys.name, instance.id, instance),
+                INCARNATION,
+                keys.name,
+                "true" if instance.status.healthy else "false",
+                *(part for pair in record.fields.items() for part in pair),
+            ],
+            what=f"{what} {instance.id}",
+        )
+        return reply.decode()
+
+    async def verify(self, progress: Progress = _silent) -> AsyncIterator[tuple[Looked, Found]]:
+        """Every service, with what of it may be deleted. A heartbeat that may be on its way to v2
+        is no difference."""
+        async for looked in self.plan(progress):
+            steps = [pardoned(step, looked.held.now) for step in looked.steps]
+            yield Looked(looked.found, looked.held, steps), deletable(looked.found, steps)
+
+    async def delete(
+        self, verified: Verified, progress: Progress = _silent
+    ) -> tuple[int, list[str]]:
+        """Delete what was verified, if v1 is as it was then: how many records, sets and heartbeats
+        went, and what stays because it changed at the last moment. Raises `Changed`."""
+        if verified.header != self.header:
+            raise InvalidRequest(
+                f"what was verified is another migration: {verified.header}, not {self.header}"
+            )
+        if told := await self._since(verified):
+            raise Changed(told)
+        total, done, gone = sum(len(each.ids) for each in verified.services.values()), 0, 0
+        stays: list[str] = []
+        for found in verified.services.values():
+            count, changed = await self.forget(found)
+            gone += count
+            stays += [f"{found.service} {id}" for id in changed]
+            done += len(found.ids)
+            progress(done, total)
+        return gone, stays
+
+    async def _since(self, verified: Verified) -> list[str]:
+        told: list[str] = []
+        keyspace = await self.reading.keyspace()
+        for service in keyspace.services:
+            looked = await self.look(service, keyspace)
+            before = verified.services.get(service, Found(service))
+            told += since(before, looked.found, looked.steps)
+        return told
+
+    async def forget(self, found: Found) -> tuple[int, list[str]]:
+        """Delete exactly this from v1; how much went, and whose place stays because it changed."""
+        service = found.service
+        scores: list[list[Argument]] = [[raw(id), repr(at)] for id, at in found.scores.items()]
+        gone, changed = await self._forget(self.v1.heartbeats(service), "zset", scores)
+        stays = {text(id) for id in changed}
+        # Whoever still beats keeps its record, too; and whoever has a new record stays in the set.
+        left = [id for id, told in found.hashes.items() if told and id not in stays]
+        for first in range(0, len(left), _TOGETHER):
+            part = left[first : first + _TOGETHER]
+            for id, (count, differs) in zip(
+                part, await asyncio.gather(*(self._drop(found, id) for id in part)), strict=True
+            ):
+                gone += count
+                stays |= {id} if differs else set()
+        members = sorted(found.members - stays)
+        count, _ = await self._forget(
+            self.v1.instances(service), "set", [[raw(id)] for id in members]
+        )
+        await self._put_back(service, members)
+        return gone + count, sorted(stays)
+
+    async def _drop(self, found: Found, id: str) -> tuple[int, list[bytes]]:
+        told = found.hashes[id] or {}
+        whole: list[Argument] = [raw(word) for pair in told.items() for word in pair]
+        return await self._forget(self.v1.instance(found.service, id), "hash", [whole])
+
+    async def _forget(
+        self, key: str, kind: str, parts: list[list[Argument]]
+    ) -> tuple[int, list[bytes]]:
+        gone, changed = 0, []
+        for first in range(0, len(parts), _TOGETHER):
+            arguments = [word for part in parts[first : first + _TOGETHER] for word in part]
+            count, *told = await self.connection.run(
+                FORGET, [key], [kind, *arguments], what=f"deletion of {key}"
+            )
+            gone += count
+            changed += told
+        return gone, changed
+
+    async def _put_back(self, service: str, ids: list[str]) -> None:
+        """Who registered while its place was deleted is in the set again."""
+        what = f"deletion of {service} from v1"
+        for first in range(0, len(ids), _TOGETHER):
+            part = ids[first : first + _TOGETHER]
+            there = await asyncio.gather(
+                *(
+                    self.connection.call("EXISTS", raw(self.v1.instance(service, id)), what=what)
+                    for id in part
+                )
+            )
+            if again := [raw(id) for id, found in zip(part, there, strict=True) if found]:
+                await self.connection.call(
+                    "SADD", self.v1.instances(service), *again, what=what, writes=True
+                )

@@ -1,0 +1,441 @@
+"""Version 1.0 of the Redis registry: how it is understood, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest
+from mooring.migrate.redis_v1 import verified
+from mooring.migrate.redis_v1.duties import Duties, Seen, duties
+from mooring.migrate.redis_v1.format import (
+    INCARNATION,
+    Record,
+    V1Keys,
+    mirrored,
+    of_v2,
+    sorted_out,
+    understood,
+)
+from mooring.migrate.redis_v1.plan import Found, Held, Step, compared, pardoned
+from mooring.model import Config, Instance, Status
+from mooring.registry.redis.fields import encode
+from mooring.registry.redis.keys import Keys
+
+NOW = 1_700_000_000_000
+TIMEOUT = 120_000
+V2 = Keys("registry")
+PLAIN = {"host": "10.0.0.1", "port": "80", "timestamp": str(NOW - 60_000)}
+
+
+def read(**told: str) -> Record:
+    return understood("svc", "a", {**PLAIN, **told}, limit=65536)
+
+
+def found(*ids: str, at: float = NOW - 1000, **told: str) -> Found:
+    return Found(
+        "svc",
+        {id: {**PLAIN, **told} for id in ids},
+        frozenset(ids),
+        dict.fromkeys(ids, at),
+    )
+
+
+def copied(id: str = "a", **told: str) -> dict[str, str]:
+    """What a copy of `found(id)` is in v2."""
+    record = understood("svc", id, {**PLAIN, **told}, limit=65536)
+    return {**record.fields, "heartbeat": "1", "registrationTime": "1", "lastMetadataUpdate": "1"}
+
+
+def own(id: str = "a", *, registered: int = NOW - 50_000, **options: object) -> dict[str, str]:
+    """The record of a process that speaks v2."""
+    instance = Instance("svc", "10.0.0.9", 90, id=id, incarnation="unique", **options)  # type: ignore[arg-type]
+    return {**encode(instance), "registrationTime": str(registered)}
+
+
+def held(records: dict[str, dict[str, str]] | None = None, **options: object) -> Held:
+    records = records or {}
+    given: dict[str, object] = {
+        "scores": dict.fromkeys(records, float(NOW - 1000)),
+        "listed": True,
+        **options,
+    }
+    return Held(NOW, records, **given)  # type: ignore[arg-type]
+
+
+def verdicts(one: Found, other: Held) -> dict[str, str]:
+    steps = compared(one, other, timeout=TIMEOUT, limit=65536)
+    return {step.id: step.verdict for step in steps}
+
+
+def test_keys_are_those_of_the_document():
+    keys, plain = V1Keys("app"), V1Keys()
+    assert keys.instance("svc", "a:1") == "app:services:svc:a:1"
+    assert keys.instances("svc") == "app:service_instances:svc"
+    assert keys.heartbeats("svc") == "app:heartbeat:svc"
+    assert keys.channel("svc") == "app:service_change:svc"
+    assert plain.instance("svc", "a") == "services:svc:a"
+
+
+def test_with_one_prefix_keys_of_both_are_told_apart():
+    v1 = V1Keys("registry")
+    service = V2.of("svc")
+    ours = [value for name, value in vars(service).items() if name not in ("name", "base")]
+    ours += [service.instance("a"), f"{service.base}:persistent"]
+    assert all(of_v2(V2, key) for key in ours)
+    theirs = [v1.instance("svc", "a"), v1.instance("svc", "10.0.0.1:80"), v1.heartbeats("svc")]
+    assert not any(of_v2(V2, key) for key in theirs)
+    assert sorted_out([*ours, *theirs], v1, V2).services == {"svc": {"a", "10.0.0.1:80"}}
+
+
+def test_on_a_cluster_too():
+    cluster = Keys("registry", cluster=True)
+    keys = [cluster.of("svc").instance("a"), cluster.of("svc").brake, "registry:services:svc:a"]
+    assert sorted_out(keys, V1Keys("registry"), cluster).services == {"svc": {"a"}}
+
+
+def test_a_service_with_a_colon_is_known_by_its_set():
+    keys = ["service_instances:a:b", "services:a:b:1", "services:c:10.0.0.1:80", "services:stray"]
+    told = sorted_out(keys, V1Keys(), V2)
+    assert told.services == {"a:b": {"1"}, "c": {"10.0.0.1:80"}}
+    assert told.strays == ("services:stray",)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", {}),
+        ("{}", {}),
+        ('{"a": "x", "b": 123456789012345678}', {"a": "x", "b": "123456789012345678"}),
+        ('{"a": null, "b": true}', {"a": "null", "b": "true"}),
+        ('{"a": {"b": [1.50, true]}}', {"a": '{"b": [1.50, true]}'}),
+        ('{"数": "\\u4e00"}', {"数": "一"}),
+        ("a=1,b=2", {"a": "1", "b": "2"}),
+        ("{a=1, b=x=y}", {"a": "1", "b": "x=y"}),
+        ("just words", {"metadata": "just words"}),
+        ("[1, 2]", {"metadata": "[1, 2]"}),
+        ('{"broken": ', {"metadata": '{"broken": '}),
+        ("a=1,a=2", {"metadata": "a=1,a=2"}),
+    ],
+)
+def test_metadata(text: str, told: dict[str, str]):
+    record = read(metadata=text)
+    assert record.instance.metadata == told
+    assert bool(record.notes) == ("metadata" in told)
+
+
+def test_what_is_missing_has_its_default():
+    record = read()
+    assert record.instance == Instance(
+        "svc", "10.0.0.1", 80, id="a", incarnation=INCARNATION, status=Status(healthy=True)
+    )
+    assert record.registered == NOW - 60_000
+    assert record.notes == ()
+
+
+def test_fields_that_v1_does_not_name_are_kept():
+    record = read(protocol="HTTP", version="1.2", zone="z", owner="me", metadata='{"a":"1"}')
+    instance = record.instance
+    assert (instance.protocol, instance.version, instance.zone) == ("http", "1.2", "z")
+    assert instance.metadata == {"owner": "me", "a": "1"}
+
+
+def test_a_timestamp_may_be_in_seconds():
+    assert read(timestamp="1700000000").registered == NOW
+    assert read(timestamp="1700000000.25").registered == NOW + 250
+    garbage = read(timestamp="yesterday")
+    assert garbage.registered == 0
+    assert "timestamp 'yesterday'" in garbage.notes[0]
+
+
+def test_wrong_values_that_do_not_matter_are_told():
+    record = read(weight="heavy", healthy="perhaps")
+    assert (record.instance.weight, record.instance.status.healthy) == (1.0, False)
+    assert len(record.notes) == 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"host": ""},
+        {"port": ""},
+        {"port": "eighty"},
+        {"port": "99999"},
+        {"host": "two words"},
+        {"metadata": "x" * 70_000},
+    ],
+)
+def test_without_a_place_to_call_it_is_nothing(told: dict[str, str]):
+    with pytest.raises(InvalidRequest):
+        read(**told)
+
+
+@given(st.dictionaries(st.text(max_size=12), st.text(max_size=30), max_size=8))
+def test_any_hash_is_understood_or_refused(told: dict[str, str]):
+    for fields in (told, PLAIN | told):
+        try:
+            record = understood("svc", "a", fields, limit=65536)
+        except InvalidRequest:
+            continue
+        assert record.fields["host"]
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=5), st.booleans())
+def test_what_the_bridge_writes_is_read_back_the_same(metadata: dict[str, str], seconds: bool):
+    instance = Instance("svc", "h", 1, id="a", weight=2.5, metadata=metadata)
+    told = mirrored(instance, NOW, in_seconds=seconds)
+    record = understood("svc", "a", told, limit=65536)
+    assert record.bridged
+    assert record.registered == NOW
+    assert (record.instance.metadata, record.instance.weight) == (metadata, 2.5)
+    assert not understood("svc", "a", told | {"timestamp": "5"}, limit=65536).bridged
+
+
+def test_every_verdict():
+    assert verdicts(found("a"), held()) == {"a": "missing"}
+    assert verdicts(found("a"), held({"a": copied()})) == {"a": "equal"}
+    assert verdicts(found("a", at=NOW), held({"a": copied()})) == {"a": "behind"}
+    assert verdicts(found("a", weight="5"), held({"a": copied()})) == {"a": "differs"}
+    assert verdicts(found("a"), held({"a": copied()}, scores={})) == {"a": "half"}
+    assert verdicts(found("a"), held(scores={"a": NOW})) == {"a": "half"}
+    assert verdicts(found("a"), held({"a": copied()}, listed=False)) == {"a": "half"}
+    assert verdicts(found("a"), held({"a": own()})) == {"a": "own"}
+    assert verdicts(found("a", at=NOW - TIMEOUT), held()) == {"a": "expired"}
+    assert verdicts(found("a"), held(removed={"a": NOW - 5000})) == {"a": "removed"}
+    assert verdicts(found("a", bridged=PLAIN["timestamp"]), held()) == {"a": "bridged"}
+    assert verdicts(found("a", port="x"), held()) == {"a": "unreadable"}
+    assert verdicts(Found("svc", {"a": None}), held()) == {"a": "unreadable"}
+    assert verdicts(Found("svc", members=frozenset("a")), held()) == {"a": "remnant"}
+    assert verdicts(Found("svc", scores={"a": NOW}), held()) == {"a": "remnant"}
+    assert verdicts(Found("svc", {"a": PLAIN}), held()) == {"a": "remnant"}
+    assert verdicts(Found("svc"), held({"a": copied()})) == {"a": "surplus"}
+    assert verdicts(Found("svc"), held({"a": own()})) == {}
+    assert verdicts(found("\udcff"), held()) == {"\udcff": "unreadable"}
+
+
+def test_a_difference_says_what_is_where():
+    (step,) = compared(
+        found("a", weight="5", metadata="k=v"), held({"a": copied()}), timeout=TIMEOUT, limit=65536
+    )
+    told = {each.field: (each.v1, each.v2) for each in step.differences}
+    assert told == {"weight": ("5", "1"), "metadataJson": ('{"k":"v"}', "{}")}
+
+
+def test_heartbeats_in_seconds_and_from_a_clock_that_is_ahead():
+    assert verdicts(found("a", at=NOW / 1000 - 1), held({"a": copied()})) == {"a": "equal"}
+    assert found("a", at=NOW + 3_600_000).heartbeat("a", read(), NOW) == NOW
+
+
+def test_without_a_heartbeat_the_registration_counts():
+    alone = Found("svc", {"a": PLAIN}, frozenset("a"))
+    assert verdicts(alone, held()) == {"a": "missing"}
+    assert verdicts(Found("svc", {"a": {**PLAIN, "timestamp": ""}}, frozenset("a")), held()) == {
+        "a": "expired"
+    }
+
+
+def test_a_dead_record_of_v2_does_not_keep_v1_out():
+    old = {"a": float(NOW - TIMEOUT)}
+    assert verdicts(found("a"), held({"a": own()}, scores=old)) == {"a": "differs"}
+    stays = own(ephemeral=False)
+    assert verdicts(found("a"), held({"a": stays}, scores=old)) == {"a": "own"}
+
+
+def test_who_was_taken_out_comes_back_when_its_process_starts_anew():
+    removed = held(removed={"a": NOW - 5000})
+    started = found("a", timestamp=str(NOW - 3000))
+    assert verdicts(started, removed) == {"a": "missing"}, "it registered, and beat since"
+    moving = found("a", timestamp=str(NOW - 1000))
+    assert verdicts(moving, removed) == {"a": "removed"}, "its timestamp may move with its beats"
+
+
+def test_a_heartbeat_of_just_now_is_no_difference():
+    late = Step("svc", "a", "behind", heard=NOW - 20_000)
+    assert pardoned(late, NOW).verdict == "behind"
+    assert pardoned(Step("svc", "a", "behind", heard=NOW - 500), NOW).verdict == "equal"
+
+
+def look(one: Found, other: Held, before: dict[str, Seen] | None = None) -> Duties:
+    return duties(one, other, {}, before or {}, timeout=TIMEOUT, limit=65536)
+
+
+def test_a_registration_goes_to_v2_and_nowhere_else():
+    due = look(found("a"), held())
+    assert due.bring["a"][1] == NOW - 1000
+    assert (due.mirror, due.withdraw, due.deregister) == ({}, [], [])
+    assert look(found("a"), held({"a": copied()})).bring == {}, "it is there already"
+
+
+def test_a_heartbeat_that_moved_is_of_now_whatever_its_clock_says():
+    before = {"a": Seen(1000.0, NOW - 30_000)}
+    hour = 3_600_000
+    for at in (float(NOW - hour), float(NOW + hour), NOW / 1000 - 3600):
+        assert look(found("a", at=at), held({"a": copied()}), before).bring["a"][1] == NOW
+
+
+def test_a_heartbeat_that_stands_still_ages():
+    ahead = float(NOW + 3_600_000)
+    before = {"a": Seen(ahead, NOW - 60_000)}
+    due = look(found("a", at=ahead), held({"a": copied()}), before)
+    assert due.bring == {}
+    dead = {"a": Seen(ahead, NOW - TIMEOUT)}
+    due = look(found("a", at=ahead), held(), dead)
+    assert due.bring == {}, "v2 has taken it out, and out it stays"
+
+
+def test_a_deregistration_in_v1_goes_to_v2():
+    before = {"a": Seen(1.0, NOW)}
+    assert look(Found("svc"), held({"a": copied()}), before).deregister == ["a"]
+    half = Found("svc", {"a": PLAIN}, frozenset(), {"a": NOW})
+    assert look(half, held({"a": copied()}), before).deregister == ["a"]
+    assert look(Found("svc"), held({"a": own()}), before).deregister == [], "it is v2's own by now"
+    assert look(Found("svc"), held({"a": copied()})).deregister == [], "a bridge that just began"
+
+
+def test_an_instance_of_v2_goes_to_v1_and_nowhere_else():
+    due = look(Found("svc"), held({"b": own("b")}))
+    assert due.mirror["b"]["host"] == "10.0.0.9"
+    assert due.beats == {"b": NOW - 1000}
+    assert (due.bring, due.deregister, due.withdraw) == ({}, [], [])
+    there = Found("svc", {"b": due.mirror["b"]}, frozenset("b"), due.beats)
+    again = look(there, held({"b": own("b")}))
+    assert (again.mirror, again.beats, again.bring) == ({}, {}, {})
+
+
+def test_it_speaks_v1s_unit():
+    seconds = found("a", at=NOW // 1000)
+    due = look(seconds, held({"b": own("b")}))
+    assert due.beats == {"b": (NOW - 1000) // 1000}
+    assert due.mirror["b"]["timestamp"] == str((NOW - 50_000) // 1000)
+
+
+def test_to_readers_of_v1_who_is_disabled_or_leaving_is_unhealthy():
+    config = {"b": Config(enabled=False), "": Config(weight=7)}
+    due = duties(Found("svc"), held({"b": own("b")}), config, {}, timeout=TIMEOUT, limit=65536)
+    assert (due.mirror["b"]["healthy"], due.mirror["b"]["weight"]) == ("false", "7")
+    leaving = own("b", status=Status(state="draining"))
+    assert look(Found("svc"), held({"b": leaving})).mirror["b"]["healthy"] == "false"
+
+
+def test_who_left_v2_or_is_silent_there_leaves_v1():
+    mirror = mirrored(Instance("svc", "h", 1, id="b"), NOW, in_seconds=False)
+    there = Found("svc", {"b": mirror}, frozenset("b"), {"b": NOW})
+    assert look(there, held()).withdraw == ["b"]
+    silent = held({"b": own("b")}, scores={"b": float(NOW - 91_000)})
+    assert look(there, silent).withdraw == ["b"]
+
+
+def test_who_was_taken_out_of_v2_by_an_operator_leaves_v1_and_stays_out():
+    due = look(found("a"), held(removed={"a": NOW - 500}))
+    assert (due.withdraw, due.bring) == (["a"], {})
+
+
+def test_a_process_that_moved_to_v2_takes_its_place_in_v1():
+    silent = found("a", at=NOW - 55_000)
+    due = look(silent, held({"a": own(registered=NOW - 50_000)}))
+    assert "a" in due.mirror
+    beating = found("a", at=NOW - 10_000)
+    due = look(beating, held({"a": own(registered=NOW - 50_000)}))
+    assert due.mirror == {}, "both live: each keeps its own"
+    assert due.bring == {}
+
+
+def test_who_left_v2_is_not_brought_back_by_an_older_sign_of_life_in_v1():
+    beating = found("a", at=NOW - 10_000)
+    seen = look(beating, held({"a": own(registered=NOW - 50_000)})).seen
+    assert look(beating, held(), seen).bring == {}
+    again = found("a", at=NOW)
+    later = Held(NOW + 5000, {}, {}, {}, True)
+    assert "a" in look(again, later, seen).bring, "a process of v1 lives there"
+
+
+@given(st.data())
+def test_bridges_come_to_rest(data: st.DataObject):
+    """Whatever lies in v1 and v2: once what is due was done, nothing is due."""
+    ids = ["a", "b", "c"]
+    at = st.sampled_from([NOW - 1000.0, NOW - 100_000.0, NOW - 200_000.0, NOW + 9e6, NOW / 1000])
+    mirror = mirrored(Instance("svc", "h", 1, id="a"), NOW - 7, in_seconds=False)
+    hashes = data.draw(
+        st.dictionaries(st.sampled_from(ids), st.sampled_from([PLAIN, mirror, {"port": "x"}]))
+    )
+    one = Found(
+        "svc",
+        hashes,
+        frozenset(data.draw(st.sets(st.sampled_from(ids)))),
+        data.draw(st.dictionaries(st.sampled_from(ids), at)),
+    )
+    records = {
+        id: copied(id) if kind == "copy" else own(id)
+        for id, kind in data.draw(
+            st.dictionaries(st.sampled_from(ids), st.sampled_from(["copy", "own"]))
+        ).items()
+    }
+    scores = {id: data.draw(st.sampled_from([NOW - 1.0, NOW - 95_000.0])) for id in records}
+    other = held(records, scores=scores)
+    due = look(one, other)
+    after_v1, after_v2 = done(one, other, due)
+    again = look(after_v1, after_v2, due.seen)
+    assert (again.bring, again.deregister, again.mirror, again.beats, again.withdraw) == (
+        ({}, [], {}, {}, [])
+    )
+
+
+def done(one: Found, other: Held, due: Duties) -> tuple[Found, Held]:
+    """Both sides after a bridge has done its duties."""
+    gone = set(due.withdraw)
+    v1 = one.only(set(one.ids) - gone)
+    hashes = {**v1.hashes, **due.mirror}
+    v1 = Found("svc", hashes, v1.members | due.mirror.keys(), {**v1.scores, **due.beats})
+    records = {id: told for id, told in other.records.items() if id not in due.deregister}
+    brought = {id: record.fields for id, (record, _) in due.bring.items()}
+    heard = {id: float(time) for id, (_, time) in due.bring.items()}
+    scores = {id: score for id, score in other.scores.items() if id in records}
+    scores |= {id: max(time, scores.get(id, 0)) for id, time in heard.items()}
+    return v1, Held(NOW, {**records, **brought}, scores, other.removed, True)
+
+
+HEADER = verified.Header("127.0.0.1:6379", "", "registry")
+
+
+def test_the_verified_file_keeps_every_byte(tmp_path: Path):
+    path = tmp_path / "verified"
+    odd = Found("svc", {"\udcff": {"k\udcfe": "数"}}, frozenset({"\udcff"}), {"\udcff": 1.5})
+    verified.write(path, verified.Verified(HEADER, {"svc": odd}))
+    assert verified.read(path) == verified.Verified(HEADER, {"svc": odd})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", json.dumps({"format": "other"})])
+def test_another_file_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "verified"
+    with pytest.raises(InvalidRequest, match="is not there"):
+        verified.read(path)
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match="is not what `verify` writes"):
+        verified.read(path)
+
+
+def test_what_happened_since_it_was_verified():
+    before = found("a", "b")
+
+    def since(after: Found) -> list[str]:
+        steps = compared(after, held(), timeout=TIMEOUT, limit=65536)
+        return verified.since(before, after, steps)
+
+    assert since(before) == []
+    assert since(Found("svc")) == [], "what is gone is no matter"
+    assert since(found("a", "b", "c")) == ["svc c came"]
+    assert since(found("a", "b", weight="3"))[0] == "svc a was registered again, or changed"
+    assert since(found("a", "b", at=NOW))[0] == "svc a gave a sign of life"
+
+
+def test_what_cannot_be_understood_is_never_deleted():
+    one = Found("svc", {"a": PLAIN, "b": {"port": "x"}, "c": None}, frozenset("abc"), {"a": NOW})
+    steps = compared(one, held({"a": copied()}), timeout=TIMEOUT, limit=65536)
+    steps = [pardoned(step, NOW) for step in steps]
+    assert verified.deletable(one, steps).ids == ["a"]
