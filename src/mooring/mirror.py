@@ -15,9 +15,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Protocol, Self, TypeVar
+
+import msgspec
 
 from mooring.errors import CannotResume, Closed, FutureRevision, StoreError
 from mooring.store.contract import Entry, Range, Store, Watch
@@ -34,8 +35,7 @@ STALE_AFTER = 4.0
 _PENDING = 1000  # updates that wait for one reader before they are merged into one
 
 
-@dataclass(frozen=True, slots=True)
-class Step(Generic[K, V]):
+class Step(msgspec.Struct, Generic[K, V], frozen=True):
     """Changes that belong together, and the mark to resume after them. None: it is gone."""
 
     mark: int
@@ -71,8 +71,7 @@ class Feed(Protocol[K, V]):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[K, V]):
+class Change(msgspec.Struct, Generic[K, V], frozen=True):
     """One item changed. `before` is None for a new one, `after` for one that is gone."""
 
     key: K
@@ -80,8 +79,7 @@ class Change(Generic[K, V]):
     after: V | None
 
 
-@dataclass(frozen=True, slots=True)
-class Update(Generic[K, V]):
+class Update(msgspec.Struct, Generic[K, V], frozen=True):
     """Changes that were applied in one step. `resync`: found by reading again, removals first."""
 
     mark: int
