@@ -15,6 +15,7 @@ from mooring.cli import (
     instances,
     lock,
     locks,
+    migrate,
     register,
     resolve,
     serve,
@@ -61,6 +62,7 @@ app.add_typer(cleanup.app, name="brake", rich_help_panel=_OPERATE)
 
 app.command(rich_help_panel=_STORE)(serve.serve)
 app.add_typer(store.app, name="store", rich_help_panel=_STORE)
+app.add_typer(migrate.app, name="migrate", rich_help_panel=_STORE)
 app.command(rich_help_panel=_STORE)(doctor.doctor)
 
 
