@@ -131,6 +131,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], st
 
 @pytest.fixture
 def store_url(
+    request: pytest.FixtureRequest,
     backend: str,
     etcd: Callable[[str], EtcdServer],
     served: Callable[[], str],
@@ -138,6 +139,12 @@ def store_url(
 ) -> str:
     """A URL of the backend with a fresh namespace; opened twice, it is the same store."""
     fresh = uuid.uuid4().hex
+    if backend in ("redis-cluster", "redis-sentinel"):
+        several = request.getfixturevalue(backend.replace("-", "_"))
+        return f"{several.url}?namespace={fresh}"
+    if backend.startswith("redis-"):
+        server = request.getfixturevalue("redis")(backend.removeprefix("redis-"))
+        return f"{server.url}?namespace={fresh}"
     if backend == "sqlite":
         return f"sqlite://{tmp_path}/store"
     if backend == "memory":

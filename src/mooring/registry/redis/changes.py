@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 PING = 1.5
 """Seconds of silence after which the server is asked for a sign of life."""
 
+STALL = 1.0
+"""Seconds without an answer after which Redis stood still, and beats may be missing for it."""
+
 Action = Literal["added", "removed", "updated", "health_recovery", "health_failure"]
 
 
@@ -51,11 +54,19 @@ class Changes:
         self._listeners: dict[str, list[Listener]] = {}
         self._heard = 0.0
         self._wake = asyncio.Event()
-        self._open: Any = None
         self._hearing: set[str] = set()
         self._tasks = Tasks()
-        self._started = False
-        self._pinged = 0.0
+        self._started = self._closed = False
+        self._asked = 0.0
+        """When the oldest ping was sent that has no answer yet."""
+        self._breaks = 0
+
+    @property
+    def breaks(self) -> int:
+        """How often it broke off or stood still so far: a number that is another than before says
+        that what is missing in Redis may be missing for that reason."""
+        stalls = bool(self._asked) and time.monotonic() - self._asked > STALL
+        return self._breaks + stalls
 
     @property
     def heard(self) -> float:
@@ -88,7 +99,7 @@ class Changes:
 
     async def _run(self) -> None:
         backoff = Backoff()
-        while True:
+        while not self._closed:
             try:
                 client = await self._connection.listener()
                 pool: Any = client.connection_pool
@@ -111,7 +122,8 @@ class Changes:
         reading = Tasks()
         try:
             task = reading.start(self._read(connection), name="hear changes")
-            while not task.done():
+            # A cancellation can be lost: in Python 3.11 by `asyncio.wait_for`, which the driver uses.
+            while not task.done() and not self._closed:
                 self._wake.clear()
                 wanted = set(self._listeners)
                 if new := wanted - asked:
@@ -126,12 +138,13 @@ class Changes:
                 )
                 waiting.cancel()
                 if not done and asked:
-                    await connection.send_command("PING")
-                    if self._pinged and self._heard < self._pinged - PING:
+                    if self._asked and time.monotonic() - self._asked > 2 * PING:
                         raise driver.TimeoutError("it has gone silent")
-                    self._pinged = time.monotonic()
+                    await connection.send_command("PING")
+                    self._asked = self._asked or time.monotonic()
         finally:
-            self._pinged = 0.0
+            self._asked = 0.0
+            self._breaks += 1
             await reading.aclose()
 
     async def _read(self, connection: Any) -> None:
@@ -139,9 +152,11 @@ class Changes:
         try:
             while True:
                 reply = await connection.read_response(timeout=float("inf"), push_request=True)
+                self._breaks, self._asked = self.breaks, 0.0
                 self._heard = time.monotonic()
                 self._take(reply)
         except (driver.RedisError, OSError) as error:
+            self._breaks += 1  # at once: others may ask before this is noticed elsewhere
             log.debug("changes at %s: %s", self._connection.where, error)
 
     def _take(self, reply: Any) -> None:
@@ -167,6 +182,8 @@ class Changes:
                 log.exception("%s: a listener failed", channel)
 
     async def aclose(self) -> None:
+        self._closed = True
+        self._wake.set()
         await self._tasks.aclose()
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import hiredis
 from redis import exceptions as driver
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
@@ -22,7 +23,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from mooring.errors import Closed
-from mooring.registry.redis.failures import judge, translate
+from mooring.registry.redis.failures import code_of, judge, kind_of, translate
 from mooring.registry.redis.scripts import Script
 from mooring.registry.redis.settings import Settings
 from mooring.tasks import Backoff, Tasks
@@ -30,6 +31,8 @@ from mooring.tasks import Backoff, Tasks
 log = logging.getLogger(__name__)
 
 Argument: TypeAlias = str | bytes | int | float
+_AS_THEY_COME = ("HGETALL", "SMEMBERS", "TIME", "ZSCAN")
+"""Commands whose replies a cluster's client would make over: here they are the same everywhere."""
 _BATCH = 500
 """Commands that go out together at the most."""
 
@@ -52,6 +55,7 @@ class Connection:
         self.timeout = settings.timeout
         self._settings = settings
         self._options = _options(settings)
+        self._sentinels: list[Redis] = []
         self._client = self._open()
         self._waiting: list[_Call] = []
         self._tasks = Tasks()
@@ -62,24 +66,29 @@ class Connection:
         hosts = [_split(host) for host in settings.hosts]
         if settings.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in hosts]
-            return RedisCluster(
+            cluster = RedisCluster(
                 startup_nodes=nodes, require_full_coverage=False, **_without_db(options)
             )
+            for command in _AS_THEY_COME:
+                cluster.response_callbacks.pop(command, None)
+            return cluster
         if settings.kind == "sentinel":
             asking = {**_without_db(options), "username": None}
             asking["password"] = settings.sentinel_password or None
             sentinel = Sentinel(hosts, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
+            self._sentinels = list(sentinel.sentinels)
             client: Redis = sentinel.master_for(settings.master)
             return client
         host, port = hosts[0]
         return Redis(host=host, port=port, **options)
 
     async def run(
-        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument], *, what: str
+        self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
     ) -> Any:
         """Run a script; `what` names it in errors. Raises what a store raises."""
         command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
-        return await self._send(_Call(command, script, what, script.name != "list", _future()))
+        writes = script.name not in ("list", "state")
+        return await self._send(_Call(command, script, what, writes, _future()))
 
     async def call(self, *command: Argument, what: str, writes: bool = False) -> Any:
         """One plain command."""
@@ -95,6 +104,8 @@ class Connection:
 
     def _flush(self) -> None:
         calls, self._waiting = self._waiting, []
+        if self._closed:
+            return self._let_go(calls)
         for first in range(0, len(calls), _BATCH):
             batch = calls[first : first + _BATCH]
             self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
@@ -104,10 +115,13 @@ class Connection:
         try:
             await self._answer_within(calls)
         finally:
-            for call in calls:  # closed meanwhile
-                if not call.answer.done():
-                    call.answer.set_exception(Closed(f"{self.url} was closed meanwhile"))
-                    call.answer.exception()
+            self._let_go(calls)
+
+    def _let_go(self, calls: list[_Call]) -> None:
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_exception(Closed(f"{self.url} was closed meanwhile"))
+                call.answer.exception()  # who asked may have gone, and nobody else shall hear of it
 
     async def _answer_within(self, calls: list[_Call]) -> None:
         deadline = time.monotonic() + self.timeout
@@ -125,7 +139,7 @@ class Connection:
                     whole = ("EVAL", call.script.text, *call.command[2:])
                     left.append(call._replace(command=whole))
                 elif verdict == "final" or time.monotonic() >= deadline:
-                    self._fail(call, result)
+                    self._fail(call, result, await self._wrong_keys(call, result, deadline))
                 else:
                     left.append(call)
                     pause = True
@@ -135,9 +149,28 @@ class Connection:
                 await asyncio.sleep(backoff.next())
             calls = left
 
-    def _fail(self, call: _Call, error: BaseException) -> None:
+    async def _wrong_keys(self, call: _Call, error: BaseException, deadline: float) -> list[str]:
+        """Which of a call's keys hold something else than they should, where that is the error."""
+        if code_of(error) != "WRONGTYPE":
+            return []
+        named = call.command[3 : 3 + int(call.command[2])] if call.script else call.command[1:2]
+        keys = [key.decode() if isinstance(key, bytes) else str(key) for key in named]
+        asked = [_Call(("TYPE", key), None, call.what, False, call.answer) for key in keys]
+        kinds = [
+            kind.decode() if isinstance(kind, bytes) else "none"
+            for kind in await self._execute(asked, deadline)
+        ]
+        return [
+            f"{key} is a {kind} and should be a {kind_of(key)}"
+            for key, kind in zip(keys, kinds, strict=True)
+            if kind not in ("none", kind_of(key))
+        ]
+
+    def _fail(self, call: _Call, error: BaseException, wrong: Sequence[str] = ()) -> None:
         if not call.answer.done():
-            problem = translate(error, what=call.what, where=self.where, writes=call.writes)
+            problem = translate(
+                error, what=call.what, where=self.where, writes=call.writes, wrong=wrong
+            )
             problem.__cause__ = error
             call.answer.set_exception(problem)
 
@@ -146,13 +179,10 @@ class Connection:
         left = max(deadline - time.monotonic(), 0.05)
         try:
             async with asyncio.timeout(left):
-                if len(calls) == 1:
-                    return [await self._client.execute_command(*calls[0].command)]
-                pipeline = self._client.pipeline(transaction=False)
-                for call in calls:
-                    pipeline.execute_command(*call.command)
-                answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
-                return answers
+                commands = [call.command for call in calls]
+                if isinstance(self._client, RedisCluster):
+                    return await _to_cluster(self._client, commands)
+                return await _to_server(self._client, commands)
         except TimeoutError:
             return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
         except (driver.RedisError, driver.RedisClusterException, OSError) as error:
@@ -177,7 +207,8 @@ class Connection:
     async def scan(self, pattern: str) -> list[str]:
         """The keys that match, wherever they lie. It goes over the whole Redis, in small steps."""
         try:
-            return [key.decode() async for key in self._client.scan_iter(pattern, count=1000)]
+            found = [key async for key in self._client.scan_iter(pattern, count=1000)]
+            return [key.decode(errors="surrogateescape") for key in found]
         except (driver.RedisError, driver.RedisClusterException, OSError) as error:
             raise translate(
                 error, what=f"scan for {pattern}", where=self.where, writes=False
@@ -188,7 +219,44 @@ class Connection:
             return
         self._closed = True
         await self._tasks.aclose()
-        await self._client.aclose()
+        for client in (self._client, *self._sentinels):
+            await client.aclose()
+
+
+async def _to_server(client: Redis, commands: list[tuple[Argument, ...]]) -> Sequence[Any]:
+    """Send commands together and read the reply to each, as it comes, or the error in its place.
+
+    In the driver's own way a command takes three times as long: it packs in Python, and has a time
+    limit for each part of each command, where there is one here for all.
+    """
+    pool = client.connection_pool
+    connection: Any = await pool.get_connection()
+    limit, connection.socket_timeout = connection.socket_timeout, None
+    try:
+        # The connection closes itself where one of these fails or is cancelled.
+        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        await connection.send_packed_command(packed, check_health=False)
+        return [await _reply(connection) for _ in commands]
+    finally:
+        connection.socket_timeout = limit
+        await pool.release(connection)
+
+
+async def _reply(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except driver.ResponseError as error:
+        return error
+
+
+async def _to_cluster(client: RedisCluster, commands: list[tuple[Argument, ...]]) -> Sequence[Any]:
+    if len(commands) == 1:
+        return [await client.execute_command(*commands[0])]
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
+    return answers
 
 
 def _future() -> asyncio.Future[Any]:

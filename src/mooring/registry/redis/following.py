@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from mooring.mirror import Step, Steps
 from mooring.model import Config, Instance
 from mooring.registry.layouts.contract import Problem
-from mooring.registry.redis.changes import Changes, Message
+from mooring.registry.redis.changes import STALL, Changes, Message
 from mooring.registry.redis.expiry import overdue, standing
 from mooring.registry.redis.keys import ServiceKeys
 from mooring.registry.redis.reading import Reader, State, with_config
@@ -64,6 +64,9 @@ class ServiceFeed:
         self._problems: dict[str, Problem] = {}
         self._notes: tuple[Problem, ...] = ()
         self._answered = 0.0
+        self._breaks = changes.breaks
+        self.gone: set[str] = set()
+        """Those of whom it was heard that they left, and after which nobody looked yet."""
         self._grace_until = 0.0
         self._looks = 0
         self._braked = False
@@ -87,13 +90,11 @@ class ServiceFeed:
 
     async def look(self, gone: Set[str]) -> None:
         """Who is there. Every so often, and after a break, with all details."""
+        asked = time.monotonic()
         state, scores = await asyncio.gather(
             self._reader.state(self._service), self._reader.scores(self._service)
         )
-        moment = time.monotonic()
-        if self._answered and moment - self._answered > SILENCE:
-            self.broke()
-        self._answered = moment
+        self._hear_of_a_break(asked)
         whole = self._looks % _WHOLE == 0
         self._looks += 1
         known = {} if whole else self._raw
@@ -110,8 +111,13 @@ class ServiceFeed:
 
     async def look_at(self, ids: Set[str], gone: Set[str]) -> Changed:
         """The details of some instances, of which something was heard."""
-        details = await self._reader.details(self._service, ids)
-        self._answered = time.monotonic()
+        asked = time.monotonic()
+        state, details = await asyncio.gather(
+            self._reader.state(self._service), self._reader.details(self._service, ids)
+        )
+        self._hear_of_a_break(asked)
+        self._config = state.config
+        self._hear_of_the_brake(state)
         for id in ids:
             self._problems.pop(id, None)
             self._raw.pop(id, None)
@@ -134,6 +140,14 @@ class ServiceFeed:
             grace=time.monotonic() < self._grace_until,
             gone=gone,
         )
+
+    def _hear_of_a_break(self, asked: float) -> None:
+        """An answer has come to what was asked: was there a break before it?"""
+        moment, breaks = time.monotonic(), self._changes.breaks
+        silent = self._answered and moment - self._answered > SILENCE
+        if silent or moment - asked > STALL or breaks != self._breaks:
+            self.broke()
+        self._answered, self._breaks = moment, breaks
 
     def _hear_of_the_brake(self, state: State) -> None:
         self._notes, brake = state.problems, state.brake
@@ -182,7 +196,6 @@ class _Following:
         self._feed, self._held = feed, held
         self._wake = asyncio.Event()
         self._ids: set[str] = set()
-        self._gone: set[str] = set()
         self._whole = False
         self._begun = False
 
@@ -200,9 +213,9 @@ class _Following:
         else:
             self._ids.add(message.instance_id)
             if message.action == "removed":
-                self._gone.add(message.instance_id)
+                self._feed.gone.add(message.instance_id)
             else:
-                self._gone.discard(message.instance_id)
+                self._feed.gone.discard(message.instance_id)
         self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
@@ -211,8 +224,8 @@ class _Following:
             await self._wait(due)
             self._wake.clear()
             whole = self._whole or time.monotonic() >= due
-            ids, gone = self._ids, self._gone
-            self._ids, self._gone, self._whole = set(), set(), False
+            ids, gone = self._ids, self._feed.gone
+            self._ids, self._feed.gone, self._whole = set(), set(), False
             try:
                 if whole:
                     await self._feed.look(gone)
@@ -220,8 +233,8 @@ class _Following:
                 else:
                     changes = await self._feed.look_at(ids, gone)
             except BaseException:
-                self._gone |= gone
-                self._whole = True
+                self._feed.gone |= gone
+                self._feed.broke()
                 raise
             if whole:
                 due = time.monotonic() + (LOOK_DEAF if self._feed.deaf else LOOK)

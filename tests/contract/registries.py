@@ -1,0 +1,147 @@
+"""Every registry, for one suite over all of them, and hands that meddle with their records."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import mooring
+from mooring import Instance
+from mooring.heartbeat import parse
+from mooring.hub import Hub
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.store import Delete, Put, everything, key
+
+LAYOUTS = ("tree", "plain:/services/", "endpoints:/e/", "hprose")
+PLACES = [
+    *((backend, "tree") for backend in ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")),
+    *(("memory", layout) for layout in LAYOUTS[1:]),
+    *(("etcd-3.5", layout) for layout in LAYOUTS[1:]),
+]
+REDIS = ("redis-6.2", "redis-7.0", "redis-valkey-9", "redis-cluster", "redis-sentinel")
+
+QUICK = parse(
+    {
+        "registry": {
+            "heartbeat": {"heartbeat-interval": "400ms", "metadata-interval": "5s"},
+            "metrics": {"enabled-metrics": []},
+        }
+    }
+)
+"""What is found out by a heartbeat is found out within the time that a test waits."""
+
+
+def open_hub(url: str, layout: str) -> Hub:
+    return mooring.connect(url, layout=layout, settings=QUICK)
+
+
+class Hands(ABC):
+    """What somebody may do to the records, by no means of ours."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+
+    @abstractmethod
+    async def delete_all(self) -> None: ...
+
+    @abstractmethod
+    async def spoil(self, instance: Instance) -> None:
+        """Overwrite what stands for an instance."""
+
+    @abstractmethod
+    async def is_right(self, instance: Instance) -> bool:
+        """Whether it stands there again as it should."""
+
+    @abstractmethod
+    async def leave_garbage(self, service: str) -> bytes:
+        """Put something beside the instances of a service that is none; its key."""
+
+    @abstractmethod
+    async def everything(self) -> object:
+        """All that lies there, to be compared."""
+
+    @abstractmethod
+    async def add_services(self, names: list[str]) -> None: ...
+
+
+class OnStore(Hands):
+    async def delete_all(self) -> None:
+        await self.hub.store.commit(Delete(everything()))
+
+    async def spoil(self, instance: Instance) -> None:
+        await self.hub.store.commit(Put(self._main(instance), b"junk"))
+
+    def _main(self, instance: Instance) -> bytes:
+        return next(iter(self.hub._layout.encode(instance)))
+
+    async def is_right(self, instance: Instance) -> bool:
+        entry = (await self.hub.store.read(key(self._main(instance)))).first
+        return entry is not None and entry.value != b"junk" and entry.lease != 0
+
+    async def leave_garbage(self, service: str) -> bytes:
+        folder = next(iter(self.hub._layout.ranges(service))).start
+        tree = self.hub._layout.name == "tree"
+        bad = folder + (b"10.0.0.9:9/data" if tree else b"10.0.0.9:9")
+        await self.hub.store.commit(Put(bad, b"no JSON"), Put(folder + b"x/y/z/w", b""))
+        return bad
+
+    async def everything(self) -> object:
+        found = await self.hub.store.read(everything())
+        return [(entry.key, entry.value, entry.lease) for entry in found.entries]
+
+    async def add_services(self, names: list[str]) -> None:
+        layout = self.hub._layout
+        made = [layout.encode(Instance(name, "10.0.0.1", 1, id="u")) for name in names]
+        puts = [Put(key, value) for one in made for key, value in one.items()]
+        for start in range(0, len(puts), 100):
+            await self.hub.store.commit(*puts[start : start + 100])
+
+
+class OnRedis(Hands):
+    @property
+    def registry(self) -> RedisRegistry:
+        assert isinstance(self.hub.registry, RedisRegistry)
+        return self.hub.registry
+
+    async def call(self, *command: str | bytes | int | float) -> Any:
+        return await self.registry.connection.call(*command, what="the test", writes=True)
+
+    async def names(self) -> list[str]:
+        return sorted(await self.registry.connection.scan(f"{self.registry.keys.prefix}:*"))
+
+    async def delete_all(self) -> None:
+        for name in await self.names():
+            await self.call("DEL", name)
+
+    async def spoil(self, instance: Instance) -> None:
+        record = self.registry.keys.of(instance.service).instance(instance.id)
+        await self.call("DEL", record)
+        await self.call("HSET", record, "host", "junk")
+
+    async def is_right(self, instance: Instance) -> bool:
+        listed = (await self.registry.instances(instance.service)).instances
+        return instance.address in [each.address for each in listed]
+
+    async def leave_garbage(self, service: str) -> bytes:
+        keys = self.registry.keys.of(service)
+        now = (await self.registry.reader.state(keys)).now
+        await self.call("ZADD", keys.heartbeats, now, "bad")
+        await self.call("HSET", keys.instance("bad"), "host", "10.0.0.9", "port", "many")
+        await self.call("ZADD", keys.heartbeats, now, "without-a-record")
+        return keys.instance("bad").encode()
+
+    async def everything(self) -> object:
+        found = {}
+        for name in await self.names():
+            kind = await self.call("TYPE", name)
+            read = {b"hash": "HGETALL", b"set": "SMEMBERS", b"zset": "ZCARD"}.get(kind, "GET")
+            found[name] = await self.call(read, name)
+        return found
+
+    async def add_services(self, names: list[str]) -> None:
+        for name in names:
+            await self.call("SADD", self.registry.keys.services, name)
+
+
+def hands_of(hub: Hub) -> Hands:
+    return OnRedis(hub) if isinstance(hub.registry, RedisRegistry) else OnStore(hub)

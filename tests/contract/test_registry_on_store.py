@@ -1,0 +1,101 @@
+"""What a registry on a store promises beside what all do: leases, and the keys as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+import mooring
+from mooring.errors import InvalidRequest
+from mooring.hub import Hub
+from mooring.store import Put, everything, key
+from tests.contract.registries import PLACES, open_hub
+from tests.contract.test_registry import at, ports
+from tests.waiting import eventually
+
+
+@pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{place[1].partition(':')[0]}")
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    chosen: tuple[str, str] = request.param
+    return chosen
+
+
+@pytest.fixture
+def backend(place: tuple[str, str]) -> str:
+    return place[0]
+
+
+@pytest.fixture
+async def hub(store_url: str, place: tuple[str, str]) -> AsyncIterator[Hub]:
+    async with open_hub(store_url, place[1]) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(store_url: str, place: tuple[str, str]) -> AsyncIterator[Hub]:
+    """The same registry, seen by somebody else."""
+    async with open_hub(store_url, place[1]) as opened:
+        yield opened
+
+
+async def test_a_revoked_lease_is_replaced(hub: Hub, other: Hub):
+    async with hub.register(at(1)), hub.register(at(2)):
+        held = (await hub.store.read(everything())).entries
+        (lease,) = {entry.lease for entry in held if entry.lease}
+        await hub.store.revoke(lease)
+
+        async def back() -> bool:
+            return await ports(other.registry) == [1, 2]
+
+        await eventually(back, within=2)
+
+
+async def test_registrations_of_one_process_share_a_lease_and_the_last_revokes_it(hub: Hub):
+    async with hub.register(at(1)):
+        async with hub.register(at(2)):
+            held = (await hub.store.read(everything())).entries
+            assert len({entry.lease for entry in held if entry.lease}) == 1
+        left = (await hub.store.read(everything())).entries
+        assert any(entry.lease for entry in left)
+    left = (await hub.store.read(everything())).entries
+    assert not any(entry.lease for entry in left)
+
+
+async def test_unknown_fields_survive_an_edit(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    name = b"/registry/default/echo/info"
+    await hub.store.commit(Put(name, b'{"displayName":"old","ours":[1]}'))
+    told = await hub.registry.describe(service="echo", set={"displayName": "验证码"})
+    assert told == mooring.Service("echo", "验证码")
+    entry = (await hub.store.read(key(name))).first
+    assert entry is not None
+    assert entry.value == '{"displayName":"验证码","ours":[1]}'.encode()
+
+
+async def test_every_group_and_service_has_a_description_that_is_never_overwritten(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    instance = msgspec.structs.replace(at(1), service="Common/echo")
+    async with hub.register(instance):
+        assert await hub.registry.info(group="Common") == mooring.Group("Common")
+        await hub.registry.describe(group="Common", set={"department": "d"})
+    async with hub.register(instance):
+        assert await hub.registry.info(group="Common") == mooring.Group("Common", department="d")
+    assert await hub.registry.services() == [("Common/echo", 0)]
+    assert await hub.registry.groups() == ["Common"]
+
+
+async def test_what_is_no_json_is_refused_with_the_key(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    for file in ("config", "info"):
+        await hub.store.commit(Put(f"/registry/default/echo/{file}".encode(), b"{"))
+    with pytest.raises(InvalidRequest, match="echo/config is no JSON"):
+        await hub.registry.config("echo")
+    with pytest.raises(InvalidRequest, match="echo/config is no JSON"):
+        await hub.registry.configure("echo", set={"weight": 1})
+    with pytest.raises(InvalidRequest, match="echo/info is no JSON"):
+        await hub.registry.info(service="echo")
