@@ -18,6 +18,7 @@ from bench import (
     etcd_peers,
     etcd_reads,
     following,
+    locking,
     machine,
     memory_store,
     moving,
@@ -45,6 +46,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "registering": registering.run,
     "following": following.run,
     "resting": resting.run,
+    "locking": locking.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

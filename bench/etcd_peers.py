@@ -63,7 +63,7 @@ async def run(plan: Plan) -> list[Section]:
     pythons = {_OURS: Path(sys.executable)}
     for peer in PEERS:
         try:
-            pythons[peer.name] = await _installed(peer, plan)
+            pythons[peer.name] = await installed(peer, plan)
         except ProcessFailed as problem:
             failed[peer.name] = str(problem)
     lines: list[Line] = []
@@ -123,7 +123,7 @@ def _shown(load: Load | None) -> str:
     return "failed" if load is None else show(load)
 
 
-async def _installed(peer: Peer, plan: Plan) -> Path:
+async def installed(peer: Peer, plan: Plan) -> Path:
     """The interpreter that has the peer, in an environment made where there is none yet."""
     folder = ROOT / _VENVS / peer.name
     python = folder / "bin" / "python"

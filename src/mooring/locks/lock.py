@@ -39,7 +39,6 @@ State = Literal["held", "suspended", "lost", "released"]
 
 _LEAVE_WITHIN = 5.0
 _LATE = "its lease was not renewed in time"
-_WATCHED_AFTER = 1.0  # seconds after which a holder's key is watched, though nobody waits
 
 
 def check_name(name: str) -> bytes:
@@ -88,8 +87,7 @@ class Held:
         self._scope: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        loop = asyncio.get_running_loop()
-        self._watching = loop.call_later(_WATCHED_AFTER, queue.watch_over, place, start)
+        queue.holds(place, start)
         self._listen()
 
     def _listen(self) -> None:
@@ -149,8 +147,8 @@ class Held:
 
     def _settle(self) -> None:
         """It is ours no longer, one way or another."""
-        self._watching.cancel()
         self._place.on_gone = self._lease.lost = None
+        self._queue.forget(self._place, self._start)
         self._queue.owners.discard((self._start, self._by))
 
     async def release(self) -> None:
@@ -165,7 +163,6 @@ class Held:
         lost = self.state == "lost"
         self._released = True
         self._settle()
-        self._queue.forget(self._place, self._start)
         if lost:
             self._reason = self._reason or _LATE
             self.lost.set()

@@ -14,9 +14,11 @@ and a copy that is behind shows some who are gone, never lacks one who is there.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 LINGER = 10.0
 """Seconds that a watch stands after the last contender here has left."""
 
+_BRIEF = 1.0  # seconds after which a holder's key is watched, though nobody waits
 _CROWD = 8  # contenders in a known line from which a newcomer does not ask the store who is first
 
 
@@ -112,6 +115,8 @@ class Queue:
         """Who here contends for what: nobody may do so twice."""
         self.by = f"{socket.gethostname()}:{os.getpid()}"
         self._views: dict[bytes, LineView] = {}
+        self._held: dict[Place, tuple[bytes, float]] = {}
+        self._looking: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
 
     async def join(
@@ -126,8 +131,7 @@ class Queue:
         name = start + b"%x" % lease
         view = self._views.get(start)
         asks = certain or view is None or not view.crowded
-        limit = 0 if certain and rule.head > 1 else rule.head
-        head = [Query(prefix(start), limit=limit, order="created")] if asks else []
+        head = _head(start, 0 if certain and rule.head > 1 else rule.head) if asks else ()
         entries: tuple[Entry, ...] = ()
         try:
             done = await self.store.commit(
@@ -193,10 +197,30 @@ class Queue:
 
     def watch_over(self, place: Place, start: bytes) -> None:
         """Have a place told when it is gone, though nobody waits for its name."""
+        self._held.pop(place, None)
         self.view(start).add(place)
+
+    def holds(self, place: Place, start: bytes) -> None:
+        """A place is held from now on. If that takes longer, it is watched over."""
+        self._held[place] = (start, time.monotonic())
+        if self._looking is None:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(_BRIEF / 2, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        since = time.monotonic() - _BRIEF
+        for place, (start, held) in tuple(self._held.items()):
+            if held > since:
+                self._look_later()
+                return
+            self.watch_over(place, start)
 
     def forget(self, place: Place, start: bytes) -> None:
         """Nobody is interested in a place any more."""
+        self._held.pop(place, None)
         if (view := self._views.get(start)) is not None:
             view.forget(place)
 
@@ -217,12 +241,20 @@ class Queue:
             self._tasks.start(view.mirror.aclose(), name="end of a line's watch")
 
     async def aclose(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         for view in tuple(self._views.values()):
             view.close()
         await asyncio.gather(*(view.mirror.aclose() for view in self._views.values()))
         self._views.clear()
         await self.leases.aclose()
         await self._tasks.aclose()
+
+
+@functools.lru_cache(maxsize=1024)
+def _head(start: bytes, limit: int) -> tuple[Query]:
+    """To read with a commit: the first of a line."""
+    return (Query(prefix(start), limit=limit, order="created"),)
 
 
 class LineView:
