@@ -1,0 +1,201 @@
+"""`mooring migrate redis-v1`, as a user types it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from mooring.testing.redis import RedisServer
+from tests.acceptance.test_cli import mooring_command
+from tests.waiting import until
+
+
+class Place:
+    """A Redis with v1 and v2 side by side, and the commands on it."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self.server, self.v2 = server, uuid.uuid4().hex[:8]
+        self.v1 = f"v1-{self.v2}"
+        self.url = f"{server.url}?prefix={self.v2}"
+        self.verified = folder / "verified"
+
+    def register(self, service: str, id: str, **told: str) -> None:
+        now = round(time.time() * 1000)
+        fields = {"host": "10.0.0.1", "port": "80", "timestamp": str(now), **told}
+        words = [word for pair in fields.items() for word in pair]
+        self.server.command("HSET", f"{self.v1}:services:{service}:{id}", *words)
+        self.server.command("SADD", f"{self.v1}:service_instances:{service}", id)
+        self.server.command("ZADD", f"{self.v1}:heartbeat:{service}", now, id)
+
+    def arguments(self, step: str, *more: str) -> list[str]:
+        file = [f"--verified={self.verified}"] if step in ("verify", "delete") else []
+        where = [f"--registry={self.url}", f"--v1-prefix={self.v1}"]
+        return ["migrate", "redis-v1", step, *where, *file, *more]
+
+    def run(self, step: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return mooring_command(*self.arguments(step, *more))
+
+    def listed(self, service: str) -> list[str]:
+        done = mooring_command("instances", service, f"--registry={self.url}", "--json")
+        return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+    def v1_keys(self) -> list[str]:
+        return sorted(cast("list[str]", self.server.command("KEYS", f"{self.v1}:*")))
+
+
+@pytest.fixture
+def place(redis: Callable[[str], RedisServer], tmp_path: Path) -> Place:
+    return Place(redis("6.2"), tmp_path)
+
+
+def test_from_plan_to_delete(place: Place):
+    place.register("svc", "a")
+    place.register("svc", "b", port="many")
+    planned = place.run("plan")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.splitlines() == [
+        "svc\ta\tmissing\tv2 has no details of it; v2 has no heartbeat of it",
+        "svc\tb\tunreadable\thas a wrong port: 'many' is no number",
+    ]
+    assert planned.stderr == "mooring: 1 missing, 1 unreadable\n"
+    assert place.listed("svc") == []
+
+    refused = place.run("delete")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "nothing is deleted before `verify` found no difference" in refused.stderr
+
+    early = place.run("verify")
+    assert early.returncode == 1
+    assert "v1 cannot be given up yet" in early.stderr
+    assert not place.verified.exists()
+
+    copied = place.run("copy")
+    assert copied.stdout.startswith("svc\ta\twritten\t")
+    assert place.listed("svc") == ["a"]
+    assert "nothing to write" in place.run("copy").stderr
+
+    verified = place.run("verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "1 equal, 1 unreadable" in verified.stderr
+
+    deleted = place.run("delete")
+    assert deleted.returncode == 0, deleted.stderr
+    assert "3 records, names and heartbeats of v1 deleted" in deleted.stderr
+    assert place.v1_keys() == [
+        f"{place.v1}:{rest}"
+        for rest in ("heartbeat:svc", "service_instances:svc", "services:svc:b")
+    ]
+    assert place.listed("svc") == ["a"]
+
+
+def test_json_has_everything(place: Place):
+    place.register("svc", "a", metadata="just words")
+    assert place.run("copy", "--json").returncode == 0
+    (record,) = [json.loads(line) for line in place.run("plan", "--json").stdout.splitlines()]
+    assert record.pop("why").startswith("v2 has the same; metadata is neither")
+    assert record == {
+        "service": "svc",
+        "id": "a",
+        "verdict": "equal",
+        "differences": [],
+        "notes": ["metadata is neither JSON nor a=1,b=2: it is kept whole, under that name"],
+    }
+    place.register("svc", "a", weight="5")
+    (record,) = [json.loads(line) for line in place.run("verify", "--json").stdout.splitlines()]
+    assert record["verdict"] == "differs"
+    assert {"field": "weight", "v1": "5", "v2": "1"} in record["differences"]
+
+
+def test_delete_refuses_what_was_verified_elsewhere_or_changed_since(place: Place):
+    place.register("svc", "a")
+    place.run("copy")
+    assert place.run("verify").returncode == 0
+    other = place.run("delete", "--v1-prefix=other")
+    assert other.returncode == 1
+    assert "another migration" in other.stderr
+    place.register("svc", "b")
+    refused = place.run("delete")
+    assert refused.returncode == 1
+    assert "v1 changed since it was verified: svc b came" in refused.stderr
+    assert len(place.v1_keys()) == 4
+    assert place.run("verify").returncode == 1
+    assert not place.verified.exists(), "what was verified before no longer counts"
+
+
+@contextlib.contextmanager
+def running(place: Place, *more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mooring.cli", *place.arguments("bridge", *more)],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
+    with running(place, "--interval=100ms", "--json") as bridge:
+        place.register("svc", "a")
+        until(lambda: place.listed("svc") == ["a"], within=20)
+        bridge.send_signal(signal.SIGTERM)
+        output, told = bridge.communicate(timeout=20)
+    assert bridge.returncode == 0
+    assert told.splitlines()[-1] == "mooring: stopped"
+    assert "mooring: svc a: from v1 to v2" in told
+    changes = [json.loads(line) for line in output.splitlines()]
+    assert {"service": "svc", "id": "a"} in [each for line in changes for each in line["toV2"]]
+
+
+def test_a_copy_that_is_killed_goes_on(place: Place):
+    for number in range(300):
+        place.register(f"s{number % 30}", f"i{number}")
+    command = [sys.executable, "-m", "mooring.cli", *place.arguments("copy")]
+    heartbeats = f"{place.v2}:services:s0:heartbeats"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as copying:
+        until(lambda: place.server.command("EXISTS", heartbeats), within=20)
+        copying.kill()
+    assert place.run("copy").returncode == 0
+    done = place.run("verify")
+    assert "300 equal" in done.stderr, done.stderr
+
+
+def test_a_store_is_no_redis(tmp_path: Path):
+    done = mooring_command("migrate", "redis-v1", "plan", f"--store=sqlite://{tmp_path}/store")
+    assert done.returncode == 1
+    assert "is no Redis" in done.stderr
+
+
+def test_a_terminal_has_a_bar_and_a_table(place: Place):
+    place.register("svc", "a")
+    shown = b""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ |= {"TERM": "xterm", "COLUMNS": "120"}
+        command = [sys.executable, "-m", "mooring.cli", *place.arguments("plan")]
+        os.execv(sys.executable, command)
+    with contextlib.suppress(OSError):  # the terminal goes with its last user
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert os.waitpid(child, 0)[1] == 0, shown.decode()
+    text = shown.decode()
+    assert "looked at" in text
+    assert "verdict" in text
+    assert "missing" in text
