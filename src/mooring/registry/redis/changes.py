@@ -122,7 +122,7 @@ class Changes:
         reading = Tasks()
         try:
             task = reading.start(self._read(connection), name="hear changes")
-            # A cancellation can be lost: in Python 3.11 by `asyncio.wait_for`, which the driver uses.
+            # A cancellation can be lost: in Python 3.11 `asyncio.wait_for` does it, in the driver.
             while not task.done() and not self._closed:
                 self._wake.clear()
                 wanted = set(self._listeners)
