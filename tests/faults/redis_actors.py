@@ -12,8 +12,13 @@ from typing import Any
 import msgspec
 
 from mooring.errors import Removed, Superseded
-from mooring.heartbeat import parse
-from mooring.heartbeat.settings import CleanupSettings, RegistrySettings
+from mooring.heartbeat.settings import (
+    CleanupSettings,
+    HeartbeatSettings,
+    MetricsSettings,
+    RedisSettings,
+    RegistrySettings,
+)
 from mooring.hub import Hub
 from mooring.model import JSON, Instance, Status, new_incarnation
 from mooring.registry.redis.changes import Changes
@@ -37,22 +42,14 @@ def quick(
     interval: float = 0.5,
     timeout: float = 2.0,
     release: float = 600.0,
-    **redis: object,
+    **redis: Any,
 ) -> RegistrySettings:
     """Settings under which all happens within seconds."""
-    return parse(
-        {
-            "registry": {
-                "heartbeat": {"heartbeat-interval": beat, "metadata-interval": 60},
-                "metrics": {"enabled-metrics": []},
-                "cleanup": {
-                    "interval": interval,
-                    "global-timeout": timeout,
-                    "brake-release": release,
-                },
-                "redis": redis,
-            }
-        }
+    return RegistrySettings(
+        heartbeat=HeartbeatSettings(heartbeat_interval=beat),
+        metrics=MetricsSettings(enabled_metrics=()),
+        cleanup=CleanupSettings(interval=interval, global_timeout=timeout, brake_release=release),
+        redis=RedisSettings(**redis),
     )
 
 

@@ -1,0 +1,368 @@
+"""Cleanup and its brake on a real Redis: the dead go, and nobody who lives does, whatever stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.discovery.view import View
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.hub import Hub
+from mooring.registry.redis.beats import persistent
+from mooring.registry.redis.cleanup import Swept
+from mooring.testing.proxy import FaultProxy
+from mooring.testing.redis import RedisServer
+from tests.faults.redis_actors import (
+    crash,
+    fleet,
+    namespaced,
+    quick,
+    registry_of,
+    sweeping,
+)
+from tests.waiting import eventually
+
+SETTINGS = quick()
+TIMEOUT = SETTINGS.cleanup.global_timeout
+
+
+@pytest.fixture
+def url(redis: Callable[[str], RedisServer]) -> str:
+    return namespaced(redis("7.0").url)
+
+
+def connect(url: str, settings: RegistrySettings = SETTINGS) -> Hub:
+    return mooring.connect(url, settings=settings)
+
+
+async def listed(hub: Hub, service: str = "echo") -> set[int]:
+    found = (await hub.registry.instances(service)).instances
+    return {instance.port for instance in found}
+
+
+async def kept(hub: Hub, service: str = "echo") -> int:
+    """How many are in Redis, overdue or not."""
+    registry = registry_of(hub)
+    return len(await registry.reader.scores(registry.keys.of(service)))
+
+
+async def brakes(hub: Hub) -> set[str]:
+    return {*await registry_of(hub).sweeper().brakes()}
+
+
+@contextlib.asynccontextmanager
+async def never_fewer(view: View, count: int) -> AsyncIterator[None]:
+    """A consumer has at least so many, all the time."""
+    seen: set[int] = set()
+
+    async def look() -> None:
+        while True:
+            seen.add(len(view.instances))
+            await asyncio.sleep(0.005)
+
+    task = asyncio.ensure_future(look())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert min(seen) >= count
+
+
+async def holds(hub: Hub, count: int, seconds: float) -> None:
+    """So many stay in Redis for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert await kept(hub) == count
+        await asyncio.sleep(0.05)
+
+
+async def test_the_dead_are_taken_out_and_the_living_stay(url: str):
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        fleet(hub, 5),
+        sweeping(other),
+        other.discover("echo") as view,
+        fleet(hub, 2, first=10) as dying,
+    ):
+        await crash(dying)
+
+        async def gone() -> bool:
+            return await kept(other) == 5
+
+        await eventually(gone, within=5 * TIMEOUT)
+        await eventually(lambda: len(view.instances) == 5)
+        assert not await brakes(other)
+
+
+@pytest.mark.parametrize("sweepers", [1, 3])
+async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
+    address, _, rest = url.removeprefix("redis://").partition("?")
+    async with (
+        FaultProxy(address) as proxy,
+        connect(url) as near,
+        connect(f"redis://{proxy.address}?{rest}") as far,
+        connect(url) as consumer,
+        fleet(near, 4),
+        fleet(far, 6, first=5) as cut_off,
+        consumer.discover("echo") as view,
+        sweeping(consumer, sweepers),
+        never_fewer(view, 10),
+    ):
+        proxy.blackhole()
+
+        async def braked() -> bool:
+            return await brakes(consumer) == {"echo"}
+
+        await eventually(braked, within=2 * TIMEOUT)
+        await holds(consumer, 10, 1.5 * TIMEOUT)
+        listing = await consumer.registry.instances("echo")
+        assert len(listing.instances) == 10
+        assert any("6 of 10 instances are silent" in str(problem) for problem in listing.problems)
+        before = {one.instance.incarnation for one in cut_off}
+        proxy.heal()
+
+        async def released() -> bool:
+            assert await kept(consumer) == 10
+            return not await brakes(consumer)
+
+        await eventually(released, within=5 * TIMEOUT)
+        after = {i.incarnation for i in (await consumer.registry.instances("echo")).instances}
+        assert before < after
+
+
+async def test_those_who_do_not_come_back_go_when_the_rest_did(url: str):
+    """The brake waits for stragglers first, and then lets go."""
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        fleet(hub, 4),
+        sweeping(other),
+        fleet(hub, 6, first=5) as dying,
+    ):
+        await crash(dying)
+
+        async def braked() -> bool:
+            return bool(await brakes(other))
+
+        await eventually(braked, within=2 * TIMEOUT)
+        async with connect(url) as anew, fleet(anew, 4, first=5):  # in the same places
+            first = await eventually(lambda: _not(braked()), within=5 * TIMEOUT)
+            assert first > 0.5 * TIMEOUT
+
+            async def gone() -> bool:
+                return await listed(other) == {1, 2, 3, 4, 5, 6, 7, 8}
+
+            await eventually(gone, within=TIMEOUT)
+            assert await kept(other) == 8
+
+
+async def _not(answer: object) -> bool:
+    return not await answer  # type: ignore[misc]
+
+
+async def test_the_brake_lets_go_after_its_time(url: str):
+    settings = quick(release=1.5)
+    async with (
+        connect(url, settings) as hub,
+        connect(url, settings) as other,
+        fleet(hub, 2),
+        fleet(hub, 4, first=5) as dying,
+        sweeping(other),
+    ):
+        await crash(dying)
+        await eventually(lambda: _holding(other), within=2 * TIMEOUT)
+        assert await kept(other) == 6
+
+        async def gone() -> bool:
+            return await kept(other) == 2
+
+        await eventually(gone, within=4 * TIMEOUT)
+        assert not await brakes(other)
+
+
+async def _holding(hub: Hub) -> bool:
+    return bool(await brakes(hub))
+
+
+async def test_an_operator_releases_the_brake_and_the_silent_go(url: str):
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        fleet(hub, 2),
+        fleet(hub, 4, first=5) as dying,
+        sweeping(other, 2),
+    ):
+        await crash(dying)
+        await eventually(lambda: _holding(other), within=2 * TIMEOUT)
+        assert await registry_of(other).sweeper().release("echo")
+
+        async def gone() -> bool:
+            return await kept(other) == 2
+
+        await eventually(gone, within=2 * TIMEOUT)
+        assert not await registry_of(other).sweeper().release("echo")
+        assert not await brakes(other)
+
+
+async def test_a_brake_that_nobody_looks_after_ends(url: str):
+    """All sweepers died while it held: consumers do not keep the dead for ever."""
+    settings = quick(release=0.5)
+    async with connect(url, settings) as hub, fleet(hub, 4) as dying:
+        await crash(dying)
+        async with sweeping(hub):
+            await eventually(lambda: _holding(hub), within=2 * TIMEOUT)
+
+        async def over() -> bool:
+            return await listed(hub) == set()
+
+        await eventually(over, within=4 * TIMEOUT)
+
+
+async def test_a_scale_in_by_deregistration_trips_nothing(url: str):
+    async with connect(url) as hub, connect(url) as other, sweeping(other, 2), fleet(hub, 2):
+        async with fleet(hub, 8, first=3):
+            assert await kept(other) == 10
+        end = time.monotonic() + 1.5 * TIMEOUT
+        while time.monotonic() < end:
+            assert await listed(other) == {1, 2}
+            assert not await brakes(other)
+            await asyncio.sleep(0.1)
+
+
+async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., RedisServer]):
+    """For several timeouts, and also services of one and two instances."""
+    server = fresh_redis()
+    url = namespaced(server.url)
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        fleet(hub, 1, service="one") as one,
+        fleet(hub, 2, service="two") as two,
+        fleet(hub, 5, service="five") as five,
+        other.discover("one") as view1,
+        other.discover("two") as view2,
+        other.discover("five") as view5,
+        sweeping(other, 2),
+    ):
+        removed: list[object] = []
+        for view in (view1, view2, view5):
+            view.subscribe(lambda update: removed.extend(c for c in update.changes if not c.after))
+        incarnations = {each.instance.incarnation for each in (*one, *two, *five)}
+        async with never_fewer(view1, 1), never_fewer(view2, 2), never_fewer(view5, 5):
+            server.pause()
+            await asyncio.sleep(2 * TIMEOUT)
+            server.resume()
+
+            async def back() -> bool:
+                return await listed(hub, "five") == {1, 2, 3, 4, 5}
+
+            await eventually(back, within=10)
+            await asyncio.sleep(1)
+        assert removed == []
+        held = [i for v in (view1, view2, view5) for i in v.instances]
+        assert {instance.incarnation for instance in held} == incarnations
+        for name, count in (("one", 1), ("two", 2), ("five", 5)):
+            assert await kept(other, name) == count
+            assert all(each.state == "registered" for each in (*one, *two, *five))
+
+
+async def test_persistent_instances_are_marked_and_recover(url: str):
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        sweeping(other),
+        fleet(hub, 4, ephemeral=False) as dying,
+        fleet(hub, 1, first=9),
+        other.discover("echo") as view,
+    ):
+        await crash(dying)
+
+        async def marked() -> bool:
+            assert not await brakes(other)
+            found = (await other.registry.instances("echo")).instances
+            assert len(found) == 5
+            return sum(not each.status.healthy for each in found) == 4
+
+        await eventually(marked, within=3 * TIMEOUT)
+        await eventually(lambda: sum(not i.status.healthy for i in view.instances) == 4)
+        async with connect(url) as again:
+            for one in dying:  # the very same process, after a long sleep
+                enrolment = one._enrolment
+                await enrolment.beat(one.instance, update=False)
+            found = (await again.registry.instances("echo")).instances
+            assert all(each.status.healthy for each in found)
+            await eventually(lambda: all(i.status.healthy for i in view.instances))
+
+
+async def test_persistent_instances_do_not_keep_the_brake_from_holding(url: str):
+    """Ten that stay and four that do not: three of the four are more than half."""
+    async with connect(url) as hub, connect(url) as other:
+        registry = registry_of(other)
+        async with fleet(hub, 10, ephemeral=False), fleet(hub, 4, first=20) as ephemeral:
+            await crash(ephemeral[1:])
+            async with sweeping(other):
+                await eventually(lambda: _holding(other), within=2 * TIMEOUT)
+                await asyncio.sleep(TIMEOUT)
+                assert await kept(other) == 14
+        keys = registry.keys.of("echo")
+        assert await registry.connection.call("ZCARD", persistent(keys), what="test") == 0
+
+
+async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url: str):
+    settings = quick(timeout=0.4, interval=0.2, beat=0.1)
+    async with connect(url, settings) as hub:
+        registry = registry_of(hub)
+        keys = registry.keys.of("echo")
+        async with fleet(hub, 1):
+            for number in range(450):
+                record = keys.instance(f"i{number}")
+                await registry.connection.call("HSET", record, "host", "h", what="t", writes=True)
+                command = ("ZADD", keys.heartbeats, number + 1, f"i{number}")
+                await registry.connection.call(*command, what="t", writes=True)
+            sweeper = registry.sweeper()
+            sweeper._settings = quick(timeout=0.4).cleanup.__class__(
+                interval=0.2, global_timeout=0.4, brake_least=1000
+            )
+            oldest = await sweeper._watch() - 400
+            first = [f"i{number}" for number in range(200)]
+            await sweeper._call(keys, first, Swept(), oldest)  # and it is gone
+            assert await kept(hub) == 251
+            other = registry.sweeper()
+            other._settings = sweeper._settings
+            swept = await other.sweep()
+            assert len(swept.removed) == 250
+            assert await kept(hub) == 1
+            found = await registry.connection.scan(f"{keys.base}:instance:*")
+            assert len(found) == 1
+
+
+async def test_a_service_by_another_name_is_not_held_up(url: str):
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        fleet(hub, 4) as dying,
+        fleet(hub, 1, service="b") as single,
+        fleet(hub, 1, service="c", first=3),
+        sweeping(other),
+    ):
+        await crash([*dying, *single])
+        await eventually(lambda: _holding(other), within=2 * TIMEOUT)
+
+        async def gone() -> bool:
+            return await kept(other, "b") == 0
+
+        await eventually(gone, within=3 * TIMEOUT)
+        assert await brakes(other) == {"echo"}
+        names = [service.name for service in await other.registry.services()]
+        assert names == ["c", "echo"]
+        assert Instance("c", "10.0.0.1", 3).id in {
+            i.id for i in (await other.registry.instances("c")).instances
+        }
