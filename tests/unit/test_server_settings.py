@@ -39,6 +39,10 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"store: nonsense", "no store URL"),
         (b"store: memory://?namespace=/a", "--etcd off"),
         (b"store: sqlite:///x?namespace=/a\netcd: 127.0.0.1:0", "whole store"),
+        (b"store: memory://\nregistry: nonsense", "no store URL"),
+        (b"store: redis://h\netcd: 127.0.0.1:0", "no keys for etcd's API"),
+        (b"store: redis://h\nregistry: redis://h", "keeps a registry and nothing else"),
+        (b"cleanup: sometimes", r"\$\.cleanup"),
     ],
 )
 def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: str):
@@ -50,6 +54,29 @@ def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: s
 def test_a_namespace_is_fine_without_the_api_of_etcd(tmp_path: Path):
     (tmp_path / "file").write_text("store: memory://?namespace=/a\netcd: off\n")
     assert load(tmp_path / "file").url().options["namespace"] == "/a"
+
+
+@pytest.mark.parametrize(
+    ("content", "etcd", "sweeps"),
+    [
+        ("store: memory://", "127.0.0.1:2379", False),
+        ("store: memory://\nregistry: redis://h", "127.0.0.1:2379", True),
+        ("store: memory://\nregistry: redis://h\ncleanup: off", "127.0.0.1:2379", False),
+        ("store: memory://\nregistry: redis://h\ncleanup: 'off'", "127.0.0.1:2379", False),
+        ("store: memory://\nregistry: memory://other", "127.0.0.1:2379", False),
+        ("store: redis+sentinel://h/main", "off", True),
+        ("store: etcd://h\nregistry: redis://h", "off", True),
+    ],
+)
+def test_a_registry_on_redis_is_cleaned_up(tmp_path: Path, content: str, etcd: str, sweeps: bool):
+    (tmp_path / "file").write_text(content)
+    settings = load(tmp_path / "file")
+    assert (settings.etcd, settings.sweeps) == (etcd, sweeps)
+
+
+def test_no_password_is_shown():
+    settings = load(None, store="etcd://a:hunter2@h", registry="redis://b:hunter3@h")
+    assert "hunter" not in repr(settings)
 
 
 @pytest.mark.parametrize("name", ["mia@home", "100%41", "what?", "#1", "a b", "服务"])

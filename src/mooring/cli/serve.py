@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.running import run
+from mooring.cli.telling import hear, hear_crashes
 from mooring.errors import MissingExtra
 
 
@@ -20,6 +21,14 @@ def serve(
             help="default: a file in the user's data folder",
         ),
     ] = "",
+    registry: Annotated[
+        str,
+        typer.Option(
+            envvar="MOORING_REGISTRY",
+            metavar="URL",
+            help="where the registry is, if not in the store: redis://…, which is cleaned up too",
+        ),
+    ] = "",
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="health probes")] = "",
     etcd: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="etcd's API; default 127.0.0.1:2379")
@@ -29,10 +38,17 @@ def serve(
         bool, typer.Option("--insecure", help="beyond loopback without TLS and users")
     ] = False,
 ) -> None:
-    """Serve a store: etcd's API for an embedded one, and HTTP health probes."""
+    """Serve a store: etcd's API for an embedded one, and HTTP health probes.
+
+    Of a registry on Redis it takes out the dead.
+    """
     try:
         from mooring.server import serving, settings
     except ImportError as error:
         raise MissingExtra("mooring serve", "server") from error
-    told = settings.load(config, store=store, http=http, etcd=etcd, insecure=insecure)
+    told = settings.load(
+        config, store=store, registry=registry, http=http, etcd=etcd, insecure=insecure
+    )
+    hear_crashes()
+    hear("mooring.registry.redis.cleanup")
     run(serving.serve(told, lambda text: typer.echo(text)))

@@ -10,18 +10,24 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
+from mooring.durations import show
 from mooring.errors import StoreError
-from mooring.hub import open_host, open_store
+from mooring.hub import Hub, connect, open_host
 from mooring.locks.contests import Contests
-from mooring.server.health import Readiness, application
+from mooring.server.health import Readiness, application, questions
 from mooring.server.settings import ServerSettings, split
 from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.embedded.wire.tls import ServerTLS
+from mooring.store.url import REDIS
 from mooring.tasks import Tasks
+
+if TYPE_CHECKING:
+    from mooring.registry.redis.registry import RedisRegistry
 
 GRACE = 10.0
 """Seconds that calls under way have to finish when it is told to stop."""
@@ -39,19 +45,43 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         health = ""
         if settings.http != "off":
             health = await stack.enter_async_context(_http(settings, readiness))
-        store = await stack.enter_async_context(open_store(settings.url()))
-        say(f"store    {store.url}")
+        has_store = settings.url().scheme not in REDIS
+        apart = bool(settings.registry) or not has_store
+        hub = await stack.enter_async_context(_hub(settings))
+        if has_store:
+            say(f"store    {hub.store.url}")
+        if apart:
+            say(f"registry {hub.registry.url}")
+        if settings.sweeps:
+            say(f"cleanup  {await stack.enter_async_context(_cleanup(hub))}")
         if settings.etcd and settings.etcd != "off":
             wire = await stack.enter_async_context(_etcd(settings, tls))
             say(f"etcd     {wire.address}{'' if tls is None else ' (TLS)'}")
         if health:
             say(f"health   {health}/healthz and /readyz")
-        readiness.store = store
+        readiness.questions = tuple(questions(hub, store=has_store, apart=apart))
         say("ready    Ctrl-C stops it")
         await stop.wait()
         say("stopping")
         readiness.stopping = True
     say("stopped")
+
+
+def _hub(settings: ServerSettings) -> Hub:
+    return connect(settings.store or str(settings.url()), registry=settings.registry)
+
+
+@contextlib.asynccontextmanager
+async def _cleanup(hub: Hub) -> AsyncIterator[str]:
+    """Take out the dead of a registry on Redis; what is done, in words."""
+    registry = cast("RedisRegistry", hub.registry)
+    told = registry.settings.cleanup
+    tasks = Tasks()
+    tasks.start(registry.sweeper().run(), name="cleanup")
+    try:
+        yield f"every {show(told.interval)}, after {show(told.global_timeout)} without a heartbeat"
+    finally:
+        await tasks.aclose()
 
 
 def _tls(settings: ServerSettings) -> ServerTLS | None:

@@ -11,9 +11,9 @@ import msgspec
 import yaml
 
 from mooring.errors import InvalidRequest
-from mooring.hub import EMBEDDED
+from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
-from mooring.store.url import StoreURL, parse
+from mooring.store.url import REDIS, StoreURL, parse
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"
@@ -30,6 +30,10 @@ class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str = ""
     """The store's URL; by default a file in the user's data folder."""
+    registry: str = ""
+    """The registry's URL where it is not in the store: `redis://…`."""
+    cleanup: bool = True
+    """Whether to take out the dead of a registry on Redis."""
     http: str = HTTP
     etcd: str | None = None
     """Where to speak etcd's API: on loopback by default for an embedded store; "off": nowhere."""
@@ -40,10 +44,20 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Listen beyond loopback without TLS or without users."""
 
     def __repr__(self) -> str:
-        return f"ServerSettings(store={self.url()}, http={self.http!r}, etcd={self.etcd!r})"
+        return (
+            f"ServerSettings(store={self.url()}, registry={self.registry_url()}, "
+            f"http={self.http!r}, etcd={self.etcd!r})"
+        )
 
     def url(self) -> StoreURL:
         return parse(self.store) if self.store else StoreURL("sqlite", str(data_folder() / "store"))
+
+    def registry_url(self) -> StoreURL:
+        return parse(self.registry) if self.registry else self.url()
+
+    @property
+    def sweeps(self) -> bool:
+        return self.cleanup and self.registry_url().scheme in REDIS
 
 
 def data_folder() -> Path:
@@ -65,6 +79,8 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
     for name in told:
         if name not in known:
             raise InvalidRequest(f"{file} has no setting {name!r}{nearest(str(name), known)}")
+    if told.get("cleanup") in ("on", "off"):
+        told["cleanup"] = told["cleanup"] == "on"
     for face in ("http", "etcd"):
         if told.get(face) is False:
             told[face] = "off"  # as YAML reads an `off` without quotes
@@ -92,6 +108,16 @@ def _read(file: Path) -> dict[Any, Any]:
 def checked(settings: ServerSettings) -> ServerSettings:
     """The same settings, whole and allowed."""
     embedded = settings.url().scheme in EMBEDDED
+    on_redis = settings.url().scheme in REDIS
+    settings.registry_url()  # raises for one that is none
+    if on_redis and settings.registry:
+        raise no_store(settings.url())
+    if settings.etcd and settings.etcd != "off" and on_redis:
+        raise InvalidRequest(
+            f"--etcd {settings.etcd}: {settings.url()} keeps a registry and has no keys for "
+            "etcd's API to serve. Leave --etcd out, or name an embedded store with --store and "
+            "this one with --registry"
+        )
     if settings.etcd and settings.etcd != "off" and not embedded:
         raise InvalidRequest(
             f"--etcd {settings.etcd}: {settings.url()} speaks etcd's API itself, or cannot; only "
