@@ -53,8 +53,8 @@ class Connection:
         self.cluster = settings.kind == "cluster"
         self.where = ",".join(settings.hosts)
         self.timeout = settings.timeout
-        self._settings = settings
-        self._options = _options(settings)
+        self.settings = settings
+        self._options = options_of(settings)
         self._sentinels: list[Redis] = []
         self._client = self._open()
         self._waiting: list[_Call] = []
@@ -62,7 +62,7 @@ class Connection:
         self._closed = False
 
     def _open(self) -> Redis | RedisCluster:
-        settings, options = self._settings, self._options
+        settings, options = self.settings, self._options
         hosts = [_split(host) for host in settings.hosts]
         if settings.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in hosts]
@@ -268,7 +268,8 @@ def _split(host: str) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def options_of(settings: Settings) -> dict[str, Any]:
+    """What clients of this driver are made with."""
     options: dict[str, Any] = {
         "db": settings.database,
         "username": settings.user or None,
