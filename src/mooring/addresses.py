@@ -13,6 +13,7 @@ from mooring.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def join(host: str, port: int) -> str:
@@ -25,7 +26,7 @@ def split(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
         host = host[1:-1]
-    if not colon or not (port.isascii() and port.isdigit()) or (":" in host) != bracketed:
+    if not colon or not _PORT.fullmatch(port) or (":" in host) != bracketed:
         raise InvalidRequest(
             f"{address!r} is no address: write it like 192.168.0.1:8080 or [::1]:8080"
         )

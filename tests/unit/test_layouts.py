@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
 from mooring.registry.layouts import CARRIES, File, Layout, layout_of
+from mooring.registry.layouts.contract import Malformed
 from mooring.store import Entry
 
 LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]
@@ -110,6 +111,39 @@ def test_garbage_never_breaks_it(name: str, key: bytes, value: bytes):
         if place is not None and place.id:
             made = layout.assemble(place.service, place.id, {place.file: entry(one, value)})
             assert made.instance is None or not made.problems
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(data=st.data())
+def test_a_damaged_value_never_breaks_it(name: str, data: st.DataObject):
+    layout = layout_of(name)
+    instance = data.draw(instances(layout.name))
+    files = files_of(layout, layout.encode(instance))
+    damaged = data.draw(st.sampled_from([*files]))
+    value = files[damaged].value
+    at = data.draw(st.integers(0, len(value)))
+    junk = data.draw(st.binary(max_size=4) | st.sampled_from([b"\xff", b"9" * 5000]))
+    value = value[:at] + junk + value[at + data.draw(st.integers(0, 4)) :]
+    layout.assemble(instance.service, instance.id, {**files, damaged: entry(b"/key", value)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tree", b'{"serviceVersion":"\xff"}'),
+        ("tree", b'{"\xff":1}'),
+        ("plain:/services/", b"10.0.0.1:" + b"1" * 5000),
+        ("plain:/services/", b"\xff:80"),
+        ("endpoints:/e", b'{"Addr":"10.0.0.1:80","Metadata":{"a":"\xff"}}'),
+        ("endpoints:/e", b'{"Addr":"10.0.0.1:' + b"1" * 5000 + b'"}'),
+        ("hprose", b'{"ServerUrl":"tcp://10.0.0.1:80/\xff"}'),
+        ("hprose", b'{"ServerUrl":"tcp://10.0.0.1:' + b"1" * 5000 + b'"}'),
+    ],
+)
+def test_bytes_that_are_no_text_and_ports_without_end_are_reported(name: str, value: bytes):
+    made = layout_of(name).assemble("a", "10.0.0.1:80", {"data": entry(b"/key", value)})
+    assert made.instance is None
+    assert [problem.key for problem in made.problems] == [b"/key"]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -212,6 +246,20 @@ class TestTree:
         made = self.layout.assemble("a", "10.0.0.1:80", files)
         assert made.instance == Instance("a", "10.0.0.1", 80)
         assert [problem.key for problem in made.problems] == [b"/s", b"/c"]
+
+    def test_a_config_and_a_description_that_are_no_text_are_malformed(self):
+        with pytest.raises(Malformed, match="is no JSON"):
+            self.layout.decode_config(b'{"zone":"\xff"}')
+        place = self.layout.locate(self.layout.info_key(group="Common"))
+        assert place is not None
+        with pytest.raises(Malformed, match="is no JSON"):
+            self.layout.decode_info(place, b'{"displayName":"\xff"}')
+
+    def test_an_id_with_a_port_without_end_is_reported(self):
+        id = f"10.0.0.1:{'1' * 5000}"
+        made = self.layout.assemble("a", id, {"data": entry(b"/key", b"{}")})
+        assert made.instance is None
+        assert [problem.key for problem in made.problems] == [b"/key"]
 
     def test_a_config_alone_is_no_instance(self):
         made = self.layout.assemble("a", "10.0.0.1:80", {"config": entry(b"/c", b"{}")})

@@ -22,7 +22,7 @@ def decode(value: bytes) -> Fields:
     """The JSON object in a value. Raises `Malformed`."""
     try:
         found = _decoder.decode(value)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a string of no text is no `DecodeError`
         raise Malformed(f"is no JSON ({error})") from error
     if not isinstance(found, dict):
         raise Malformed(f"is no JSON object but {type(found).__name__}")
