@@ -35,8 +35,10 @@ def brake_of(told: Mapping[str, str]) -> Brake | None:
         return None
 
     def number(name: str) -> int:
-        text = told.get(name, "0")
-        return int(float(text)) if text.replace(".", "", 1).isdigit() else 0
+        try:
+            return max(int(float(told.get(name, "0"))), 0)
+        except (ValueError, OverflowError):
+            return 0
 
     return Brake(number("silent"), number("total"), number("since"), number("until"))
 

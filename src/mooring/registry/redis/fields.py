@@ -106,7 +106,7 @@ def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
     return Instance(
         service,
         fields.get("host", ""),
-        int(_number(fields, "port", 0)),
+        _port(fields),
         protocol=fields.get("protocol", "tcp").lower(),
         version=fields.get("version", "0.0.0"),
         zone=fields.get("zone", ""),
@@ -157,6 +157,13 @@ def _number(fields: Mapping[str, str], name: str, default: float) -> float:
         return float(told) if told else default
     except ValueError:
         raise Malformed(f"has a wrong {name!r}: {told!r} is no number") from None
+
+
+def _port(fields: Mapping[str, str]) -> int:
+    number = _number(fields, "port", 0.0)
+    if not number.is_integer():  # nor is infinity, which is what too many digits make
+        raise Malformed(f"has a wrong 'port': {number} is no port")
+    return int(number)
 
 
 def _state(fields: Mapping[str, str]) -> State:

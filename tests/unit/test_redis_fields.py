@@ -1,0 +1,45 @@
+"""Hashes in Redis as instances, and the brake's: whatever lies there, it is read or told."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest
+from mooring.registry.redis import fields
+from mooring.registry.redis.expiry import Brake, brake_of
+
+NUMBERS = ["9" * 5000, "9" * 400, "inf", "nan", "-1", "1e5", "²", "\\xff"]
+
+anything = st.text(max_size=8) | st.binary(max_size=8).map(
+    lambda junk: junk.decode(errors="backslashreplace")
+)
+
+
+@pytest.mark.parametrize("port", NUMBERS)
+def test_a_port_that_is_none_is_malformed(port: str):
+    with pytest.raises(InvalidRequest, match="port"):
+        fields.decode("a", "u", {"host": "10.0.0.1", "port": port})
+
+
+@given(st.dictionaries(st.sampled_from(fields.READ), st.sampled_from(NUMBERS) | anything))
+def test_garbage_never_breaks_it(told: dict[str, str]):
+    with contextlib.suppress(InvalidRequest):
+        fields.decode("a", "u", {"host": "10.0.0.1", "port": "80", **told})
+
+
+def test_json_of_bytes_that_are_no_text_is_kept_as_it_can_be_shown():
+    (told,) = fields.from_pairs([b"metadataJson", b'{"a":"\xff"}']).values()
+    with pytest.raises(InvalidRequest, match="metadataJson"):
+        fields.decode("a", "u", {"host": "10.0.0.1", "port": "80", "metadataJson": told})
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_brake_with_a_number_that_is_none_holds_all_the_same(number: str):
+    told = {"state": "holding", "silent": number, "total": "3", "since": "5.0"}
+    brake = brake_of(told)
+    assert brake is not None
+    assert brake == Brake(brake.silent, 3, 5, 0)
