@@ -199,3 +199,25 @@ def test_a_terminal_has_a_bar_and_a_table(place: Place):
     assert "looked at" in text
     assert "verdict" in text
     assert "missing" in text
+
+
+def test_the_page_shows_commands_that_work(place: Place):
+    page = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text()
+    commands = [
+        line.removeprefix("$ ").replace("redis://127.0.0.1:6379", place.url).split()
+        for line in page.splitlines()
+        if line.startswith("$ ")
+    ]
+    assert [command[3] for command in commands] == ["plan", "copy", "bridge", "verify", "delete"]
+    place.register("svc", "a")
+    for _, *words in commands:
+        more = [f"--v1-prefix={place.v1}"]
+        if words[2] == "bridge":
+            with running(place):
+                pass
+            continue
+        if words[2] in ("verify", "delete"):
+            more.append(f"--verified={place.verified}")
+        done = mooring_command(*words, *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert place.v1_keys() == []

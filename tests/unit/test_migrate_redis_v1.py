@@ -391,7 +391,7 @@ def done(one: Found, other: Held, due: Duties) -> tuple[Found, Held]:
     hashes = {**v1.hashes, **due.mirror}
     v1 = Found("svc", hashes, v1.members | due.mirror.keys(), {**v1.scores, **due.beats})
     records = {id: told for id, told in other.records.items() if id not in due.deregister}
-    brought = {id: record.fields for id, (record, _) in due.bring.items()}
+    brought = {id: dict(record.fields) for id, (record, _) in due.bring.items()}
     heard = {id: float(time) for id, (_, time) in due.bring.items()}
     scores = {id: score for id, score in other.scores.items() if id in records}
     scores |= {id: max(time, scores.get(id, 0)) for id, time in heard.items()}

@@ -77,7 +77,10 @@ class Bridge:
                 log.warning("bridge: Redis is back")
             away = False
             backoff.reset()
-            await asyncio.sleep(max(interval - (time.monotonic() - started), 0))
+            took = time.monotonic() - started
+            await asyncio.sleep(
+                max(interval - took, took)
+            )  # never busy for more than half the time
 
     async def look(self) -> Passed:
         """One look at all services. Raises what a store raises."""

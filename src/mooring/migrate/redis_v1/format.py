@@ -134,17 +134,14 @@ class Record:
     """A hash of v1, understood."""
 
     instance: Instance
+    fields: Mapping[str, str]
+    """As v2 writes it, but for the times."""
     registered: int
     """In ms; 0 where it does not say."""
     notes: tuple[str, ...] = ()
     """What was taken for something else than what it says."""
     bridged: bool = False
     """Whether the bridge wrote it, from v2."""
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """As v2 writes it, but for the times."""
-        return tiers.encode(self.instance)
 
 
 def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) -> Record:
@@ -168,13 +165,14 @@ def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) ->
         incarnation=INCARNATION,
         status=Status(healthy=_healthy(told, notes)),
     )
-    if (size := tiers.size(tiers.encode(instance))) > limit:
+    written = tiers.encode(instance)
+    if (size := tiers.size(written)) > limit:
         raise InvalidRequest(f"has {size} bytes of metadata, over the limit of {limit}")
     stamp = told.get("timestamp", "")
     registered = milliseconds(_number(stamp)) or 0
     if stamp and not registered:
         notes.append(f"timestamp {stamp!r} is no time: the last heartbeat counts")
-    return Record(instance, int(registered), tuple(notes), is_bridged(told))
+    return Record(instance, written, int(registered), tuple(notes), is_bridged(told))
 
 
 def is_bridged(told: Mapping[str, str]) -> bool:
