@@ -114,7 +114,7 @@ class StoreEnrolment(Enrolment):
         self._sent: dict[bytes, bytes] = {}
         """What may be in the store, though no answer said so."""
         self._unanswered = False
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: tuple[Callable[[], None], ...] = ()
         self._in_doubt = self._writing = False
         self._written = 0
 
@@ -154,7 +154,7 @@ class StoreEnrolment(Enrolment):
             return NO_CONFIG  # those who list the service report it
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
+        self._callbacks += (callback,)
 
     def lost(self) -> None:
         self.disturbed = True

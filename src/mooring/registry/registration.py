@@ -136,8 +136,8 @@ class Registration:
         self._phase: RegistrationState = "registering"
         self._fresh = True
         self._entered = self._closed = False
-        self._callbacks: list[Callable[[RegistrationState], None]] = []
-        self._config_callbacks: list[Callable[[Config], None]] = []
+        self._callbacks: tuple[Callable[[RegistrationState], None], ...] = ()
+        self._config_callbacks: tuple[Callable[[Config], None], ...] = ()
         self._config = NO_CONFIG
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -170,11 +170,11 @@ class Registration:
 
     def subscribe(self, callback: Callable[[RegistrationState], None]) -> None:
         """Call back at each change of the state. It must not block."""
-        self._callbacks.append(callback)
+        self._callbacks += (callback,)
 
     def on_config(self, callback: Callable[[Config], None]) -> None:
         """Call back when the operator's word changed, and once with what it is now."""
-        self._config_callbacks.append(callback)
+        self._config_callbacks += (callback,)
         callback(self._config)
 
     def update(
@@ -252,7 +252,7 @@ class Registration:
         def hear(_: RegistrationState) -> None:
             changed.set()
 
-        self._callbacks.append(hear)
+        self._callbacks += (hear,)
         try:
             while self.state != "registered":
                 if self._failed is not None:
@@ -262,7 +262,7 @@ class Registration:
                 changed.clear()
                 await changed.wait()
         finally:
-            self._callbacks.remove(hear)
+            self._callbacks = tuple(each for each in self._callbacks if each is not hear)
 
     async def _keep(self) -> None:
         """Put the record right, stay until it is not, and again."""
@@ -366,7 +366,7 @@ class Registration:
         config = self._enrolment.config
         if config != self._config:
             self._config = config
-            for callback in tuple(self._config_callbacks):
+            for callback in self._config_callbacks:
                 try:
                     callback(config)
                 except Exception:
@@ -401,7 +401,7 @@ class Registration:
             before,
             f": {reason}" if reason else "",
         )
-        for callback in tuple(self._callbacks):
+        for callback in self._callbacks:
             try:
                 callback(state)
             except Exception:
