@@ -210,6 +210,21 @@ async def test_observers_are_told_of_every_leader(hub: Hub, other: Hub):
     assert seen == [None, "one", "two", None, "end"]
 
 
+async def test_observing_ends_with_the_hub(store_url: str):
+    seen = []
+    async with mooring.connect(store_url) as hub:
+
+        async def observe() -> None:
+            async with hub.election("boss").observe() as leaders:
+                seen.extend([leader async for leader in leaders])
+
+        task = asyncio.get_running_loop().create_task(observe())
+        await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        await task
+    assert seen == [None]
+
+
 async def test_a_leader_that_was_deposed_cannot_proclaim(hub: Hub, other: Hub):
     async def body() -> None:
         async with hub.election("boss").campaign("one") as leadership:

@@ -103,7 +103,7 @@ class Election:
 
 class Leaders(AsyncIterator[Leader | None]):
     """Who leads, and each time that this changes who does then; None for nobody. Who does not keep
-    up is told the newest alone."""
+    up is told the newest alone. It ends when it is left, or the hub is closed."""
 
     def __init__(self, queue: Queue, start: bytes) -> None:
         self._queue, self._start = queue, start
@@ -125,11 +125,9 @@ class Leaders(AsyncIterator[Leader | None]):
             self._changed.set()
 
     async def __anext__(self) -> Leader | None:
-        if self._first and not self._left:
-            await self._view.mirror.ready()
-        while not self._left:
+        while not (self._left or self._view.closed):
             leader = leader_of(self._view.line.first)
-            if self._first or leader != self._told:
+            if self._view.mirror.loaded and (self._first or leader != self._told):
                 self._first, self._told = False, leader
                 return leader
             self._changed.clear()

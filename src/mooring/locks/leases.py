@@ -76,6 +76,8 @@ class Leases:
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:
+            if opened.cancelled():  # by us, and not the caller
+                raise Closed(f"{self._store.url} was closed meanwhile") from None
             opened.add_done_callback(self._nobody_waits)
             raise
 
@@ -160,10 +162,10 @@ class Leases:
     async def aclose(self) -> None:
         """Revoke them all. Whoever still uses one is told that it is lost."""
         self._closed = True
-        for lease in self._all:
+        for lease in tuple(self._all):
             if lease.lost is not None:
                 lease.lost("the hub was closed")
         if self._sweeping is not None:
             self._sweeping.cancel()
+        await self._tasks.aclose()  # and so that none is granted any more
         await asyncio.gather(*(self.discard(lease) for lease in tuple(self._all)))
-        await self._tasks.aclose()

@@ -263,6 +263,7 @@ class LineView:
     def __init__(self, queue: Queue, start: bytes) -> None:
         self.start = start
         self.line = Line(start)
+        self.closed = False
         self.woken = 0
         """How often a contender was told that its turn has come."""
         self._queue = queue
@@ -316,13 +317,17 @@ class LineView:
 
     def _go(self) -> None:
         """The last to leave keeps the watch for a while: the next contender may be near."""
-        if not self._ours and not self._subscribers and self._lingering is None:
+        if not self.closed and not self._ours and not self._subscribers and self._lingering is None:
             loop = asyncio.get_running_loop()
             self._lingering = loop.call_later(LINGER, self._queue.end, self)
 
     def close(self) -> None:
+        """Its queue is closed: whoever follows it hears of that."""
+        self.closed = True
         if self._lingering is not None:
             self._lingering.cancel()
+        for callback in tuple(self._subscribers):
+            callback()
 
     def _hear(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
