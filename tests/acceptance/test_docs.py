@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mooring.testing.etcd import EtcdServer, find_etcdctl
+from mooring.testing.redis import RedisServer, find_redis, launch
 from tests.acceptance.serving import Served
 from tests.waiting import until
 
@@ -32,10 +33,16 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 class Reader:
     """Somebody who does what a page says, from top to bottom, in a folder of their own."""
 
-    def __init__(self, folder: Path, start_etcd: Callable[..., EtcdServer]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        start_etcd: Callable[..., EtcdServer],
+        start_redis: Callable[..., RedisServer],
+    ) -> None:
         self.folder = folder
-        self._start_etcd = start_etcd
+        self._start_etcd, self._start_redis = start_etcd, start_redis
         self._address = ""
+        self._redis: RedisServer | None = None
         self.served = contextlib.ExitStack()
 
     def follow(self, language: str, code: str) -> None:
@@ -60,8 +67,15 @@ class Reader:
                 self.watch([str(find_etcdctl("3.5")), *arguments])
             elif program == "etcdctl":
                 self.run([str(find_etcdctl("3.5")), *arguments])
+            elif program == "redis-cli":
+                there = ["-p", str(self.redis().port)]
+                self.run([*launch(find_redis("7.0").with_name("redis-cli")), *there, *arguments])
             else:
                 pytest.fail(f"no way is known to run {line!r}")
+
+    def redis(self) -> RedisServer:
+        self._redis = self._redis or self._start_redis(series="7.0")
+        return self._redis
 
     def run(self, arguments: list[str]) -> None:
         command, environment = self._prepared(arguments)
@@ -107,7 +121,8 @@ class Reader:
     def _prepared(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         """A command with the addresses that are real here, and its environment."""
         words = " ".join(arguments)
-        local = "mooring.cli" in arguments and "--store" not in arguments
+        elsewhere = {"--store", "--registry"} & set(arguments)
+        local = "mooring.cli" in arguments and not elsewhere
         if not self._address and ("2379" in words or "etcdctl" in words or local):
             self._address = self._start_etcd(series="3.5").address
         environment = {**os.environ, "ETCDCTL_API": "3"}
@@ -115,12 +130,21 @@ class Reader:
             environment["MOORING_STORE"] = f"etcd://{self._address}"
         if "--endpoints" not in arguments:
             environment["ETCDCTL_ENDPOINTS"] = self._address
-        return [word.replace("127.0.0.1:2379", self._address) for word in arguments], environment
+        words_here = [word.replace("127.0.0.1:2379", self._address) for word in arguments]
+        if "127.0.0.1:6379" in words:
+            there = self.redis().address
+            words_here = [word.replace("127.0.0.1:6379", there) for word in words_here]
+        return words_here, environment
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_code_runs(page: Path, fresh_etcd: Callable[..., EtcdServer], tmp_path: Path):
-    reader = Reader(tmp_path, fresh_etcd)
+def test_its_code_runs(
+    page: Path,
+    fresh_etcd: Callable[..., EtcdServer],
+    fresh_redis: Callable[..., RedisServer],
+    tmp_path: Path,
+):
+    reader = Reader(tmp_path, fresh_etcd, fresh_redis)
     with reader.served:
         for language, code in blocks(page):
             assert language in ("python", "sh"), f"a block of {language!r} is not run: make it text"
