@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mooring.doctor import judge_clock, judge_member, judge_status
+from mooring.doctor import (
+    judge_clock,
+    judge_coverage,
+    judge_member,
+    judge_sentinels,
+    judge_server,
+    judge_status,
+)
+from mooring.registry.redis.examining import Coverage, Sentinels, Server
 from mooring.store import Member, Status
 
 
@@ -49,3 +57,72 @@ def test_alarms_and_mixed_versions_and_no_leader():
     members = (Member("a:1", "3.5.9", 0.1), Member("b:1", "3.4.23", 0.1))
     findings = list(judge_status(Status("etcd", 5, members, ("NOSPACE: full",))))
     assert [finding.about for finding in findings] == ["leader", "versions", "alarm"]
+
+
+REDIS = {"redis_version": "7.0.15", "role": "master", "aof_enabled": "1"}
+
+
+def said(server: Server, *, alone: bool = True) -> dict[str, tuple[str, str]]:
+    """What is said of a server, by what it is about; of what is said twice, the last."""
+    found = judge_server(server, alone=alone)
+    return {finding.about: (finding.level, finding.text) for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("told", "about", "level", "says"),
+    [
+        ({"redis_version": "6.2.14"}, "version", "ok", "Redis 6.2.14, master"),
+        ({"valkey_version": "9.1.2"}, "version", "ok", "Valkey 9.1.2"),
+        ({"redis_version": "6.0.16"}, "version", "warning", "6.2"),
+        ({"role": "slave", "master_host": "h", "master_port": "1"}, "", "error", "replica of h:1"),
+        ({}, "memory", "ok", "without a limit"),
+        ({"maxmemory": "9"}, "memory", "ok", "nothing is evicted"),
+        ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, "memory", "warning", "registratio"),
+        ({"maxmemory": "9", "maxmemory_policy": "volatile-ttl"}, "memory", "warning", "brakes"),
+        ({"maxmemory": "100", "used_memory": "95"}, "memory", "warning", "nearly full"),
+        ({}, "persistence", "ok", "append-only"),
+        ({"aof_last_write_status": "err"}, "persistence", "error", "cannot be written"),
+        ({"aof_enabled": "0"}, "persistence", "warning", "lost"),
+        ({"aof_enabled": "0", "connected_slaves": "2"}, "persistence", "ok", "2 replicas"),
+    ],
+)
+def test_a_redis(told: dict[str, str], about: str, level: str, says: str):
+    server = Server("h:1", 0.001, told=REDIS | told, saves="", clock_ahead=(0.0, 0.0))
+    if about == "version":
+        finding = next(judge_server(server, alone=True))
+        assert (finding.level, says in finding.text) == (level, True), finding
+    else:
+        found = said(server)[f"h:1 {about}".rstrip()]
+        assert (found[0], says in found[1]) == (level, True), found
+
+
+def test_a_replica_is_fine_where_somebody_leads_to_the_master():
+    server = Server("h:1", 0.001, told=REDIS | {"role": "slave"}, clock_ahead=(0.0, 0.0))
+    assert {level for level, _ in said(server, alone=False).values()} == {"ok"}
+
+
+def test_a_redis_that_tells_nothing_is_not_blamed_for_it():
+    found = list(judge_server(Server("h:1", 0.001), alone=True))
+    assert [finding.level for finding in found] == ["ok", "ok"]
+    assert "INFO is refused" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("sentinels", "levels", "says"),
+    [
+        (Sentinels("m", (Server("s:1", 0.1),), "h:1"), ["ok"], "enough agree"),
+        (Sentinels("m", (Server("s:1", 0.1),), "h:1", "NOQUORUM"), ["error"], "nobody would take"),
+        (Sentinels("m", (Server("s:1", 0.1),)), ["error"], "no master 'm'"),
+        (Sentinels("m", (Server("s:1", problem="gone"),)), ["warning", "error"], "0 of the 1"),
+    ],
+)
+def test_sentinels(sentinels: Sentinels, levels: list[str], says: str):
+    found = list(judge_sentinels(sentinels))
+    assert [finding.level for finding in found] == levels
+    assert says in found[-1].text
+
+
+def test_a_cluster_is_covered_or_not():
+    assert judge_coverage(Coverage("ok", 16384, 3)).level == "ok"
+    finding = judge_coverage(Coverage("fail", 10923, 2))
+    assert (finding.level, "10923 of 16384" in finding.text) == ("error", True)

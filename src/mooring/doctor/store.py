@@ -1,34 +1,15 @@
-"""What is well and what is wrong with a store, in words: the checks behind `mooring doctor`."""
+"""What is well and what is wrong with a store."""
 
 from __future__ import annotations
 
-import statistics
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import AsyncIterator, Iterator
 
+from mooring.doctor.findings import SLOW, Finding, attempt, judge_clock, numbers, timed
 from mooring.durations import show
 from mooring.errors import StoreError
 from mooring.store import Delete, Member, Put, Status, Store, key
-
-Level = Literal["ok", "warning", "error"]
-
-SLOW = 0.1
-"""Seconds of a round trip above which a store is called slow."""
-
-CLOCK_OFF = 1.0
-"""Seconds by which a clock may be off before it is worth a word."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    level: Level
-    about: str
-    text: str
 
 
 async def examine(store: Store) -> AsyncIterator[Finding]:
@@ -56,7 +37,7 @@ def judge_member(member: Member) -> Finding:
     text = f"answers in {show(member.latency)}, version {member.version}{leader}"
     if member.latency > SLOW:
         return Finding("warning", member.address, f"{text}: that is slow")
-    if (version := _numbers(member.version)) and version < (3, 4):
+    if (version := numbers(member.version)) and version < (3, 4):
         return Finding("warning", member.address, f"{text}: older than 3.4 is not supported")
     if version and (3, 5, 0) <= version <= (3, 5, 2):
         return Finding(
@@ -65,23 +46,6 @@ def judge_member(member: Member) -> Finding:
             f"{text}: 3.5.0 to 3.5.2 can lose consistency when killed; upgrade to 3.5.3 or later",
         )
     return Finding("ok", member.address, text)
-
-
-def judge_clock(member: Member) -> Finding | None:
-    if member.latency is None:
-        return None
-    if member.clock_ahead is None:
-        return Finding("ok", member.address, "does not tell its clock: difference not measured")
-    least, most = member.clock_ahead
-    if least <= CLOCK_OFF and most >= -CLOCK_OFF:
-        return Finding("ok", member.address, "its clock agrees with ours to about a second")
-    way, off = ("ahead of", least) if least > 0 else ("behind", -most)
-    return Finding(
-        "warning",
-        member.address,
-        f"clock is at least {show(off)} {way} ours: times that people read will not "
-        "match (leases and locks do not depend on it); check NTP",
-    )
 
 
 def judge_status(status: Status) -> Iterator[Finding]:
@@ -100,33 +64,17 @@ def judge_status(status: Status) -> Iterator[Finding]:
 async def try_out(store: Store) -> AsyncIterator[Finding]:
     """What this user may do, by doing it, and how long it takes."""
     scratch = f"/mooring/doctor/{uuid.uuid4().hex}".encode()
-    yield await _attempt("read", _timed(lambda: store.read(key(scratch))))
-    writing = await _attempt("write", _timed(lambda: store.commit(Put(scratch, b"")), 3))
+    yield await attempt("read", timed(lambda: store.read(key(scratch))))
+    writing = await attempt("write", timed(lambda: store.commit(Put(scratch, b"")), 3))
     yield writing
-    yield await _attempt("watch", _watch(store, scratch))
-    yield await _attempt("lease", _lease(store))
+    yield await attempt("watch", _watch(store, scratch))
+    yield await attempt("lease", _lease(store))
     if writing.level != "ok":
         return
     try:
         await store.commit(Delete(key(scratch)))
     except StoreError as error:
         yield Finding("error", "write", f"the scratch key {scratch.decode()} stays: {error}")
-
-
-async def _attempt(about: str, work: Awaitable[str]) -> Finding:
-    try:
-        return Finding("ok", about, await work)
-    except StoreError as error:
-        return Finding("error", about, str(error))
-
-
-async def _timed(call: Callable[[], Awaitable[object]], count: int = 5) -> str:
-    times = []
-    for _ in range(count):
-        started = time.monotonic()
-        await call()
-        times.append(time.monotonic() - started)
-    return f"allowed, {show(statistics.median(times))}"
 
 
 async def _watch(store: Store, name: bytes) -> str:
@@ -142,8 +90,3 @@ async def _lease(store: Store) -> str:
     await store.renew(lease.id)
     await store.revoke(lease.id)
     return f"granted for {show(lease.ttl)}, renewed, revoked"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split("-")[0].split(".")
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
