@@ -6,7 +6,8 @@ from mooring.discovery.resilience import Resilience
 from mooring.errors import LockLost, MooringError
 from mooring.hub import Hub, connect
 from mooring.locks.election import Leadership
-from mooring.locks.lock import Held, Lock
+from mooring.locks.held import Held
+from mooring.locks.lock import Lock
 from mooring.model import Config, Group, Instance, Service, Status
 from mooring.registry.registration import Registration
 from mooring.registry.shutdown import until_stopped

@@ -16,7 +16,7 @@ import time
 import mooring
 from mooring.errors import Conflict, LockLost, OutcomeUnknown, StoreError
 from mooring.hub import Hub
-from mooring.locks.lock import Held
+from mooring.locks.held import Held
 from mooring.store import Put, key
 
 TTL = 2.0

@@ -11,7 +11,8 @@ import mooring
 from mooring import Hub
 from mooring.errors import InvalidRequest, LockLost, LockTimeout, NotHeld
 from mooring.locks.election import Leader
-from mooring.locks.lock import Held, Lock
+from mooring.locks.held import Held
+from mooring.locks.lock import Lock
 from mooring.store import Delete, key, prefix
 from tests.waiting import eventually
 

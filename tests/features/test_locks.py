@@ -20,7 +20,7 @@ from mooring.errors import (
     NotHeld,
     Reentered,
 )
-from mooring.locks.lock import Held
+from mooring.locks.held import Held
 from mooring.store import Delete, Put, Range, key, prefix
 from tests.waiting import eventually
 

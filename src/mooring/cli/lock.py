@@ -19,7 +19,8 @@ from mooring.cli.reaching import reach, run_command
 from mooring.cli.register import Child
 from mooring.cli.telling import note
 from mooring.errors import LockLost, LockTimeout
-from mooring.locks.lock import Held, Lock, check_name, check_times
+from mooring.locks.held import Held
+from mooring.locks.lock import Lock, check_name, check_times
 from mooring.tasks import Tasks
 
 TOKEN = "MOORING_FENCING_TOKEN"

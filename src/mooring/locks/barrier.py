@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from mooring.locks.held import Held
 from mooring.locks.line import PARTY, Card, Gathered, written
-from mooring.locks.lock import Held, Lock
+from mooring.locks.lock import Lock
 from mooring.locks.queue import Queue
 from mooring.locks.semaphore import check_size
 from mooring.store.contract import Put

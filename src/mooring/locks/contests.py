@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from mooring.errors import Conflict, StoreError
 from mooring.locks.line import ALONE, Line
-from mooring.locks.queue import Place, Queue
+from mooring.locks.place import Place
+from mooring.locks.queue import Queue
 from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
 from mooring.tasks import Backoff, Tasks, cleanup
 

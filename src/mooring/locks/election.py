@@ -9,10 +9,12 @@ from typing import Self
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest
+from mooring.locks.held import Held
 from mooring.locks.leases import Lease
 from mooring.locks.line import ALONE, Line
-from mooring.locks.lock import Held, Lock, check_name, check_times
-from mooring.locks.queue import Place, Queue
+from mooring.locks.lock import Lock, check_name, check_times
+from mooring.locks.place import Place
+from mooring.locks.queue import Queue
 from mooring.store.contract import Entry, Put, prefix
 
 

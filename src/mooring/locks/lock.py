@@ -10,7 +10,6 @@ import asyncio
 import logging
 import unicodedata
 from types import TracebackType
-from typing import Literal, Self
 
 from mooring import durations
 from mooring.errors import (
@@ -26,19 +25,17 @@ from mooring.errors import (
     Unavailable,
 )
 from mooring.locks.callers import caller
+from mooring.locks.held import Held
 from mooring.locks.leases import Lease
 from mooring.locks.line import Rule, read
-from mooring.locks.queue import Place, Queue
-from mooring.store.contract import Check
+from mooring.locks.place import Place
+from mooring.locks.queue import Queue
 from mooring.store.rules import check_ttl
 from mooring.tasks import Backoff, cleanup
 
 log = logging.getLogger(__name__)
 
-State = Literal["held", "suspended", "lost", "released"]
-
 _LEAVE_WITHIN = 5.0
-_LATE = "its lease was not renewed in time"
 
 
 def check_name(name: str) -> bytes:
@@ -65,166 +62,6 @@ def check_times(ttl: float, timeout: float | None) -> None:
         raise InvalidRequest(f"a TTL of {ttl} s is less than any store can keep: at least 1 s")
     if timeout is not None and not timeout >= 0:
         raise InvalidRequest(f"a timeout of {timeout} s is not possible: 0 or more, or None")
-
-
-class Held:
-    """A lock that is ours. Got from `async with lock`, or from `acquire` and then released.
-
-    `async with held` makes it a scope: a loss cancels the body, and leaving raises `LockLost`.
-    """
-
-    def __init__(self, queue: Queue, start: bytes, place: Place, lease: Lease, by: object) -> None:
-        self.name: str = start[:-1].decode()
-        self.key: bytes = place.key
-        self.token: int = place.token
-        """The fencing token: higher than that of everybody who held it before."""
-        self.lost = asyncio.Event()
-        """Set when it is no longer ours though it was not released."""
-        self._queue, self._start = queue, start
-        self._place, self._lease, self._by = place, lease, by
-        self._reason = ""
-        self._released = False
-        self._scope: asyncio.Task[object] | None = None
-        self._cancelling = 0
-        self._cancelled = False
-        queue.holds(place, start)
-        self._listen()
-
-    def _listen(self) -> None:
-        self._lease.lost = self._place.on_gone = self._lose
-
-    @property
-    def check(self) -> Check:
-        """For `commit(…, require=[held.check])`: nothing is written unless it is still ours."""
-        return self._place.check
-
-    @property
-    def suspended(self) -> bool:
-        """Whether it is in doubt: its lease could not be renewed of late, and may be lost soon."""
-        return self.state == "suspended"
-
-    @property
-    def remaining(self) -> float:
-        """Seconds for which it is certain to be ours, whatever happens to the store."""
-        return 0.0 if self.state in ("lost", "released") else self._lease.session.remaining
-
-    @property
-    def state(self) -> State:
-        """By this machine's clock: right also where the event loop was held up."""
-        if self._reason:
-            return "lost"
-        if self._released:
-            return "released"
-        if not self._lease.certain:
-            return "lost"
-        return "suspended" if self._lease.session.state == "suspended" else "held"
-
-    def ensure(self) -> None:
-        """Raise `LockLost` or `NotHeld` unless it is ours as far as can be known here."""
-        state = self.state
-        if state == "lost":
-            raise self._error()
-        if state == "released":
-            raise NotHeld(f"the lock {self.name!r} was released")
-
-    def _error(self) -> LockLost:
-        reason = self._reason or _LATE
-        return LockLost(
-            f"the lock {self.name!r} is no longer ours: {reason}; somebody else may hold it"
-        )
-
-    def _lose(self, reason: str) -> None:
-        if self._reason or self._released:
-            return
-        self._reason = reason
-        log.warning("the lock %r (token %d) is lost: %s", self.name, self.token, reason)
-        self.lost.set()
-        self._settle()
-        task = self._scope
-        if task is not None and not task.done() and task is not _current_task():
-            self._cancelled = True
-            task.cancel(f"the lock {self.name!r} is lost")
-
-    def _settle(self) -> None:
-        """It is ours no longer, one way or another."""
-        self._place.on_gone = self._lease.lost = None
-        self._queue.forget(self._place, self._start)
-        self._queue.owners.discard((self._start, self._by))
-
-    async def release(self) -> None:
-        """Give it back. Raises `LockLost` where it was not ours until now, and `NotHeld` where it
-        was released before. Where the store cannot be reached, the lease runs out by itself.
-
-        Cancellation does not keep it: the lease is revoked then.
-        """
-        if self._released:
-            raise NotHeld(f"the lock {self.name!r} was released already")
-        stood = False
-        lost = self.state == "lost"
-        self._released = True
-        self._settle()
-        if lost:
-            self._reason = self._reason or _LATE
-            self.lost.set()
-            self._queue.leases.discard_soon(self._lease)
-            raise self._error()
-        try:
-            stood = await self._queue.leave(self._place, self._start)
-        except StoreError as error:
-            log.info("the lock %r is left to its lease: %s", self.name, error)
-            await self._queue.leases.discard(self._lease)
-            return
-        except BaseException:
-            await self._queue.leases.discard(self._lease)
-            raise
-        if not stood:
-            self._reason = "its key was gone when it was released"
-            self.lost.set()
-            await self._queue.leases.discard(self._lease)
-            raise self._error()
-        self._queue.leases.give(self._lease)
-
-    async def __aenter__(self) -> Self:
-        self.ensure()
-        self._enter()
-        return self
-
-    def _enter(self) -> None:
-        self._scope = asyncio.current_task()
-        self._cancelling = self._scope.cancelling() if self._scope else 0
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        task, self._scope = self._scope, None
-        # As `asyncio.timeout` does it: what we cancelled ends here, what others cancelled goes on.
-        ours = self._cancelled and task is not None and task.uncancel() <= self._cancelling
-        if self._released:
-            return
-        try:
-            await self.release()
-        except LockLost as lost:
-            if error is None or (ours and isinstance(error, asyncio.CancelledError)):
-                raise lost from error
-            error.add_note(str(lost))
-
-    async def aclose(self) -> None:
-        """Release it where that was not done yet; no error where it is lost."""
-        if not self._released:
-            try:
-                await self.release()
-            except LockLost as error:
-                log.debug("%s", error)
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 class Lock:

@@ -18,7 +18,7 @@ API: Mapping[str, str] = {
     "Store": "mooring.store.contract",
     "Watch": "mooring.store.contract",
     "Lock": "mooring.locks.lock",
-    "Held": "mooring.locks.lock",
+    "Held": "mooring.locks.held",
     "ReadWriteLock": "mooring.locks.rwlock",
     "Semaphore": "mooring.locks.semaphore",
     "Election": "mooring.locks.election",

@@ -1,0 +1,59 @@
+"""One contender's place in a line: it waits there for its turn, and hears when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from mooring.errors import LockLost
+from mooring.locks.line import Mark, Rule
+from mooring.store.contract import Check, created_at
+
+
+class Place:
+    """One contender's place in a line. Made by `Queue.join`."""
+
+    def __init__(self, key: bytes, created: int, lease: int, rule: Rule) -> None:
+        self.key, self.token, self.lease = key, created, lease
+        self.rule = rule
+        self.gone = ""
+        """Why it is gone, where it is."""
+        self.on_gone: Callable[[str], None] | None = None
+        self._turn: asyncio.Future[None] | None = None
+        self._admitted = False
+
+    @property
+    def mark(self) -> Mark:
+        return (self.token, self.key)
+
+    @property
+    def check(self) -> Check:
+        """Holds for as long as the place stands."""
+        return created_at(self.key, self.token)
+
+    @property
+    def admitted(self) -> bool:
+        return self._admitted
+
+    async def turn(self) -> None:
+        """Wait until it may go ahead. Raises `LockLost` where the place is gone."""
+        if not self._admitted and not self.gone:
+            self._turn = asyncio.get_running_loop().create_future()
+            await self._turn
+        if self.gone:
+            raise LockLost(f"the place {self.key!r} in the line is gone: {self.gone}")
+
+    def admit(self) -> None:
+        self._admitted = True
+        self._wake()
+
+    def lose(self, reason: str) -> None:
+        if not self.gone:
+            self.gone = reason
+            self._wake()
+            if self.on_gone is not None:
+                self.on_gone(reason)
+
+    def _wake(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
