@@ -200,6 +200,42 @@ asyncio.run(main())
     assert InUse.__name__ in run.stderr
 
 
+@pytest.mark.parametrize("child", ["pass", "kept.close()"])
+def test_a_forked_child_neither_keeps_nor_frees_the_file(tmp_path: Path, child: str):
+    script = f"""
+import os, sys
+from pathlib import Path
+from mooring.store.embedded.journal import Journal
+
+kept = Journal(Path(sys.argv[1]))
+if not os.fork():
+    {child}
+    print("ready", flush=True)
+sys.stdin.read()
+"""
+    path, pipe = tmp_path / "store", subprocess.PIPE
+    command = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        with pytest.raises(InUse, match=f"process {parent.pid}"):
+            journal.Journal(path)
+        parent.kill()
+        parent.wait()
+        journal.Journal(path).close()
+
+
+def test_what_is_closed_is_free_though_a_descriptor_went_elsewhere(tmp_path: Path):
+    """As into a process that a library in C forked, which nobody told us of."""
+    kept = journal.Journal(tmp_path / "store")
+    elsewhere = os.dup(kept._owner)
+    try:
+        kept.close()
+        journal.Journal(tmp_path / "store").close()
+    finally:
+        os.close(elsewhere)
+
+
 async def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path: Path):
     host = durable_host(tmp_path / "store")
 

@@ -70,6 +70,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._process = os.getpid()
         if path.is_dir():
             raise StoreError(f"{path} is a folder: name a file in it")
         self.writable = not _is_file(path) or _may_write(path)
@@ -145,8 +146,10 @@ class Journal:
         self.writable, self._synchronised = True, "FULL"
 
     def close(self) -> None:
-        self._database.close()
-        os.close(self._owner)
+        """Nothing in a forked child: SQLite must not close what the parent has open."""
+        if self._process == os.getpid():
+            self._database.close()
+            _disown(self._owner)
 
 
 # What reading a file raises that is not as we left it.
@@ -184,7 +187,7 @@ def _open(path: Path) -> tuple[int, sqlite3.Connection]:
 def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
     lock = _lock_file(path)
     # Without a lock file nobody owned it when it became read-only: any descriptor will do.
-    owner = _own(path, os.O_RDONLY) if lock.exists() else os.open(path, os.O_RDONLY)
+    owner = _own(path, os.O_RDONLY) if lock.exists() else _open_owner(path, os.O_RDONLY)
     with _closing_on_error(path, owner) as opened:
         database = _connect_for_reading(path)
         opened.append(database)
@@ -205,7 +208,7 @@ def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connectio
     except (*_DAMAGE, OSError, StoreError) as error:
         for database in opened:
             database.close()
-        os.close(owner)
+        _disown(owner)
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"{path} cannot be opened as a store: {_words(error)}") from error
@@ -293,12 +296,12 @@ def _lock_file(path: Path) -> Path:
 
 def _own(path: Path, flags: int) -> int:
     """Take the file for this process, until it ends; a descriptor that holds it."""
-    owner = os.open(_lock_file(path), flags, 0o600)
+    owner = _open_owner(_lock_file(path), flags)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.read(owner, 1000).decode(errors="replace") or "another process"
-        os.close(owner)
+        _disown(owner)
         raise InUse(
             f"{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
             "through it (mooring serve)"
@@ -308,6 +311,34 @@ def _own(path: Path, flags: int) -> int:
         program = Path(sys.argv[0]).name or "python"
         os.write(owner, f"process {os.getpid()} ({program}) on {socket.gethostname()}".encode())
     return owner
+
+
+_owners: set[int] = set()
+
+
+def _open_owner(path: Path, flags: int) -> int:
+    owner = os.open(path, flags, 0o600)
+    _owners.add(owner)
+    return owner
+
+
+def _disown(owner: int) -> None:
+    """Let others have the file, also where a process that was forked by means other than Python's
+    has the descriptor too."""
+    _owners.discard(owner)
+    fcntl.flock(owner, fcntl.LOCK_UN)
+    os.close(owner)
+
+
+def _forget_owners() -> None:
+    """In a forked child: it shares the parent's locks, and would keep them when the parent is gone.
+    To unlock them would take them from the parent."""
+    for owner in _owners:
+        os.close(owner)
+    _owners.clear()
+
+
+os.register_at_fork(after_in_child=_forget_owners)
 
 
 def check(path: Path) -> list[str]:
