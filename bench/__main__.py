@@ -23,6 +23,10 @@ from bench import (
     memory_store,
     moving,
     picking,
+    redis_beats,
+    redis_cleanup,
+    redis_growing,
+    redis_listing,
     registering,
     report,
     resting,
@@ -46,6 +50,10 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "registering": registering.run,
     "following": following.run,
     "resting": resting.run,
+    "redis-beats": redis_beats.run,
+    "redis-listing": redis_listing.run,
+    "redis-cleanup": redis_cleanup.run,
+    "redis-growing": redis_growing.run,
     "locking": locking.run,
 }
 _ROOT = Path(__file__).parents[1]

@@ -33,12 +33,12 @@ async def run(plan: Plan) -> list[Section]:
             async with script("bench.roles.follower", server.url, str(seconds)) as follower:
                 assert await follower.told(within=_WITHIN) == "ready"
                 for _ in range(math.ceil(_SETTLED / seconds)):
-                    await _cost(follower, seconds)
+                    await cost(follower, seconds)
 
                 async def measure() -> dict[str, Cost]:
-                    return {"view": await _cost(follower, seconds)}
+                    return {"view": await cost(follower, seconds)}
 
-                taken = (await in_rounds(plan, "following", measure, _show))["view"]
+                taken = (await in_rounds(plan, "following", measure, show_cost))["view"]
     typical = Cost(*map(median, zip(*taken, strict=True)))
     followed = f"{per_second(typical.changes, ' changes')}, {typical.instances:,.0f} instances"
     share = Line(
@@ -61,11 +61,11 @@ async def run(plan: Plan) -> list[Section]:
     return [Section("Following a large service", text, [share, held_up])]
 
 
-async def _cost(follower: Script, seconds: float) -> Cost:
+async def cost(follower: Script, seconds: float) -> Cost:
     told = cast("list[float]", await follower.told(within=seconds + _WITHIN))
     return Cost(*told)
 
 
-def _show(cost: Cost) -> str:
+def show_cost(cost: Cost) -> str:
     held_up = milliseconds(cost.held_up * 1000)
     return f"{percent(cost.share)} of a core at {per_second(cost.changes)}, held up {held_up}"

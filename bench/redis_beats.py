@@ -1,0 +1,203 @@
+"""Heartbeats on Redis: against the driver's own calls of the same script, and `redis-benchmark`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from statistics import median
+
+from redis.asyncio import Redis
+
+from bench.bare_redis import (
+    Member,
+    Sent,
+    benchmark,
+    driver,
+    fresh_redis,
+    number_in,
+    register,
+    registry_at,
+)
+from bench.load import in_flight
+from bench.measure import Line, Plan, Section, Target, interleaved, per_second, ratio
+from bench.population import SERVICE, instance
+from mooring.registry.redis import fields
+from mooring.registry.redis.beats import Beat, Beating, send
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.scripts import HEARTBEAT
+from mooring.registry.redis.service import message_head
+from mooring.testing.redis import RedisServer
+
+IN_FLIGHT = 64
+INSTANCES = 1_000
+TOGETHER = 100
+_CALLS = 4  # of so many instances each, on the way at once
+
+Call = Callable[[int], Awaitable[object]]
+Measure = Callable[[], Awaitable[float]]
+
+_show = partial(per_second, unit=" beats")
+
+
+async def run(plan: Plan) -> list[Section]:
+    with fresh_redis() as server:
+        async with registry_at(server.address) as registry, driver(server) as bare:
+            members = await register(registry, range(INSTANCES))
+            beats = [await _beat(registry, member) for member in members]
+            assert set(await _send(registry, beats[:TOGETHER])) == {"ok"}
+            lines = [
+                *await _in_flight(plan.finer(4), server, registry, bare, beats),
+                *await _one_at_a_time(plan.finer(4), registry, bare, beats),
+                *await _together(plan.finer(4), server, registry, beats),
+            ]
+            bytes_ = await _bytes(server, registry, beats)
+    text = (
+        "Signs of life from one process on uvloop, of instances that are registered with the "
+        "metadata and metrics that they have in life. Each in a call of its own is one `EVALSHA`, "
+        "as the driver's own, redis-py's `evalsha`, which takes a connection for each call in "
+        "flight. `redis-benchmark` sends the very same command all the time, with as many on the "
+        "way on one connection as we have, and does nothing with the replies: it is the limit of "
+        "the server. The registry itself puts the beats that wait into one call. Level is 0.95 "
+        "and above."
+    )
+    wire = (
+        "What Redis receives for one beat, keys and all. Without metadata it is the sign of life "
+        "alone; with it, all fields of the instance, as they are sent once a minute or on a "
+        "change that matters."
+    )
+    return [
+        Section("Beats on Redis", text, lines),
+        Section("Beats on Redis, on the wire", wire, bytes_),
+    ]
+
+
+async def _beat(registry: RedisRegistry, member: Member) -> Beat:
+    told, id = member.instance, member.instance.id
+    key = registry.keys.of(SERVICE).instance(id)
+    when = await registry.connection.call("HGET", key, "registrationTime", what="bench")
+    return Beat(id, told.incarnation, when.decode(), True, message_head(SERVICE, id, told))
+
+
+async def _send(registry: RedisRegistry, beats: list[Beat]) -> list[str]:
+    return await send(registry.connection, registry.keys, registry.keys.of(SERVICE), beats)
+
+
+async def _in_flight(
+    plan: Plan, server: RedisServer, registry: RedisRegistry, bare: Redis, beats: list[Beat]
+) -> list[Line]:
+    beating = Beating(registry.connection, registry.keys, registry.keys.of(SERVICE))
+    calls: dict[str, Call] = {
+        "ours": await _ours(registry, beats),
+        "redis-py": await _theirs(registry, bare, beats),
+        "ours, by the registry": lambda n: beating.beat(beats[n % INSTANCES]),
+    }
+    sides: dict[str, Measure] = {
+        name: partial(_rate, call, IN_FLIGHT, plan.seconds) for name, call in calls.items()
+    }
+    sides["redis-benchmark"] = await _limit(server, registry, beats[:1], IN_FLIGHT, plan.seconds)
+    taken = await interleaved(plan, f"{IN_FLIGHT} beats in flight", sides, _show)
+    await beating.aclose()
+    what, ours = f"{IN_FLIGHT} in flight, each its own call", taken["ours"]
+    waiting = taken["ours, by the registry"]
+    return [
+        _line(what, ours, "redis-py", taken["redis-py"], Target("≥", 2.5)),
+        _line(what, ours, "redis-benchmark", taken["redis-benchmark"]),
+        _line(f"{IN_FLIGHT} in flight, as they wait", waiting, "redis-py", taken["redis-py"]),
+    ]
+
+
+async def _one_at_a_time(
+    plan: Plan, registry: RedisRegistry, bare: Redis, beats: list[Beat]
+) -> list[Line]:
+    calls = {"ours": await _ours(registry, beats), "redis-py": await _theirs(registry, bare, beats)}
+    sides = {name: partial(_rate, call, 1, plan.seconds) for name, call in calls.items()}
+    taken = await interleaved(plan, "one beat at a time", sides, _show)
+    level = Target("≥", 0.95)
+    return [_line("one at a time", taken["ours"], "redis-py", taken["redis-py"], level)]
+
+
+async def _together(
+    plan: Plan, server: RedisServer, registry: RedisRegistry, beats: list[Beat]
+) -> list[Line]:
+    chunks = [beats[first : first + TOGETHER] for first in range(0, INSTANCES, TOGETHER)]
+
+    async def ours() -> float:
+        call: Call = lambda n: _send(registry, chunks[n % len(chunks)])  # noqa: E731
+        return TOGETHER * await _rate(call, _CALLS, plan.seconds)
+
+    limit = await _limit(server, registry, chunks[0], _CALLS, plan.seconds)
+
+    async def theirs() -> float:
+        return TOGETHER * await limit()
+
+    sides = {"ours": ours, "redis-benchmark": theirs}
+    taken = await interleaved(plan, f"{TOGETHER} beats in a call", sides, _show)
+    mine, what = median(taken["ours"]), f"{TOGETHER} in a call, {_CALLS} calls in flight"
+    target = Target("≥", 60_000, _show)
+    return [
+        Line(what, _show(mine), target=target, value=mine),
+        _line(what, taken["ours"], "redis-benchmark", taken["redis-benchmark"]),
+    ]
+
+
+async def _ours(registry: RedisRegistry, beats: list[Beat]) -> Call:
+    each = [[beat] for beat in beats]
+    return lambda n: _send(registry, each[n % len(each)])
+
+
+async def _theirs(registry: RedisRegistry, bare: Redis, beats: list[Beat]) -> Call:
+    commands = [await _command(registry, [beat]) for beat in beats]
+    return lambda n: bare.evalsha(*commands[n % len(commands)])
+
+
+async def _command(registry: RedisRegistry, beats: list[Beat]) -> tuple[str, int, *tuple[str, ...]]:
+    sent = Sent()
+    await send(sent, registry.keys, registry.keys.of(SERVICE), beats)
+    digest, count, *rest = sent.command
+    assert digest == HEARTBEAT.digest
+    return HEARTBEAT.digest, int(count), *map(str, rest)
+
+
+async def _rate(call: Call, workers: int, seconds: float) -> float:
+    return (await in_flight(call, workers, seconds)).ops_per_s
+
+
+async def _limit(
+    server: RedisServer, registry: RedisRegistry, beats: list[Beat], together: int, seconds: float
+) -> Measure:
+    """Calls a second of redis-benchmark, in runs that take about as long as they should."""
+    command = ("EVALSHA", *await _command(registry, beats))
+    requests = 20 * together
+    rate = await benchmark(server, command, together=together, requests=requests)
+    requests = max(requests, round(rate * seconds))
+    return partial(benchmark, server, command, together=together, requests=requests)
+
+
+def _line(
+    what: str, ours: list[float], name: str, theirs: list[float], target: Target | None = None
+) -> Line:
+    against = f"{name} {_show(median(theirs))}"
+    return Line(what, _show(median(ours)), against, ratio(ours, theirs), target)
+
+
+async def _bytes(server: RedisServer, registry: RedisRegistry, beats: list[Beat]) -> list[Line]:
+    told = fields.encode(instance(0))
+    lines = []
+    for count in (1, TOGETHER):
+        chunk = beats[:count]
+        bare = await _received(server, registry, chunk)
+        full = await _received(server, registry, [beat._replace(fields=told) for beat in chunk])
+        what = "one beat" if count == 1 else f"one of {count} in a call"
+        against = f"with metadata {full:,.0f} bytes, {full / bare:.1f} × as much"
+        lines.append(Line(what, f"{bare:,.0f} bytes", against))
+    return lines
+
+
+async def _received(server: RedisServer, registry: RedisRegistry, beats: list[Beat]) -> float:
+    """Bytes that Redis receives for a beat."""
+    calls, name = 50, ("stats", "total_net_input_bytes")
+    asking = -number_in(server, *name) + number_in(server, *name)
+    before = number_in(server, *name)
+    for _ in range(calls):
+        await _send(registry, beats)
+    return (number_in(server, *name) - before - asking) / calls / len(beats)
