@@ -145,7 +145,10 @@ def _bool(value: bool) -> str:
 
 
 def _flag(fields: Mapping[str, str], name: str) -> bool:
-    told = fields.get(name, "true").lower()
+    told = fields.get(name, "true")
+    if told == "true":
+        return True
+    told = told.lower()
     if told not in ("true", "false", "1", "0"):
         raise Malformed(f"has a wrong {name!r}: {told!r} is neither true nor false")
     return told in ("true", "1")
@@ -167,8 +170,11 @@ def _port(fields: Mapping[str, str]) -> int:
 
 
 def _state(fields: Mapping[str, str]) -> State:
+    told = fields.get("state", "up")
+    if told == "up":
+        return "up"
     try:
-        state: State = msgspec.convert(fields.get("state", "up"), State)
+        state: State = msgspec.convert(told, State)
     except msgspec.ValidationError as error:
         raise Malformed(f"has a wrong 'state': {error}") from error
     return state
