@@ -40,7 +40,13 @@ if registered == '' then
 end
 
 local problem = write(instance, 11, #ARGV, true)
-if problem then return redis.error_reply(problem) end
+if problem then
+  if held[1] == incarnation and score > 0 then  -- out of memory: a sign of life takes no room
+    make_way(persistent)
+    beat(heartbeats, persistent, instance, id, redis.call('HGET', instance, 'ephemeral'), now)
+  end
+  return redis.error_reply(problem)
+end
 if mode == 'fresh' then redis.call('ZREM', removed, id .. ' ') end
 redis.call('HSET', instance, 'registrationTime', registered, 'lastMetadataUpdate', text(now))
 redis.call('ZREM', persistent, id)

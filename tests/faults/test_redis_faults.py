@@ -1,0 +1,351 @@
+"""A Redis that refuses, forgets its scripts, cuts connections or holds what is not ours: a clear
+report, nobody else affected, and all well by itself once it is mended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.discovery.view import View
+from mooring.errors import OutOfSpace, StoreError, Unavailable
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.hub import Hub
+from mooring.registry.redis.beats import persistent
+from mooring.testing.redis import RedisServer
+from tests.faults.redis_actors import fleet, quick, registry_of
+from tests.waiting import eventually
+
+PATIENT = quick(beat=0.2, timeout=20.0)
+SETTINGS = quick(beat=0.2, timeout=20.0, connection_timeout=1.0)
+SERIES = ("6.2", "7.0", "valkey-9")
+
+
+class Work:
+    """Two services of three instances, and a consumer of the first."""
+
+    def __init__(
+        self,
+        server: RedisServer,
+        hub: Hub,
+        other: Hub,
+        echo: list[Any],
+        rest: list[Any],
+        view: View,
+    ) -> None:
+        self.server, self.hub, self.other = server, hub, other
+        self.echo, self.rest, self.view = echo, rest, view
+        self.keys = registry_of(hub).keys
+
+    async def beats(self, service: str) -> dict[str, float]:
+        registry = registry_of(self.other)
+        return await registry.reader.scores(registry.keys.of(service))
+
+    async def all_well(self, *, within: float = 5.0) -> None:
+        """Everybody is registered, listed, seen, and beats."""
+
+        async def well() -> bool:
+            if any(each.state != "registered" for each in (*self.echo, *self.rest)):
+                return False
+            try:
+                before = [await self.beats(name) for name in ("echo", "rest")]
+                await asyncio.sleep(0.5)
+                after = [await self.beats(name) for name in ("echo", "rest")]
+                listing = await self.other.registry.instances("echo")
+            except StoreError:
+                return False
+            return (
+                all(len(one) == 3 for one in (*before, *after))
+                and all(b[id] > a[id] for a, b in zip(before, after, strict=True) for id in a)
+                and len(listing.instances) == 3
+                and not listing.problems
+                and len(self.view.instances) == 3
+                and not self.view.stale
+            )
+
+        await eventually(well, within=within)
+
+    async def unaffected(self) -> None:
+        """The second service goes on as if nothing were."""
+        before = await self.beats("rest")
+        await eventually(lambda: self._newer("rest", before), within=2)
+        assert all(each.state == "registered" for each in self.rest)
+
+    async def _newer(self, service: str, before: dict[str, float]) -> bool:
+        after = await self.beats(service)
+        return all(after[id] > score for id, score in before.items())
+
+
+@contextlib.asynccontextmanager
+async def at_work(
+    server: RedisServer, settings: RegistrySettings = SETTINGS
+) -> AsyncIterator[Work]:
+    async with (
+        mooring.connect(server.url, settings=settings) as hub,
+        mooring.connect(server.url, settings=settings) as other,
+        fleet(hub, 3) as echo,
+        fleet(hub, 3, service="rest") as rest,
+        other.discover("echo") as view,
+    ):
+        yield Work(server, hub, other, echo, rest, view)
+
+
+async def suspended(registration: Any, *words: str) -> None:
+    def is_told() -> bool:
+        told = registration.reason
+        return registration.state == "suspended" and all(word in told for word in words)
+
+    await eventually(is_told, what=f"{words} in {registration.reason!r}")
+
+
+@pytest.mark.parametrize("series", SERIES)
+async def test_scripts_that_are_forgotten_are_sent_again(
+    redis: Callable[[str], RedisServer], series: str
+):
+    async with at_work(redis(series)) as work:
+        states: list[str] = []
+        for each in (*work.echo, *work.rest):
+            each.subscribe(states.append)
+        reader, keys = registry_of(work.other).reader, work.keys.of("echo")
+        for _ in range(20):
+            redis(series).command("SCRIPT", "FLUSH")
+            told = await asyncio.gather(*(reader.state(keys) for _ in range(50)))
+            assert len(told) == 50
+            await asyncio.sleep(0.02)
+        await work.all_well()
+        assert states == []
+
+
+@pytest.mark.parametrize("kind", ["normal", "pubsub"])
+async def test_connections_that_are_killed_are_made_again(
+    redis: Callable[[str], RedisServer], kind: str
+):
+    server = redis("7.0")
+    async with at_work(server) as work:
+        fewest = 3
+        for _ in range(30):
+            server.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+            await asyncio.sleep(0.03)
+            fewest = min(fewest, len(work.view.instances))
+        await work.all_well()
+        assert fewest == 3
+        assert {each.state for each in (*work.echo, *work.rest)} == {"registered"}
+        await eventually(lambda: registry_of(work.other)._changes.hears("echo"))
+        async with fleet(work.hub, 1, first=50):
+            await eventually(lambda: len(work.view.instances) == 4, within=1)
+
+
+@pytest.mark.parametrize(
+    ("series", "name"),
+    [
+        ("6.2", "heartbeats"),
+        ("7.0", "persistent"),
+        ("6.2", "instance"),
+        ("7.0", "instance"),
+        ("valkey-9", "instance"),
+    ],
+)
+async def test_a_key_that_is_something_else_stops_those_who_beat_there_only(
+    fresh_redis: Callable[..., RedisServer], series: str, name: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        keys = work.keys.of("echo")
+        first = work.echo[0]
+        key = {
+            "heartbeats": keys.heartbeats,
+            "persistent": persistent(keys),
+            "instance": keys.instance(first.instance.id),
+        }[name]
+        server.command("DEL", key)
+        server.command("SET", key, "junk")
+        await suspended(first, key, "WRONGTYPE", "delete it")
+        await work.unaffected()
+        if name == "instance":
+            assert [each.state for each in work.echo[1:]] == ["registered"] * 2
+            listing = await work.other.registry.instances("echo")
+            assert len(listing.instances) == 2
+            assert any(key in str(problem) for problem in listing.problems)
+        server.command("DEL", key)
+        await work.all_well()
+
+
+@pytest.mark.parametrize(("series", "name"), [("6.2", "config"), ("7.0", "brake")])
+async def test_a_service_that_cannot_be_read_keeps_its_consumers(
+    fresh_redis: Callable[..., RedisServer], series: str, name: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        key = getattr(work.keys.of("echo"), name)
+        server.command("SET", key, "junk")
+        with pytest.raises(StoreError, match=f"{key} is a string and should be a hash"):
+            await work.other.registry.instances("echo")
+        swept = await registry_of(work.other).sweeper().sweep()
+        if name == "brake":
+            assert any(key in problem for problem in swept.problems)
+        assert {each.state for each in work.echo} == {"registered"}
+        assert len(work.view.instances) == 3
+        assert len((await work.other.registry.instances("rest")).instances) == 3
+        server.command("DEL", key)
+        await work.all_well(within=10)
+
+
+@pytest.mark.parametrize("series", ["6.2", "7.0"])
+async def test_a_list_of_services_that_is_something_else_costs_no_beat(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        key = work.keys.services
+        server.command("DEL", key)
+        server.command("SET", key, "junk")
+        with pytest.raises(StoreError, match=f"{key} is a string and should be a set"):
+            await work.other.registry.services()
+        await work.all_well()
+        newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=0.3)
+        async with newcomer:
+            assert newcomer.state != "registered"
+            assert key in newcomer._trouble
+            assert len(await work.beats("echo")) == 3  # nothing is half done
+            server.command("DEL", key)
+            await eventually(lambda: newcomer.state == "registered")
+
+        async def known() -> bool:
+            return [each.name for each in await work.other.registry.services()] == ["echo", "rest"]
+
+        await eventually(known)
+
+
+@pytest.mark.parametrize("name", ["removed", "evictions"])
+async def test_what_is_seldom_needed_is_missed_only_where_it_is_needed(
+    fresh_redis: Callable[..., RedisServer], name: str
+):
+    server = fresh_redis()
+    async with at_work(server) as work:
+        key = getattr(work.keys.of("echo"), name)
+        server.command("RPUSH", key, "junk")
+        await work.all_well()
+        if name == "evictions":
+            swept = await registry_of(work.other).sweeper().sweep()
+            assert any(f"{key} is a list" in problem for problem in swept.problems)
+        else:
+            with pytest.raises(StoreError, match=f"{key} is a list"):
+                await work.other.registry.deregister("echo", work.echo[0].instance.id)
+            assert len(await work.beats("echo")) == 3
+        server.command("DEL", key)
+
+
+@pytest.mark.parametrize("series", SERIES)
+async def test_out_of_memory_signs_of_life_count_and_the_rest_is_refused(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        server.command("CONFIG", "SET", "maxmemory", 1)
+        await work.all_well()
+        work.echo[0].update(metadata={"team": "x"})
+        await suspended(work.echo[0], "out of memory", "maxmemory")
+        before = await work.beats("echo")
+        await eventually(lambda: work._newer("echo", before), within=2)
+        with pytest.raises(OutOfSpace, match="maxmemory"):
+            await work.other.registry.configure("echo", set={"weight": 2})
+        newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=0.3)
+        async with newcomer:
+            assert "out of memory" in newcomer._trouble
+            assert len(await work.beats("echo")) == 3
+            assert not (await registry_of(work.other).sweeper().sweep()).removed
+            leaving = work.rest[2]
+            await leaving.aclose()  # what gives room is let through
+            assert len(await work.beats("rest")) == 2
+            server.command("CONFIG", "SET", "maxmemory", 0)
+            await eventually(lambda: newcomer.state == "registered")
+            await eventually(lambda: work.echo[0].state == "registered")
+        listing = await work.other.registry.instances("echo")
+        assert {each.port: each.metadata for each in listing.instances}[1] == {"team": "x"}
+
+
+@pytest.mark.parametrize("series", ["6.2", "7.0"])
+async def test_a_master_that_became_a_replica_is_waited_for(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        server.command("REPLICAOF", "127.0.0.1", 1)
+        await suspended(work.echo[0], "read only replica")
+        assert len((await work.other.registry.instances("echo")).instances) == 3
+        assert len(work.view.instances) == 3
+        server.command("REPLICAOF", "NO", "ONE")
+        await work.all_well()
+
+
+@pytest.mark.parametrize("series", ["6.2", "valkey-9"])
+async def test_too_few_replicas_to_write_are_waited_for(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+        await suspended(work.echo[0], "replicas")
+        with pytest.raises(Unavailable, match="replicas"):
+            await work.other.registry.configure("echo", set={"weight": 2})
+        server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+        await work.all_well()
+
+
+@pytest.mark.parametrize("series", ["6.2", "valkey-9"])
+async def test_a_redis_that_is_busy_with_a_script_is_waited_for(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series, flags=["--lua-time-limit", "50"])
+    async with at_work(server, PATIENT) as work:
+        busy = asyncio.ensure_future(
+            asyncio.to_thread(_run, server, "EVAL", "while true do end", "0")
+        )
+        await asyncio.sleep(0.3)
+        listing = asyncio.ensure_future(work.other.registry.instances("echo"))
+        await asyncio.sleep(0.5)
+        assert not listing.done()
+        assert len(work.view.instances) == 3
+        server.command("SCRIPT", "KILL")
+        assert len((await listing).instances) == 3
+        await busy
+        await work.all_well()
+
+
+def _run(server: RedisServer, *words: str) -> None:
+    with contextlib.suppress(Exception):
+        server.command(*words, within=20)
+
+
+async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[..., RedisServer]):
+    flags = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]
+    server = fresh_redis(persistent=True, flags=flags)
+    async with at_work(server, PATIENT) as work:
+        fill = "for i = 1, 1500 do redis.call('SET', 'k' .. i, i) end"
+        server.command("EVAL", fill, 0)
+        server.kill()
+        server.start(wait=False)
+        loading = 0
+
+        async def loaded() -> bool:
+            nonlocal loading
+            with contextlib.suppress(OSError):
+                try:
+                    return server.command("PING") == "PONG"
+                except Exception as error:  # noqa: BLE001 - LOADING is what is hoped for
+                    loading += "LOADING" in str(error)
+            return False
+
+        listing = asyncio.ensure_future(work.other.registry.instances("echo"))
+        started = time.monotonic()
+        await eventually(loaded, within=20)
+        assert loading or time.monotonic() - started > 1
+        assert len((await listing).instances) == 3
+        assert len(work.view.instances) == 3
+        await work.all_well()
