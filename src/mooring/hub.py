@@ -259,12 +259,22 @@ class Hub:
             wanted=Wanted(version, tags or {}, zone, zone_only, where),
             resilience=resilience,
             empty=empty,
-            copies=None if self._cache is None else Copies(self._cache, self.registry.url),
+            copies=None if self._cache is None else Copies(self._cache, self._whose()),
             blame=blame,
             wait=wait,
         )
         self._made.add(view)
         return view
+
+    def _whose(self) -> str:
+        """What tells the instances of this registry from those of others, also of one store."""
+        redis = self._settings.redis
+        within = (
+            f"{redis.namespace}:{redis.key_prefix}"
+            if self._registry_url.scheme in REDIS
+            else self._layout.scope
+        )
+        return f"{self._registry_url} {within}"
 
     async def explain(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import tempfile
@@ -26,13 +27,17 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 class Copies:
-    """A folder with one file for each service."""
+    """A folder with one file for each service of each registry.
+
+    `registry` tells apart whose instances are not the same: other stores, and other layouts of one.
+    """
 
     def __init__(self, folder: Path, registry: str) -> None:
         self._folder, self._registry = folder.expanduser(), registry
+        self._mark = hashlib.sha256(registry.encode()).hexdigest()[:12]
 
     def _file(self, service: str) -> Path:
-        return self._folder / f"{urllib.parse.quote(service, safe='')}.json"
+        return self._folder / f"{urllib.parse.quote(service, safe='')}.{self._mark}.json"
 
     def load(self, service: str) -> Copy | None:
         """What was kept of a service; None where there is nothing that can be used."""
@@ -41,7 +46,7 @@ class Copies:
             copy = msgspec.json.decode(file.read_bytes(), type=Copy)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, InvalidRequest) as error:
+        except (OSError, ValueError, RecursionError, InvalidRequest) as error:
             log.warning("%s cannot be used: %s", file, error)
             return None
         if (copy.registry, copy.service) != (self._registry, service):
