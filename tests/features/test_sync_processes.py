@@ -54,6 +54,56 @@ def test_ctrl_c_cancels_the_call_and_the_hub_goes_on():
     """)
 
 
+SIGNALLED = """
+import asyncio, os, signal, sys
+from mooring.errors import Closed
+from mooring.sync.portal import Portal
+
+events = []
+
+async def change(what):
+    events.append(what)
+    if what == sys.argv[1] and events.count(what) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.3)
+    events.append(f"{what} done")
+
+def on_term(*_):
+    portal.close()
+    events.append("handled")
+
+signal.signal(signal.SIGTERM, on_term)
+portal = Portal("it", lambda: change("enter"), lambda: change("leave"))
+"""
+
+
+def test_a_signal_handler_may_close_what_is_being_closed():
+    script = """
+        portal.open()
+        portal.close()
+        assert not portal.running
+        assert events[2:] == ["leave", "handled", "leave done"], events
+    """
+    _run(SIGNALLED + textwrap.dedent(script), "leave")
+
+
+def test_what_a_signal_handler_closes_while_it_is_opened_is_not_open():
+    script = """
+        try:
+            portal.open()
+        except Closed as error:
+            assert "while it was opened" in str(error), error
+        else:
+            sys.exit("open")
+        assert not portal.running
+        assert events == ["enter", "handled", "enter done", "leave", "leave done"], events
+        portal.open()
+        assert portal.running
+        portal.close()
+    """
+    _run(SIGNALLED + textwrap.dedent(script), "enter")
+
+
 @pytest.fixture
 def etcd_url(etcd: Callable[[str], EtcdServer]) -> str:
     return f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"

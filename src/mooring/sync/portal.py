@@ -72,7 +72,8 @@ class Portal:
         self.name = name
         self._enter, self._leave = enter, leave
         self._calls: _Calls | None = None
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
+        self._under_way = self._unwanted = False
         _portals.add(self)
 
     @property
@@ -81,8 +82,11 @@ class Portal:
         return self._calls is not None and self._calls.process == os.getpid()
 
     def open(self) -> None:
-        """Enter the resource, where that was not done yet. Raises what entering raises."""
-        with self._changing:
+        """Enter the resource, where that was not done yet. Raises what entering raises, and
+        `Closed` where a signal handler closed it meanwhile."""
+        with self._change() as mine:
+            if not mine:
+                raise Closed(f"{self.name} is being opened or closed by what this interrupted")
             if self.running:
                 return
             if self._calls is not None:
@@ -94,23 +98,47 @@ class Portal:
                 self._end()
                 raise
             atexit.register(self._at_exit)
+            if self._unwanted:
+                self._leave_it()
+                raise Closed(f"{self.name} was closed while it was opened")
 
     def close(self, *, within: float | None = None) -> None:
         """Leave the resource. Calls that are under way raise `Closed`. Idempotent. Raises
-        `TimeoutError` where leaving is not done `within` so many seconds."""
+        `TimeoutError` where leaving is not done `within` so many seconds.
+
+        In a signal handler that interrupted `open` or `close` it returns at once: they see to it.
+        """
+        with self._change(within) as mine:
+            if not mine:
+                self._unwanted = True
+            elif self.running:
+                self._leave_it(within)
+
+    @contextlib.contextmanager
+    def _change(self, within: float | None = None) -> Iterator[bool]:
+        """One thread at a time opens or closes. Whether it is not at that already: a signal handler
+        may come in between, and must not wait for what it interrupted."""
         if not self._changing.acquire(timeout=-1 if within is None else within):
             raise TimeoutError("another thread is at it")
         try:
-            if not self.running:
+            if self._under_way:
+                yield False
                 return
-            atexit.unregister(self._at_exit)
             try:
-                with _until(None if within is None else time.monotonic() + within):
-                    self.call(self._leave)
+                self._under_way, self._unwanted = True, False
+                yield True
             finally:
-                self._end()
+                self._under_way = False
         finally:
             self._changing.release()
+
+    def _leave_it(self, within: float | None = None) -> None:
+        atexit.unregister(self._at_exit)
+        try:
+            with _until(None if within is None else time.monotonic() + within):
+                self.call(self._leave)
+        finally:
+            self._end()
 
     def _end(self) -> None:
         calls, self._calls = self._calls, None
@@ -352,7 +380,8 @@ def _begin_anew() -> None:
     _inherited.extend(_portals)
     _current, _starting = None, threading.Lock()
     for portal in tuple(_portals):
-        portal._changing = threading.Lock()  # it may have been held by a thread that is not here
+        # It may have been held by a thread that is not here.
+        portal._changing, portal._under_way = threading.RLock(), False
 
 
 os.register_at_fork(after_in_child=_begin_anew)
