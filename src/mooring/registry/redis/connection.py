@@ -36,6 +36,8 @@ _AS_THEY_COME = ("HGETALL", "SMEMBERS", "TIME", "ZSCAN")
 _BATCH = 500
 """Commands that go out together at the most."""
 
+_pack: Any = hiredis.pack_command  # whose types know tuples of one alone
+
 
 class _Call(NamedTuple):
     command: tuple[Argument, ...]
@@ -43,6 +45,10 @@ class _Call(NamedTuple):
     what: str
     writes: bool
     answer: asyncio.Future[Any]
+
+    def hears(self, reply: Any) -> None:
+        if not self.answer.done():
+            self.answer.set_result(reply)
 
 
 class Connection:
@@ -131,8 +137,7 @@ class Connection:
             pause = False
             for call, result in zip(calls, await self._execute(calls, deadline), strict=True):
                 if not isinstance(result, BaseException):
-                    if not call.answer.done():
-                        call.answer.set_result(result)
+                    call.hears(result)
                     continue
                 verdict = judge(result)
                 if verdict == "script" and call.script is not None:
@@ -155,7 +160,7 @@ class Connection:
             return []
         named = call.command[3 : 3 + int(call.command[2])] if call.script else call.command[1:2]
         keys = [key.decode() if isinstance(key, bytes) else str(key) for key in named]
-        asked = [_Call(("TYPE", key), None, call.what, False, call.answer) for key in keys]
+        asked = [_Call(("TYPE", key), None, call.what, False, _future()) for key in keys]
         kinds = [
             kind.decode() if isinstance(kind, bytes) else "none"
             for kind in await self._execute(asked, deadline)
@@ -179,10 +184,9 @@ class Connection:
         left = max(deadline - time.monotonic(), 0.05)
         try:
             async with asyncio.timeout(left):
-                commands = [call.command for call in calls]
                 if isinstance(self._client, RedisCluster):
-                    return await _to_cluster(self._client, commands)
-                return await _to_server(self._client, commands)
+                    return await _to_cluster(self._client, calls)
+                return await _to_server(self._client, calls)
         except TimeoutError:
             return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
         except (driver.RedisError, driver.RedisClusterException, OSError) as error:
@@ -223,38 +227,41 @@ class Connection:
             await client.aclose()
 
 
-async def _to_server(client: Redis, commands: list[tuple[Argument, ...]]) -> Sequence[Any]:
-    """Send commands together and read the reply to each, as it comes, or the error in its place.
+async def _to_server(client: Redis, calls: list[_Call]) -> Sequence[Any]:
+    """Send calls together. The reply to each, as it came, or the error in its place; who waits for
+    one hears it while others are still on their way.
 
     In the driver's own way a command takes three times as long: it packs in Python, and has a time
     limit for each part of each command, where there is one here for all.
     """
-    pool = client.connection_pool
-    connection: Any = await pool.get_connection()
+    pool: Any = client.connection_pool
+    connection = await pool.get_connection()
     limit, connection.socket_timeout = connection.socket_timeout, None
     try:
         # The connection closes itself where one of these fails or is cancelled.
-        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        packed = b"".join([_pack(call.command) for call in calls])
         await connection.send_packed_command(packed, check_health=False)
-        return [await _reply(connection) for _ in commands]
+        return [await _reply(connection, call) for call in calls]
     finally:
         connection.socket_timeout = limit
         await pool.release(connection)
 
 
-async def _reply(connection: Any) -> Any:
+async def _reply(connection: Any, call: _Call) -> Any:
     try:
-        return await connection.read_response()
+        reply = await connection.read_response()
     except driver.ResponseError as error:
         return error
+    call.hears(reply)
+    return reply
 
 
-async def _to_cluster(client: RedisCluster, commands: list[tuple[Argument, ...]]) -> Sequence[Any]:
-    if len(commands) == 1:
-        return [await client.execute_command(*commands[0])]
+async def _to_cluster(client: RedisCluster, calls: list[_Call]) -> Sequence[Any]:
+    if len(calls) == 1:
+        return [await client.execute_command(*calls[0].command)]
     pipeline = client.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)
+    for call in calls:
+        pipeline.execute_command(*call.command)
     answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
     return answers
 

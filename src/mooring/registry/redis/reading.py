@@ -21,6 +21,9 @@ from mooring.registry.redis.scripts import LIST, STATE
 _CHUNK = 100
 """Instances whose details one script call gives: so many that it stays far below 10 ms."""
 
+_CALLS = 50
+"""Of these calls on their way at once: all have the time of one, and Redis keeps their replies."""
+
 _AT_ONCE = 10_000
 """Members that are read by one command; more are read in steps, so that nobody waits for them."""
 
@@ -92,23 +95,24 @@ class Reader:
         return list(_scores(reply).items())
 
     async def details(self, service: ServiceKeys, ids: Iterable[str]) -> Details:
-        """All that instances say of themselves, in one round trip."""
-        wanted = list(ids)
+        """All that instances say of themselves. Some are made of their fields while others are
+        still on their way, so that neither Redis nor this process waits for the other."""
+        details, wanted = Details({}, {}), list(ids)
         chunks = [wanted[first : first + _CHUNK] for first in range(0, len(wanted), _CHUNK)]
-        replies = await asyncio.gather(*(self._chunk(service, chunk) for chunk in chunks))
-        details = Details({}, {})
-        for chunk, reply in zip(chunks, replies, strict=True):
-            for id, told in zip(chunk, reply, strict=True):
-                self._take(details, service, id, told)
+        for first in range(0, len(chunks), _CALLS):
+            some = chunks[first : first + _CALLS]
+            await asyncio.gather(*(self._read(details, service, chunk) for chunk in some))
         return details
 
-    async def _chunk(self, service: ServiceKeys, ids: list[str]) -> Any:
-        return await self._connection.run(
+    async def _read(self, details: Details, service: ServiceKeys, ids: list[str]) -> None:
+        reply: Any = await self._connection.run(
             LIST,
             [service.instance(id) for id in ids],
             fields.READ,
             what=f"read of {service.name}",
         )
+        for id, told in zip(ids, reply, strict=True):
+            self._take(details, service, id, told)
 
     def _take(self, details: Details, service: ServiceKeys, id: str, told: Any) -> None:
         if told is None:
