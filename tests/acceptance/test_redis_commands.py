@@ -1,0 +1,408 @@
+"""The commands on Redis, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.heartbeat import parse
+from mooring.hub import Hub
+from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
+from tests.acceptance.serving import Served
+from tests.acceptance.test_cli import mooring_command
+from tests.acceptance.test_registry_commands import Running, objects, ok, refused, rows
+from tests.acceptance.test_serve import get
+from tests.waiting import eventually, until
+
+QUICK = {"MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL": "1ms"}
+"""Whoever is to be swept soon must be thought to beat that often."""
+
+QUIET = parse({"registry": {"metrics": {"enabled-metrics": []}}}, {})
+
+
+@pytest.fixture
+def url(redis: Callable[[str], RedisServer]) -> str:
+    return f"{redis('7.0').url}?namespace={uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def hub(url: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(url, settings=QUIET) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(url: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A command on the registry of the test, to its end."""
+
+    def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return mooring_command(
+            *arguments, **{"MOORING_STORE": "", "MOORING_REGISTRY": url, **environment}
+        )
+
+    return command
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def start(url: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """A command on the registry of the test, which goes on."""
+    started: list[Running] = []
+
+    def command(*arguments: str) -> Running:
+        started.append(Running(tmp_path / f"command{len(started)}", url, *arguments))
+        return started[-1]
+
+    yield command
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.wait()
+
+
+Start = Callable[..., Running]
+
+
+async def swept(run: Run, what: str) -> dict[str, Any]:
+    """What cleanup did once it did something of a kind: all must have been silent for a while."""
+    told: dict[str, Any] = {}
+
+    def done() -> bool:
+        nonlocal told
+        command = ("cleanup", "--once", "--json", "--timeout=2s", "--interval=2s")
+        told = json.loads(run(*command, **QUICK).stdout)
+        return bool(told[what])
+
+    await eventually(done, within=30, what=what)
+    return told
+
+
+async def left_behind(hub: Hub, *ids: str, service: str = "orders", **fields: object) -> None:
+    """Instances whose processes were killed: nobody beats for them any more."""
+    for id in ids:
+        name = Instance(service, "10.0.0.1", 80, id=id, **fields)  # type: ignore[arg-type]
+        instance, _ = hub.registry.prepare(name)
+        enrolment = hub.registry.enrol(instance)
+        enrolment.open()
+        await enrolment.put(instance, fresh=True)
+        await enrolment.aclose(within=1)
+
+
+class TestTheRegistry:
+    async def test_a_command_is_registered_and_found_while_it_runs(self, run: Run, url: str):
+        done = run(
+            *(
+                "register",
+                "shop/orders",
+                "10.0.0.7:80",
+                "--version=1.4",
+                "--meta=colour=blue",
+                "--",
+            ),
+            *(
+                "sh",
+                "-c",
+                "$M services; $M groups; $M instances shop/orders; $M resolve shop/orders",
+            ),
+            M=f"{sys.executable} -m mooring.cli",
+        )
+        services, groups, instance, address = ok(done).splitlines()
+        assert (services, groups, address) == ("shop/orders\t1", "shop", "10.0.0.7:80")
+        assert instance.startswith("10.0.0.7:80\tup\tyes\tyes\t1\t-\t1.4")
+        assert "registered" in done.stderr
+        assert rows(run("services")) == []
+
+    async def test_redis_is_named_as_the_store_or_beside_one(self, hub: Hub, url: str):
+        async with hub.register(Instance("orders", "10.0.0.7", 80)):
+            for arguments in (
+                [f"--registry={url}"],
+                [f"--store={url}"],
+                [f"--registry={url}", "--store=etcd://127.0.0.1:1"],
+            ):
+                done = mooring_command(
+                    "services", *arguments, MOORING_STORE="", MOORING_REGISTRY=""
+                )
+                assert rows(done) == [["orders", "1"]]
+
+    async def test_a_registry_may_be_in_another_store(self, served: Callable[[], str]):
+        where = f"{served()}?namespace=/{uuid.uuid4().hex}"
+        async with (
+            mooring.connect(where) as hub,
+            hub.register(Instance("orders", "10.0.0.7", 80), ttl=60),
+        ):
+            done = mooring_command("services", f"--registry={where}", MOORING_STORE="memory://")
+            assert rows(done) == [["orders", "1"]]
+
+    async def test_the_operators_word(self, hub: Hub, run: Run):
+        async with (
+            hub.register(Instance("orders", "10.0.0.7", 80)) as registration,
+            hub.discover("orders") as view,
+        ):
+            ok(run("config", "set", "orders", "weight=3", "greeting=hello"))
+            assert ok(run("config", "get", "orders", "greeting")) == "hello\n"
+            await eventually(lambda: view.instances[0].weight == 3)
+            ok(run("config", "unset", "orders", "weight"))
+            ok(run("info", "set", "orders", "displayName=Orders"))
+            assert objects(run("info", "get", "orders", "--json"))[0]["displayName"] == "Orders"
+            assert ok(run("wait", "orders", "--timeout=5s")) == "10.0.0.7:80\n"
+            assert rows(run("explain", "orders")) == [["10.0.0.7:80", "yes", "in rotation"]]
+            ok(run("deregister", "orders", "10.0.0.7:80"))
+            await eventually(lambda: registration.state == "removed")
+        assert "there is no service 'orders'" in refused(run("deregister", "orders", "h:1"))
+
+    async def test_watch(self, hub: Hub, start: Start):
+        watching = start("watch", "orders")
+        await eventually(lambda: watching.said("no instances yet"), within=20)
+        async with hub.register(Instance("orders", "10.0.0.7", 80)):
+            await eventually(lambda: "+ 10.0.0.7:80 state up" in "".join(watching.out), within=10)
+        await eventually(lambda: "- 10.0.0.7:80" in watching.out, within=10)
+
+    def test_what_does_not_answer_is_told_without_the_password(self):
+        where = "redis://app:hunter2@127.0.0.1:1?timeout=1s"
+        done = mooring_command("services", f"--registry={where}", MOORING_STORE="")
+        assert "127.0.0.1:1 is not available" in refused(done)
+        assert "hunter2" not in done.stderr
+
+    def test_settings_of_the_registry_are_not_its_url(self, run: Run):
+        done = run("services", MOORING_REGISTRY_CLEANUP_INTERVAL="nonsense")
+        assert "registry.cleanup.interval" in refused(done)
+        assert rows(run("services", MOORING_REGISTRY_CLEANUP_INTERVAL="10s")) == []
+
+    def test_the_store_of_two_is_not_redis(self, url: str):
+        done = mooring_command("services", f"--store={url}", MOORING_REGISTRY=url)
+        assert "keeps a registry and nothing else" in refused(done)
+
+    def test_a_store_command_says_what_redis_has_not(self, url: str):
+        done = mooring_command("store", "export", f"--store={url}")
+        assert "keeps a registry and nothing else" in refused(done)
+
+
+class TestCleanup:
+    async def test_once_takes_out_the_dead_and_says_so(self, hub: Hub, run: Run):
+        await left_behind(hub, "a", "b")
+        assert ok(run("cleanup", "--once")) == "1 services looked at; 0 instances taken out\n"
+        told = await swept(run, "removed")
+        assert [each["id"] for each in told["removed"]] == ["a", "b"]
+        assert (told["services"], told["brakes"], told["problems"]) == (1, [], [])
+        assert ok(run("cleanup", "--once")) == "0 services looked at; 0 instances taken out\n"
+
+    async def test_it_runs_until_it_is_told_to_stop(self, hub: Hub, start: Start, tmp_path: Path):
+        (tmp_path / "settings.yaml").write_text(
+            "registry:\n  heartbeat: {heartbeat-interval: 10ms}\n"
+            "  cleanup: {global-timeout: 2s, interval: 200ms}\n"
+        )
+        await left_behind(hub, "a")
+        sweeping = start("cleanup", f"--config={tmp_path}/settings.yaml", "--json")
+        await eventually(lambda: sweeping.said("orders a: taken out"), within=20)
+        assert sweeping.said("every 200ms takes out")
+        await eventually(lambda: '"id": "a"' in "".join(sweeping.out))
+        sweeping.process.send_signal(signal.SIGTERM)
+        assert await sweeping.end() == 0
+        assert sweeping.err[-1] == "mooring: stopped"
+        passes = [json.loads(line) for line in sweeping.out]
+        assert [p["removed"] for p in passes if p["removed"]] == [
+            [{"service": "orders", "id": "a"}]
+        ]
+
+    async def test_a_persistent_instance_stays_and_is_unhealthy(self, run: Run, start: Start):
+        holding = start("register", "orders", "h:1", "--persistent")
+        await eventually(lambda: holding.said("registered (was"), within=20)
+        holding.process.kill()
+        await holding.end()
+        told = await swept(run, "unhealthy")
+        assert told["unhealthy"] == [{"service": "orders", "id": "h:1"}]
+        (instance,) = objects(run("instances", "orders", "--json"))
+        assert (instance["healthy"], instance["ephemeral"]) == (False, False)
+
+    def test_on_a_store_persistence_is_told_to_be_lost(self):
+        done = mooring_command(
+            *("register", "orders", "h:1", "--persistent", "--store=memory://", "--", "true"),
+            MOORING_REGISTRY="",
+        )
+        assert "--persistent has no effect on a store" in done.stderr
+
+    def test_on_a_store_there_is_nothing_to_sweep_and_no_brake(self):
+        for arguments, says in (
+            (["cleanup"], "nothing to sweep"),
+            (["cleanup", "--once"], "nothing to sweep"),
+            (["brake", "list"], "no brakes"),
+            (["brake", "release", "orders"], "no brakes"),
+        ):
+            done = mooring_command(*arguments, "--store=memory://", MOORING_REGISTRY="")
+            assert says in done.stderr
+            assert ok(done) == ""
+
+    def test_a_timeout_that_cannot_be_is_refused(self, run: Run):
+        assert "longer than" in refused(run("cleanup", "--timeout=5s"))
+        assert run("cleanup", "--interval=soon").returncode == 2
+
+
+class TestTheBrake:
+    @pytest.fixture
+    async def braked(self, hub: Hub, run: Run) -> None:
+        """Four instances of which nobody beats, and a sweeper that found that odd."""
+        await left_behind(hub, "a", "b", "c", "d")
+        assert (await swept(run, "brakes"))["brakes"] == ["orders"]
+
+    @pytest.mark.usefixtures("braked")
+    async def test_it_is_listed_flagged_and_released(self, run: Run):
+        (row,) = rows(run("brake", "list"))
+        assert row[:2] == ["orders", "4 of 4"]
+        assert row[2].endswith(" ago")
+        assert row[3].startswith("in 9m") or row[3].startswith("in 10m")
+        assert "silent at once" in row[4]
+        (told,) = objects(run("brake", "list", "--json"))
+        assert (told["service"], told["silent"], told["total"]) == ("orders", 4, 4)
+        assert told["until"] > told["since"]
+        for command in ("instances", "resolve", "explain"):
+            done = run(command, "orders")
+            assert "warning" in done.stderr, command
+            assert "4 of 4 instances are silent at once" in done.stderr, command
+        done = run("services")
+        assert rows(done) == [["orders", "4"]]
+        assert "orders: the brake holds: 4 of 4" in done.stderr
+        assert "is released" in run("brake", "release", "orders").stderr
+        assert "no brake holds" in run("brake", "list").stderr
+        assert len((await swept(run, "removed"))["removed"]) == 4
+
+    async def test_where_none_holds_it_is_said(self, hub: Hub, run: Run):
+        assert "there is no service 'nobody'" in refused(run("brake", "release", "nobody"))
+        async with hub.register(Instance("orders", "10.0.0.7", 80)):
+            done = run("brake", "release", "orders", "--json")
+            assert objects(done) == [{"service": "orders", "released": False}]
+
+
+class TestServe:
+    async def test_redis_as_the_store(self, hub: Hub, url: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL", "10ms")
+        monkeypatch.setenv("MOORING_REGISTRY_CLEANUP_INTERVAL", "200ms")
+        monkeypatch.setenv("MOORING_REGISTRY_CLEANUP_GLOBAL_TIMEOUT", "2s")
+        await left_behind(hub, "a")
+        with Served(url, "--insecure") as served:
+            assert served.lines[:2] == [
+                f"registry {url}",
+                "cleanup  every 200ms, after 2s without a heartbeat",
+            ]
+            assert get(f"http://{served.http}/readyz") == (200, "ok\n")
+
+            async def gone() -> bool:
+                return await hub.registry.services() == []
+
+            await eventually(gone, within=15)
+            served.signal(signal.SIGTERM)
+            assert served.end() == 0
+        assert served.lines[-1] == "stopped"
+
+    def test_a_registry_beside_the_store(self, url: str, tmp_path: Path):
+        (tmp_path / "config").write_text(f"registry: {url}\ncleanup: off\n")
+        with Served("memory://", f"--config={tmp_path}/config", "--etcd=127.0.0.1:0") as served:
+            assert served.lines[:2] == ["store    memory://", f"registry {url}"]
+            assert not any(line.startswith("cleanup") for line in served.lines)
+            assert get(f"http://{served.http}/readyz") == (200, "ok\n")
+
+    def test_it_is_not_ready_without_its_registry(self, fresh_redis: Callable[..., RedisServer]):
+        server = fresh_redis()
+        with Served("memory://", "--etcd=off", f"--registry={server.url}") as served:
+            assert get(f"http://{served.http}/readyz")[0] == 200
+            server.kill()
+            status, text = get(f"http://{served.http}/readyz")
+            assert (status, server.address in text) == (503, True)
+            assert get(f"http://{served.http}/healthz")[0] == 200
+            server.start()
+            until(lambda: get(f"http://{served.http}/readyz")[0] == 200)
+
+    def test_the_api_of_etcd_is_refused_with_the_reason(self, url: str):
+        done = mooring_command("serve", f"--store={url}", "--etcd=127.0.0.1:0", MOORING_REGISTRY="")
+        assert "no keys for etcd's API" in refused(done)
+
+
+class TestTheDoctor:
+    def test_a_redis_that_is_well(self, url: str, redis: Callable[[str], RedisServer]):
+        done = mooring_command("doctor", url)
+        for words in (
+            "Redis 7.0.15, master",
+            "clock agrees",
+            "nothing is evicted",
+            "persistence: none, no replica",
+            "register: allowed",
+            "heartbeat: allowed",
+            "changes: allowed",
+            "cleanup: allowed",
+        ):
+            assert words in ok(done), words
+        namespace = url.partition("=")[2]
+        left = redis("7.0").command("KEYS", f"{namespace}:registry*")
+        assert isinstance(left, list)
+        for key in left:  # that it left is remembered for a while
+            assert isinstance(key, str)
+            assert key.endswith(":mooring-doctor:removed")
+            assert redis("7.0").command("TTL", key) != -1
+
+    def test_valkey_and_json(self, redis: Callable[[str], RedisServer]):
+        found = objects(mooring_command("doctor", redis("valkey-9").url, "--json"))
+        assert "Valkey 9" in found[0]["text"]
+
+    def test_a_cluster(self, redis_cluster: RedisCluster):
+        told = ok(mooring_command("doctor", redis_cluster.url))
+        assert "all slots are covered, by 3 masters" in told
+        assert told.count("Redis 7.0.15, master") == 3
+        assert "changes: allowed" in told
+
+    def test_sentinels(self, redis_sentinel: SentinelGroup):
+        told = ok(mooring_command("doctor", redis_sentinel.url))
+        assert "3 of the 3 named answer; the master is 127.0.0.1:" in told
+        assert "enough agree for a failover" in told
+        assert "1 replica" in told
+
+    def test_a_replica_and_evictions(self, fresh_redis: Callable[..., RedisServer]):
+        master = fresh_redis(
+            flags=["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"], persistent=True
+        )
+        told = ok(mooring_command("doctor", master.url))
+        assert "it drops registrations" in told
+        assert "each write goes to the append-only file" in told
+        replica = fresh_redis(flags=["--replicaof", "127.0.0.1", str(master.port)])
+        done = mooring_command("doctor", f"{replica.url}?timeout=1s")
+        assert done.returncode == 1
+        assert f"is a replica of 127.0.0.1:{master.port}" in done.stdout
+
+    def test_what_a_user_may_not_do_is_found_by_doing_it(
+        self, fresh_redis: Callable[..., RedisServer]
+    ):
+        server = fresh_redis()
+        server.command(
+            *("ACL", "SETUSER", "app", "on", ">word", "~registry:*", "+@all"),
+            *("-info", "-config", "-subscribe", "-scan", "-time"),
+        )
+        done = mooring_command("doctor", f"redis://app:word@{server.address}")
+        assert done.returncode == 1
+        assert "INFO is refused" in done.stdout
+        assert "✗ changes" in done.stdout
+        assert "✗ cleanup" in done.stdout
+        assert "word" not in done.stdout.replace("password", "")
+
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("redis://127.0.0.1:1?timeout=1s", "nothing listens at 127.0.0.1:1"),
+            ("redis+sentinel://127.0.0.1:1/main?timeout=1s", "0 of the 1 named answer"),
+            ("redis+cluster://127.0.0.1:1?timeout=1s", "nothing listens at 127.0.0.1:1"),
+        ],
+    )
+    def test_who_does_not_answer(self, url: str, says: str):
+        done = mooring_command("doctor", url)
+        assert done.returncode == 1
+        assert says in done.stdout
+        assert "Traceback" not in done.stderr
