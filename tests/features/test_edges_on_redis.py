@@ -1,0 +1,319 @@
+"""What stands above the hub works on Redis as on a store: blocking code, servers, clients."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import urllib.request
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from wsgiref.simple_server import make_server
+
+import hprose  # type: ignore[import-untyped]
+import httpx
+import pytest
+
+import mooring
+import mooring.hprose
+import mooring.httpx
+import mooring.sync
+from mooring.errors import InvalidRequest
+from mooring.model import Instance
+from mooring.store import Put, key, prefix
+from mooring.testing.redis import RedisServer
+from mooring.testing.servers import free_port
+from mooring.workers import Turn
+from tests.features.test_asgi import Uvicorn
+from tests.features.test_httpx_fleet import Fleet, Load
+from tests.features.test_wsgi import GUNICORN, Quiet
+from tests.waiting import eventually, until
+
+ECHO = Instance("Common/Echo", "10.0.0.1", 80)
+NO_STORE = "keeps a registry and nothing else: locks, tenants and keys of your own need a store"
+
+
+@pytest.fixture
+def url(redis: Callable[[str], RedisServer]) -> str:
+    return f"{redis('7.0').url}?namespace={uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def hub(url: str) -> AsyncIterator[mooring.Hub]:
+    async with mooring.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def blocking(url: str) -> Iterator[mooring.sync.Hub]:
+    with mooring.sync.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has its own folder of locks."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def registered_by(hub: mooring.sync.Hub, service: str = "echo") -> int:
+    """The process that holds the registration; 0 where none does."""
+    found = hub.registry.instances(service).instances
+    metrics = found[0].status.metrics.get("application") if found else None
+    return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
+
+
+class TestRedisAlone:
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda hub: hub.store,
+            lambda hub: hub.lock("a"),
+            lambda hub: hub.rwlock("a"),
+            lambda hub: hub.semaphore("a", 2),
+            lambda hub: hub.election("a"),
+            lambda hub: hub.barrier("a", 2),
+            lambda hub: hub.session(),
+            lambda hub: hub.mirror(prefix(b"/")),
+        ],
+    )
+    async def test_what_needs_a_store_says_which_has_it(
+        self, hub: mooring.Hub, use: Callable[[object], object]
+    ):
+        with pytest.raises(InvalidRequest, match=NO_STORE) as told:
+            use(hub)
+        assert 'connect("etcd://…", registry="redis://…")' in str(told.value)
+
+    async def test_the_same_of_what_is_awaited(self, hub: mooring.Hub):
+        with pytest.raises(InvalidRequest, match=NO_STORE):
+            await hub.locks()
+
+    def test_the_same_from_blocking_code(self, blocking: mooring.sync.Hub):
+        with pytest.raises(InvalidRequest, match=NO_STORE):
+            blocking.lock("a")
+        with pytest.raises(InvalidRequest, match=NO_STORE):
+            blocking.store  # noqa: B018
+        with pytest.raises(InvalidRequest, match=NO_STORE):
+            mooring.sync.connect("redis://h", registry="redis://h")
+
+
+class TestBlockingCode:
+    def test_it_does_what_the_async_api_does(self, blocking: mooring.sync.Hub):
+        with (
+            blocking.register(ECHO) as registration,
+            blocking.discover("Common/Echo") as view,
+        ):
+            view.wait(timeout=5)
+            with view.pick() as instance:
+                assert instance.id == registration.instance.id == "10.0.0.1:80"
+            assert registration.state == "registered"
+        assert blocking.registry.instances("Common/Echo").instances == ()
+
+    def test_a_hub_of_two(self, url: str):
+        with mooring.sync.connect(f"memory://{uuid.uuid4().hex}", registry=url) as hub:
+            hub.store.commit(Put(b"/a", b"1"))
+            with hub.register(ECHO), hub.lock("a") as held:
+                assert held.token
+                assert len(hub.registry.instances("Common/Echo").instances) == 1
+            assert hub.store.read(key(b"/a")).first is not None
+        with mooring.sync.connect(url) as alone:
+            assert alone.registry.instances("Common/Echo").instances == ()
+
+    def test_many_threads_share_one_hub(self, blocking: mooring.sync.Hub):
+        def register(number: int) -> int:
+            with blocking.register(Instance("echo", "10.0.0.1", number)):
+                return len(blocking.registry.instances("echo").instances)
+
+        with concurrent.futures.ThreadPoolExecutor(16) as threads:
+            assert all(threads.map(register, range(1, 101)))
+        assert blocking.registry.instances("echo").instances == ()
+
+    def test_a_forked_child_leaves_it_alone_and_may_connect_again(self, url: str):
+        script = """
+            import os, sys
+            import mooring.sync
+            from mooring.errors import Closed
+
+            url = sys.argv[1]
+            with mooring.sync.connect(url) as hub:
+                with hub.register(mooring.Instance("echo", "10.0.0.1", 80)) as registration:
+                    for turn in range(5):
+                        child = os.fork()
+                        if not child:
+                            for use in (lambda: hub.registry, lambda: registration.state, hub.open):
+                                try:
+                                    use()
+                                except Closed as error:
+                                    assert "connect again" in str(error), error
+                                else:
+                                    os._exit(2)
+                            mine = mooring.Instance("echo", "10.0.0.2", 80 + turn)
+                            with mooring.sync.connect(url) as anew, anew.register(mine) as other:
+                                assert other.state == "registered"
+                            sys.exit(0)  # leaves both blocks, and runs the exit handlers
+                        _, status = os.waitpid(child, 0)
+                        assert status == 0, status
+                    assert registration.state == "registered"
+                    assert len(hub.registry.instances("echo").instances) == 1
+        """
+        self._run(script, url)
+
+    def test_what_was_not_opened_before_a_fork_is_opened_after_it(self, url: str):
+        script = """
+            import os, sys
+            import mooring.sync
+            hub = mooring.sync.connect(sys.argv[1])
+            for turn in range(2):
+                child = os.fork()
+                if not child:
+                    with hub, hub.register(mooring.Instance("echo", "10.0.0.1", 80 + turn)) as mine:
+                        assert mine.state == "registered"
+                    sys.exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+        """
+        self._run(script, url)
+
+    async def test_an_async_hub_says_that_it_was_opened_before_a_fork(self, hub: mooring.Hub):
+        async with hub.register(ECHO):
+            child = os.fork()
+            if not child:
+                try:
+                    hub.registry  # noqa: B018
+                except mooring.errors.Closed as error:
+                    os._exit(0 if "before a fork" in str(error) else 3)
+                os._exit(2)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert status == 0
+
+    def test_the_end_of_the_interpreter_deregisters(self, blocking: mooring.sync.Hub, url: str):
+        script = """
+            import sys
+            import mooring.sync
+            hub = mooring.sync.connect(sys.argv[1]).open()
+            hub.register(mooring.Instance("echo", "10.0.0.1", 80)).open()
+        """
+        self._run(script, url)
+        assert blocking.registry.instances("echo").instances == ()
+
+    def _run(self, script: str, url: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(script), url],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestServers:
+    async def test_of_two_uvicorn_workers_one_registers_and_the_other_takes_over(
+        self, hub: mooring.Hub, url: str, tmp_path: Path
+    ):
+        async def holder() -> int:
+            found = (await hub.registry.instances("echo")).instances
+            metrics = found[0].status.metrics.get("application") if found else None
+            return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
+
+        with Uvicorn(tmp_path / "two", url, workers=2) as server:
+            server.start()
+            first = 0
+
+            async def somebody() -> bool:
+                nonlocal first
+                first = await holder()
+                return bool(first)
+
+            await eventually(somebody, within=20)
+            await eventually(lambda: len(server.workers) == 2 and first in server.workers)
+            os.kill(first, signal.SIGKILL)
+
+            async def another() -> bool:
+                return await holder() not in (0, first)
+
+            await eventually(another, within=5)
+            server.signal(signal.SIGTERM)
+            await eventually(lambda: server.ended, within=20)
+            assert (await hub.registry.instances("echo")).instances == ()
+
+    @pytest.mark.parametrize("preload", ["", "yes"])
+    def test_gunicorn(self, blocking: mooring.sync.Hub, url: str, tmp_path: Path, preload: str):
+        (tmp_path / "served.py").write_text(textwrap.dedent(GUNICORN))
+        port = str(free_port())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", "-c", "served.py", "served:app"],
+            cwd=tmp_path,
+            env={**os.environ, "REGISTRY": url, "PORT": port, "PRELOAD": preload},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            until(lambda: registered_by(blocking), within=20)
+            first = registered_by(blocking)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+                assert int(answer.read())
+            os.kill(first, signal.SIGKILL)
+            until(lambda: registered_by(blocking) not in (0, first), within=10)
+            (lock,) = (tmp_path / "mooring").glob("*.lock")
+            until(lambda: Turn(lock).wanted, within=20)  # gunicorn has replaced it
+            process.terminate()
+            assert process.wait(timeout=20) == 0
+            until(lambda: blocking.registry.instances("echo").instances == ())
+        finally:
+            process.kill()
+            process.wait()
+
+
+class TestClients:
+    @pytest.mark.timeout(120)
+    async def test_the_death_of_one_of_three_servers_costs_no_request_that_may_be_repeated(
+        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Nobody tells of it: it is left out once it was silent for long enough."""
+        monkeypatch.setenv("MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL", "500ms")
+        ports = [free_port() for _ in range(3)]
+        with Fleet(tmp_path, url) as fleet:
+            for port in ports:
+                fleet.start(port)
+            async with (
+                mooring.connect(f"{url}&expire=5s") as hub,
+                hub.discover("Common/Echo") as watching,
+                httpx.AsyncClient(
+                    mounts={"http+mooring://": mooring.httpx.AsyncTransport(hub)}, timeout=30
+                ) as using,
+            ):
+                await watching.wait(3, timeout=50)
+                async with Load(using, ("GET",)) as load:
+                    await eventually(lambda: load.done > 100, within=20)
+                    fleet.processes[ports[0]].kill()
+                    killed_at = load.done
+                    await eventually(lambda: len(watching.instances) == 2, within=20)
+                    await eventually(lambda: load.done > killed_at + 500, within=30)
+                assert load.failed == []
+
+    def test_hprose_finds_its_servers(self, blocking: mooring.sync.Hub):
+        service = hprose.HttpServer()
+        service.addFunction(_hello, "hello")
+        with make_server("127.0.0.1", 0, service, handler_class=Quiet) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                where = f"http://127.0.0.1:{server.server_port}/"
+                with (
+                    mooring.hprose.register(blocking, ["http.hello"], where),
+                    mooring.hprose.client(blocking, "http.hello") as remote,
+                ):
+                    assert remote.hello("world") == "hello world"
+            finally:
+                server.shutdown()
+                thread.join()
+        assert blocking.registry.instances("http.hello").instances == ()
+
+
+def _hello(name: str) -> str:
+    return f"hello {name}"
