@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,10 +12,10 @@ from pathlib import Path
 
 from bench.bare_etcd import METADATA, TIMEOUT, bare, fresh_etcd
 from bench.etcd_client import compared, show
-from bench.etcd_peers import Peer, installed, run_peer
+from bench.etcd_peers import Peer, installed
 from bench.load import Load, in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, milliseconds, ratio
-from bench.processes import ProcessFailed
+from bench.processes import ProcessFailed, output
 from bench.zookeeper import fresh_zookeeper
 from mooring.hub import connect
 from mooring.store.etcd import proto
@@ -24,6 +25,8 @@ from mooring.testing.redis import RedisServer
 _PYTHON = Path(sys.executable)
 _TOOZ = Peer("tooz", ("tooz==9.1.0", "etcd3gw==2.7.0", "requests==2.34.2", "urllib3==2.8.0"))
 _CROWD = 1000
+
+_WITHIN = 120.0  # seconds for a crowd to come, and to go again
 
 Measured = Callable[[], Awaitable[Load]]
 
@@ -115,22 +118,20 @@ async def _round_trips(methods: Methods, lease: int, _: int) -> None:
 async def _uncontended(plan: Plan) -> list[Line]:
     failed: dict[str, str] = {}
     with fresh_etcd() as etcd, _redis() as redis:
-        ours = partial(run_peer, "mooring-locks", _PYTHON, etcd.address, "uncontended")
+        ours = partial(_peer, "mooring-locks", _PYTHON, etcd.address, "uncontended")
         sides: dict[str, Measured] = {"ours": partial(ours, plan.seconds)}
         sides["redis-py"] = partial(
-            run_peer, "redis-locks", _PYTHON, redis.address, "uncontended", plan.seconds
+            _peer, "redis-locks", _PYTHON, redis.address, "uncontended", plan.seconds
         )
         try:
             tooz = await installed(_TOOZ, plan)
-            sides["tooz"] = partial(
-                run_peer, "tooz", tooz, etcd.address, "uncontended", plan.seconds
-            )
+            sides["tooz"] = partial(_peer, "tooz", tooz, etcd.address, "uncontended", plan.seconds)
         except ProcessFailed as problem:
             failed["tooz"] = str(problem)
         try:
             async with fresh_zookeeper() as zookeeper:
                 sides["kazoo"] = partial(
-                    run_peer, "kazoo-locks", _PYTHON, zookeeper.address, "uncontended", plan.seconds
+                    _peer, "kazoo-locks", _PYTHON, zookeeper.address, "uncontended", plan.seconds
                 )
                 taken = await interleaved(plan, "lock, alone", sides, show)
         except ProcessFailed as problem:
@@ -144,20 +145,20 @@ async def _uncontended(plan: Plan) -> list[Line]:
 async def _handed_over(plan: Plan) -> list[Line]:
     failed: dict[str, str] = {}
     with fresh_etcd() as etcd, _redis() as redis:
-        ours = partial(run_peer, "mooring-locks", _PYTHON, etcd.address)
+        ours = partial(_peer, "mooring-locks", _PYTHON, etcd.address)
         sides: dict[str, Measured] = {
             "ours": partial(ours, "hand over of 2", plan.seconds),
             "the recipe": partial(ours, "recipe of 2", plan.seconds),
             f"ours, {_CROWD} contenders": partial(ours, f"hand over of {_CROWD}", plan.seconds),
             "ours, 64 contenders": partial(ours, "hand over of 64", plan.seconds),
             "redis-py": partial(
-                run_peer, "redis-locks", _PYTHON, redis.address, "hand over of 2", plan.seconds
+                _peer, "redis-locks", _PYTHON, redis.address, "hand over of 2", plan.seconds
             ),
         }
         try:
             async with fresh_zookeeper() as zookeeper:
                 sides["kazoo"] = partial(
-                    run_peer,
+                    _peer,
                     "kazoo-locks",
                     _PYTHON,
                     zookeeper.address,
@@ -200,6 +201,12 @@ def _lines(
         Line(f"{what}, {name}", "", remark=f"it could not be measured: {problem}")
         for name, problem in failed.items()
     ]
+
+
+async def _peer(name: str, python: Path, address: str, operation: str, seconds: float) -> Load:
+    script = f"bench.peers.{name.replace('-', '_')}"
+    command = (str(python), "-m", script, address, operation, "1", str(seconds))
+    return Load(**json.loads(await output(*command, within=seconds + _WITHIN)))
 
 
 @contextmanager

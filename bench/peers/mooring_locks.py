@@ -71,6 +71,16 @@ class recipe:
         await self._store.commit(Delete(key(self._key)))
 
 
+async def all_in_line(hub: Hub, contenders: int) -> None:
+    """Some are on their way back into the line at any moment."""
+    start = f"{_NAME}".encode()
+    while True:
+        found = await hub.store.read(prefix(start), keys_only=True)
+        if len(found.entries) >= 0.9 * contenders:
+            return
+        await asyncio.sleep(0.1)
+
+
 async def hand_over(contend: Contend, hubs: list[Hub], contenders: int, seconds: float) -> Load:
     """Contenders of two connections who want it again as soon as they gave it back. A hand-off is
     from when one gives it back until another has it."""
@@ -90,9 +100,7 @@ async def hand_over(contend: Contend, hubs: list[Hub], contenders: int, seconds:
                 released = clock()
 
     tasks = [asyncio.create_task(contender(number)) for number in range(contenders)]
-    # By then all are in line; an event would be more work in what is measured.
-    while changes < contenders + 50:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await all_in_line(hubs[0], contenders)
     await asyncio.sleep(_WARM_UP)
     changes, start = 0, clock()
     latencies.clear()

@@ -23,7 +23,7 @@ from mooring.errors import Conflict, InvalidRequest, LockLost
 from mooring.locks.leases import Leases
 from mooring.locks.line import Line, Rule, read
 from mooring.locks.place import Place
-from mooring.locks.view import LineView
+from mooring.locks.view import CROWD, LineView
 from mooring.store.contract import (
     Delete,
     Entry,
@@ -50,6 +50,7 @@ class Queue:
         """Who here contends for what: nobody may do so twice."""
         self.by = f"{socket.gethostname()}:{os.getpid()}"
         self._views: dict[bytes, LineView] = {}
+        self._joining: dict[bytes, int] = {}
         self._held: dict[Place, tuple[bytes, float]] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
@@ -65,9 +66,10 @@ class Queue:
         """
         name = start + b"%x" % lease
         view = self._views.get(start)
-        asks = certain or view is None or not view.crowded
+        asks = certain or not self._crowded(start)
         head = _head(start, 0 if certain and rule.head > 1 else rule.head) if asks else ()
         entries: tuple[Entry, ...] = ()
+        self._joining[start] = self._joining.get(start, 0) + 1
         try:
             done = await self.store.commit(
                 Put(name, value, lease), require=[absent(name)], read=head
@@ -77,6 +79,10 @@ class Queue:
         except Conflict:
             # It stands there already, for the same lease: whoever asks twice has one place.
             place = await self._standing(name, lease, rule, value)
+        finally:
+            self._joining[start] -= 1
+            if not self._joining[start]:
+                del self._joining[start]
         if entries and entries[0].key == name and rule.head:
             place.admit()  # alone, or first: the same in every rule
         elif entries:
@@ -91,6 +97,12 @@ class Queue:
         if view is not None or not place.admitted:
             self.view(start).add(place)
         return place
+
+    def _crowded(self, start: bytes) -> bool:
+        """Whether a newcomer will wait in any case, and need not ask the store who is first: to
+        find that out costs the store the more the longer the line is."""
+        view = self._views.get(start)
+        return (view is not None and view.crowded) or self._joining.get(start, 0) >= CROWD
 
     async def _standing(self, name: bytes, lease: int, rule: Rule, value: bytes) -> Place:
         entry = (await self.store.read(key(name))).first

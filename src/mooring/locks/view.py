@@ -16,7 +16,8 @@ from mooring.store.contract import Entry, Range, Store, Watch, prefix
 LINGER = 10.0
 """Seconds that a watch stands after the last contender here has left."""
 
-_CROWD = 8  # contenders in a known line from which a newcomer does not ask the store who is first
+CROWD = 8
+"""Contenders in a line from which on a newcomer does not ask the store who is first."""
 
 
 class LineView:
@@ -43,7 +44,7 @@ class LineView:
     @property
     def crowded(self) -> bool:
         """Whether a newcomer will have to wait, and need not ask the store."""
-        return self.mirror.error is None and len(self.line) >= _CROWD
+        return self.mirror.error is None and len(self.line) >= CROWD
 
     def add(self, place: Place) -> None:
         """Tell a place when its turn comes, and when it is gone."""
