@@ -6,6 +6,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +41,9 @@ from mooring.store import Entry, Range, Store
 from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
+from mooring.tasks import cleanup
+
+_CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
 
 
 def open_store(url: str | StoreURL) -> Store:
@@ -166,8 +170,9 @@ class Hub:
     """Everything on one store, or the registry on another. Made by `connect`; use it as an async
     context manager.
 
-    Leaving closes what was made with it: registrations deregister, views end. In a forked child it
-    is closed: connect there, and on etcd only there.
+    Leaving closes what was made with it: registrations deregister, views end. A cancellation
+    meanwhile is raised when that is done. In a forked child it is closed: connect there, and on
+    etcd only there.
     """
 
     def __init__(
@@ -190,7 +195,6 @@ class Hub:
         self._cache = None if cache is None else Path(cache)
         self._store: Store | None = None
         self._registry: Registry | None = None
-        self._registry_store: Store | None = None
         self._contenders: Queue | None = None
         self._process = os.getpid()
         self._made: weakref.WeakSet[Registration | View] = weakref.WeakSet()
@@ -337,40 +341,47 @@ class Hub:
         store = self.store
         if self._contenders is None:
             self._contenders = Queue(store)
+            self._opened.push_async_callback(self._contenders.aclose)
         return self._contenders
 
     async def __aenter__(self) -> Self:
         self._process = os.getpid()
-        if self._url.scheme not in REDIS:
-            self._store = open_store(self._url)
-        self._registry = self._open_registry()
-        self._metrics = Collecting(self._settings.metrics, self._collectors)
+        async with AsyncExitStack() as opened:  # closed again where something of it cannot be
+            if self._url.scheme not in REDIS:
+                self._store = open_store(self._url)
+                opened.push_async_callback(self._store.aclose)
+            registry = self._open_registry(opened)
+            opened.push_async_callback(registry.aclose)
+            self._metrics = Collecting(self._settings.metrics, self._collectors)
+            opened.push_async_callback(self._metrics.aclose)
+            self._registry, self._opened = registry, opened.pop_all()
         return self
 
-    def _open_registry(self) -> Registry:
+    def _open_registry(self, opened: AsyncExitStack) -> Registry:
         where = self._registry_url
         if where.scheme in REDIS:
             return _open_redis(where, self._settings)
         if where is self._url:
             assert self._store is not None
             return StoreRegistry(self._store, self._layout)
-        self._registry_store = open_store(where)
-        return StoreRegistry(self._registry_store, self._layout)
+        store = open_store(where)
+        opened.push_async_callback(store.aclose)
+        return StoreRegistry(store, self._layout)
 
     async def __aexit__(self, *_: object) -> None:
-        if self._registry is None or self._process != os.getpid():
-            return
-        await asyncio.gather(*(made.aclose() for made in list(self._made)))
-        if self._contenders is not None:
-            await self._contenders.aclose()
-            self._contenders = None
-        await self._metrics.aclose()
-        registry, self._registry = self._registry, None
-        await registry.aclose()
-        for store in (self._registry_store, self._store):
-            if store is not None:
-                await store.aclose()
-        self._store = self._registry_store = None
+        if self._registry is not None and self._process == os.getpid():
+            await cleanup(self._close(), within=_CLOSE_WITHIN)
+
+    async def _close(self) -> None:
+        """Close all, each whatever becomes of the others."""
+        made = [made.aclose() for made in list(self._made)]
+        try:
+            for error in await asyncio.gather(*made, return_exceptions=True):
+                if error is not None:
+                    raise error
+        finally:
+            self._registry = self._store = self._contenders = None
+            await self._opened.aclose()
 
 
 def connect(

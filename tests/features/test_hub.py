@@ -1,0 +1,69 @@
+"""A hub lets go of all that it holds, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import Closed, MissingExtra
+from mooring.registry.registration import Registration
+from mooring.store.embedded.journal import Journal
+
+ONE = Instance("echo", "10.0.0.1", 80)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+async def test_a_cancellation_while_it_closes_leaves_nothing_open(tmp_path: Path, turns: int):
+    leaving = asyncio.Event()
+
+    async def use() -> None:
+        async with mooring.connect(f"sqlite://{tmp_path}/store") as hub:
+            await hub.register(ONE).__aenter__()
+            await hub.discover("echo").__aenter__()
+            await hub.lock("a").acquire()
+            leaving.set()
+
+    task = asyncio.get_running_loop().create_task(use())
+    await leaving.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    Journal(tmp_path / "store").close()  # which another would have to be told is in use
+    async with mooring.connect(f"sqlite://{tmp_path}/store") as hub:
+        assert (await hub.registry.instances("echo")).instances == ()
+        assert await hub.locks() == []
+
+
+async def test_what_cannot_be_closed_keeps_nothing_else_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def broken(_: Registration) -> None:
+        raise ValueError("boom")
+
+    hub = await mooring.connect(f"sqlite://{tmp_path}/store").__aenter__()
+    registration = hub.register(ONE)
+    await hub.lock("a").acquire()
+    monkeypatch.setattr(Registration, "aclose", broken)
+    with pytest.raises(ValueError, match="boom"):
+        await hub.__aexit__(None, None, None)
+    del registration
+    with pytest.raises(Closed):
+        _ = hub.registry
+    Journal(tmp_path / "store").close()
+
+
+async def test_what_cannot_be_entered_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "mooring.registry.redis.connection", None)
+    hub = mooring.connect(f"sqlite://{tmp_path}/store", registry="redis://127.0.0.1:1")
+    with pytest.raises(MissingExtra):
+        await hub.__aenter__()
+    Journal(tmp_path / "store").close()
