@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -15,7 +16,8 @@ from mooring.hub import Hub, connect
 from mooring.store import Delete, Put, Query, absent, key, prefix
 
 _WARM_UP = 0.5
-_NAME = "/bench/lock"
+# Of this process alone: the recipe leaves its key behind when it is cancelled.
+_NAME = f"/bench/lock-{os.getpid()}"
 
 
 async def run(order: Order) -> None:
@@ -50,7 +52,7 @@ class recipe:
     def __init__(self, hub: Hub) -> None:
         self._store = hub.store
         self._lease = 0
-        self._start = f"{_NAME}-recipe/".encode()
+        self._start = f"{_NAME}/".encode()
 
     async def __aenter__(self) -> None:
         self._lease = self._lease or (await self._store.grant(60)).id
@@ -73,7 +75,7 @@ class recipe:
 
 async def all_in_line(hub: Hub, contenders: int) -> None:
     """Some are on their way back into the line at any moment."""
-    start = f"{_NAME}".encode()
+    start = _NAME.encode()
     while True:
         found = await hub.store.read(prefix(start), keys_only=True)
         if len(found.entries) >= 0.9 * contenders:
