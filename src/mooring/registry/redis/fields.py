@@ -75,10 +75,14 @@ def flattened(tree: Mapping[str, JSON]) -> dict[str, str]:
 
 def _flatten(path: str, tree: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, str):
+            yield f"{path}{name}", value
+        elif isinstance(value, float | int):  # before the dear question of whether it is a mapping
+            yield f"{path}{name}", _json(value)
+        elif isinstance(value, Mapping):
             yield from _flatten(f"{path}{name}_", value)
         else:
-            yield f"{path}{name}", value if isinstance(value, str) else _json(value)
+            yield f"{path}{name}", _json(value)
 
 
 def size(fields: Mapping[str, str]) -> int:
