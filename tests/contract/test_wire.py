@@ -72,6 +72,30 @@ async def fill(pair: Pair) -> int:
     return int(answer.header.revision)
 
 
+@pytest.fixture
+async def fresh(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """Two that were never written to, nor compacted."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), flags=["--unsafe-no-fsync"]) as server:
+        server.start()
+        host = host_at(1, tmp_path)
+        async with (
+            methods(server.address) as etcd,
+            WireServer(host, bind="127.0.0.1:0") as serving,
+            methods(serving.address) as wire,
+        ):
+            yield Pair(etcd, wire, host)
+        host.release()
+
+
+async def test_what_was_never_compacted_has_its_beginning(fresh: Pair):
+    for operation in (op_get(b"a", revision=-1), op_get(b"a", revision=-2)):
+        await fresh.txn(success=[operation])
+        await fresh.txn(success=[op_put(b"b"), operation])
+    for revision in (-1, 0, 0, 1, 1, 0, 2, 2, 1):
+        await fresh.ask("compact", proto.CompactionRequest(revision=revision))
+    await fresh.txn(success=[op_get(b"a", revision=-1)])
+
+
 class TestRange:
     @pytest.mark.parametrize(("order", "target"), SORTS)
     async def test_every_sort_with_and_without_a_limit(self, pair: Pair, order: int, target: int):

@@ -29,9 +29,14 @@ _ORDERS: dict[int, Callable[[Entry], Any]] = {
 }
 
 
+_BEGINNING = 1  # the revision of a store that was never written to
+_NEVER = -1  # what etcd takes for the last compaction where there was none
+
+
 class KV:
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._compacted = _NEVER  # as etcd has it, before the beginning is compacted
 
     async def range(self, request: Any) -> Any:
         check_key(request)
@@ -49,10 +54,18 @@ class KV:
 
     async def compact(self, request: Any) -> Any:
         def compact(engine: Engine, _: float) -> int:
-            engine.compact(request.revision)
+            if engine.compacted == _BEGINNING and self._compacted < request.revision <= _BEGINNING:
+                self._compacted = request.revision  # there is nothing before it
+            else:
+                engine.compact(request.revision)
             return engine.confirmed
 
         return proto.CompactionResponse(header=header(await self._host.write(compact)))
+
+
+def earliest(engine: Engine) -> int:
+    """The least revision that a read within a transaction may name."""
+    return engine.compacted if engine.compacted > _BEGINNING else _NEVER
 
 
 def confirmed(engine: Engine) -> Look:

@@ -19,6 +19,7 @@ from mooring.store.embedded.wire.kv import (
     apply_delete,
     apply_put,
     confirmed,
+    earliest,
     present,
     read_range,
     within,
@@ -139,7 +140,7 @@ def _check_put(engine: Engine, request: Any) -> None:
 def _check_range(engine: Engine, request: Any, newest: int) -> None:
     if request.revision > newest:
         raise FutureRevision(request.revision)
-    if request.revision and request.revision < engine.compacted:
+    if request.revision and request.revision < earliest(engine):
         raise Compacted(request.revision, revision=engine.compacted)
 
 
