@@ -607,6 +607,29 @@ class TestWatches:
         assert told[1].compact_revision == newest
         assert [event.kv.value for event in told[3].events] == [b"3"]
 
+    async def test_the_id_of_one_that_compaction_cancelled_is_taken_until_it_is_given_up(
+        self, pair: Pair
+    ):
+        for value in (b"1", b"2"):
+            newest = (await pair.put(b"k", value)).header.revision
+        await pair.ask("compact", proto.CompactionRequest(revision=newest))
+
+        async def use(stream: Stream) -> list[Any]:
+            await stream.create(b"k", start_revision=newest - 1, watch_id=7, progress_notify=True)
+            told = await stream.take(2)
+            await stream.create(b"k", watch_id=7)
+            await stream.cancel(7)
+            told += await stream.take(2)
+            await stream.cancel(7)
+            await stream.create(b"k", watch_id=7)
+            told += await stream.take(1)
+            await stream.is_silent()
+            return told
+
+        told = await pair.watch(use)
+        assert [message.canceled for message in told] == [False, True, True, True, False]
+        assert "duplicate" in told[2].cancel_reason
+
     async def test_progress_on_request(self, pair: Pair):
         await pair.put(b"x")
 

@@ -234,9 +234,10 @@ class _Stream:
                 return  # cancelled meanwhile
 
     def _compacted(self, watch: _Watch, error: Compacted) -> None:
-        """End a watch whose history is gone."""
+        """End a watch whose history is gone. As in etcd its id is taken until it is cancelled."""
         self._unwatch(watch)
-        self._watches.pop(watch.id, None)
+        watch.backlog.clear()
+        watch.progress = False
         self._answers.append(
             proto.WatchResponse(
                 header=header(0),
