@@ -331,7 +331,7 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             sweeper._settings = quick(timeout=0.4).cleanup.__class__(
                 interval=0.2, global_timeout=0.4, brake_least=1000
             )
-            oldest = await sweeper._watch() - 400
+            oldest = await sweeper._now(keys) - 400
             first = [f"i{number}" for number in range(200)]
             await sweeper._call(keys, first, Swept(), oldest)  # and it is gone
             assert await kept(hub) == 251

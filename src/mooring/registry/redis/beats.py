@@ -7,13 +7,17 @@ sends few and full calls, and a single beat waits for nobody.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from mooring.errors import StoreError
 from mooring.registry.redis.connection import Argument, Connection
 from mooring.registry.redis.keys import Keys, ServiceKeys
 from mooring.registry.redis.scripts import HEARTBEAT
 from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 _MOST = 200
 """Beats in one call: so many that it stays far below 10 ms, also where each brings metadata."""
@@ -41,6 +45,7 @@ class Beating:
         self._waiting: list[tuple[Beat, asyncio.Future[str]]] = []
         self._sending = False
         self._tasks = Tasks()
+        self._listing: asyncio.Task[object] | None = None
 
     async def beat(self, beat: Beat) -> str:
         """`ok`, `gone`, `superseded`, or what is wrong with the record."""
@@ -68,10 +73,28 @@ class Beating:
                     for (_, answer), result in zip(waiting, results, strict=True):
                         if not answer.done():
                             answer.set_result(result)
+                    if "ok" in results and self._keys.cluster:
+                        self._list()
         finally:
             self._sending = False
             for _, answer in (*waiting, *self._waiting):
                 answer.cancel()
+
+    def _list(self) -> None:
+        """On a cluster tier 1 lies elsewhere: it is put right beside the beats, by whoever has a
+        record, and nobody waits for it: it may be on a node that is down."""
+        if self._listing is None or self._listing.done():
+            name = f"list of services for {self._service.name}"
+            self._listing = self._tasks.start(self._put_on_the_list(), name=name)
+
+    async def _put_on_the_list(self) -> None:
+        what, service = "list of services", self._service.name
+        try:
+            await self._connection.call(
+                "SADD", self._keys.services, service, what=what, writes=True
+            )
+        except StoreError as error:
+            log.debug("%s: %s", service, error)  # the next beat tries again
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -88,8 +111,7 @@ async def send(
 ) -> list[str]:
     """Any number of beats in one call; of each, as `Beating.beat` gives it."""
     tier1 = [] if keys.cluster else [keys.services]
-    what = f"heartbeat of {service.name}"
-    call = connection.run(
+    reply = await connection.run(
         HEARTBEAT,
         [
             *(service.heartbeats, persistent(service), *tier1),
@@ -99,16 +121,6 @@ async def send(
             *(service.changes, 0 if keys.cluster else 1, service.name),
             *(argument for beat in beats for argument in beat.arguments()),
         ],
-        what=what,
+        what=f"heartbeat of {service.name}",
     )
-    if not keys.cluster:
-        return _texts(await call)
-    # There tier 1 is elsewhere: it is put right beside the beat, by whoever has a record.
-    results = _texts(await call)
-    if "ok" in results:
-        await connection.call("SADD", keys.services, service.name, what=what, writes=True)
-    return results
-
-
-def _texts(reply: Any) -> list[str]:
     return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]

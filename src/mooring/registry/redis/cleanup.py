@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import Counter, Gauge
 
@@ -28,6 +28,8 @@ from mooring.registry.redis.service import drop_service, message_head
 from mooring.tasks import Backoff
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REMOVED = Counter("mooring_cleanup_removed", "Instances that were taken out", ["service"])
 BRAKE = Gauge("mooring_cleanup_brake", "1 while expiry of a service is paused", ["service"])
@@ -70,8 +72,8 @@ class Sweeper:
         self._settings = settings
         self._braked: set[str] = set()
         self._calm_until = 0.0
-        self._clock: tuple[int, float] | None = None
-        """Redis' time in ms, and the monotonic one in that moment."""
+        self._clocks: dict[str, tuple[int, float]] = {}
+        """By service, Redis' time in ms, and the monotonic one in that moment."""
 
     async def run(self, told: Callable[[Swept], None] = lambda _: None) -> None:
         """Sweep at the interval, for ever. After a time in which Redis did not answer, or its clock
@@ -80,7 +82,7 @@ class Sweeper:
         problem = ""
         while True:
             try:
-                await self._watch()
+                await self._watch(self._connection.call("TIME", what="cleanup"))
                 if time.monotonic() >= max(due, self._calm_until):
                     due = time.monotonic() + self._settings.interval
                     told(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
@@ -101,18 +103,22 @@ class Sweeper:
         shorter than two of these makes nobody overdue who beats twice within the timeout."""
         return min(1.0, self._settings.global_timeout / 4)
 
-    async def _watch(self) -> int:
-        """Redis' clock, in ms; where it stood still or jumped, calm is kept from now on."""
+    async def _watch(self, answer: Awaitable[T]) -> T:
+        """An answer of Redis; where it took too long, calm is kept from now on."""
         asked = time.monotonic()
-        seconds, micros = await self._connection.call("TIME", what="cleanup")
-        now, moment = int(seconds) * 1000 + int(micros) // 1000, time.monotonic()
-        if moment - asked > self._patience:
+        told = await answer
+        if time.monotonic() - asked > self._patience:
             self._be_calm("stood still")
-        if self._clock is not None:
-            expected = self._clock[0] + (moment - self._clock[1]) * 1000
-            if now - expected > self._settings.global_timeout * 250:
-                self._be_calm("has another clock")
-        self._clock = (now, moment)
+        return told
+
+    async def _now(self, keys: ServiceKeys) -> int:
+        """The clock of the Redis that has a service, in ms; the same where it jumped."""
+        now = (await self._watch(self._reader.state(keys))).now
+        moment = time.monotonic()
+        before, then = self._clocks.get(keys.name, (now, moment))
+        if now - before - (moment - then) * 1000 > self._settings.global_timeout * 250:
+            self._be_calm("has another clock")
+        self._clocks[keys.name] = (now, moment)
         return now
 
     def _be_calm(self, why: str) -> None:
@@ -183,7 +189,7 @@ class Sweeper:
 
     async def _expire(self, keys: ServiceKeys, remains: list[str], swept: Swept) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
-        oldest = await self._watch() - round(self._settings.global_timeout * 1000)
+        oldest = await self._now(keys) - round(self._settings.global_timeout * 1000)
         if time.monotonic() < self._calm_until:
             raise Unavailable(
                 f"cleanup of {keys.name}: Redis stood still: nobody is taken out for a while"

@@ -12,17 +12,18 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import hiredis
 from redis import exceptions as driver
-from redis.asyncio import Redis, RedisCluster, Sentinel
-from redis.asyncio.cluster import ClusterNode
+from redis.asyncio import Redis, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from mooring.errors import Closed
+from mooring.registry.redis.calls import Argument as Argument
+from mooring.registry.redis.calls import Call, plain, send
+from mooring.registry.redis.cluster import Cluster
 from mooring.registry.redis.failures import code_of, judge, kind_of, translate
 from mooring.registry.redis.scripts import Script
 from mooring.registry.redis.settings import Settings
@@ -30,25 +31,8 @@ from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
-Argument: TypeAlias = str | bytes | int | float
-_AS_THEY_COME = ("HGETALL", "SMEMBERS", "TIME", "ZSCAN")
-"""Commands whose replies a cluster's client would make over: here they are the same everywhere."""
 _BATCH = 500
 """Commands that go out together at the most."""
-
-_pack: Any = hiredis.pack_command  # whose types know tuples of one alone
-
-
-class _Call(NamedTuple):
-    command: tuple[Argument, ...]
-    script: Script | None
-    what: str
-    writes: bool
-    answer: asyncio.Future[Any]
-
-    def hears(self, reply: Any) -> None:
-        if not self.answer.done():
-            self.answer.set_result(reply)
 
 
 class Connection:
@@ -63,21 +47,15 @@ class Connection:
         self._options = options_of(settings)
         self._sentinels: list[Redis] = []
         self._client = self._open()
-        self._waiting: list[_Call] = []
+        self._waiting: list[Call] = []
         self._tasks = Tasks()
         self._closed = False
 
-    def _open(self) -> Redis | RedisCluster:
+    def _open(self) -> Redis | Cluster:
         settings, options = self.settings, self._options
         hosts = [_split(host) for host in settings.hosts]
         if settings.kind == "cluster":
-            nodes = [ClusterNode(host, port) for host, port in hosts]
-            cluster = RedisCluster(
-                startup_nodes=nodes, require_full_coverage=False, **_without_db(options)
-            )
-            for command in _AS_THEY_COME:
-                cluster.response_callbacks.pop(command, None)
-            return cluster
+            return Cluster(hosts, options)
         if settings.kind == "sentinel":
             asking = {**_without_db(options), "username": None}
             asking["password"] = settings.sentinel_password or None
@@ -94,13 +72,13 @@ class Connection:
         """Run a script; `what` names it in errors. Raises what a store raises."""
         command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
         writes = script.name not in ("list", "state")
-        return await self._send(_Call(command, script, what, writes, _future()))
+        return await self._send(Call(command, script, what, writes, _future()))
 
     async def call(self, *command: Argument, what: str, writes: bool = False) -> Any:
         """One plain command."""
-        return await self._send(_Call(command, None, what, writes, _future()))
+        return await self._send(plain(*command, what=what, writes=writes))
 
-    def _send(self, call: _Call) -> asyncio.Future[Any]:
+    def _send(self, call: Call) -> asyncio.Future[Any]:
         if self._closed:
             raise Closed(f"{self.url} is closed")
         self._waiting.append(call)
@@ -112,28 +90,38 @@ class Connection:
         calls, self._waiting = self._waiting, []
         if self._closed:
             return self._let_go(calls)
-        for first in range(0, len(calls), _BATCH):
-            batch = calls[first : first + _BATCH]
-            self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
+        for together in self._together(calls):
+            for first in range(0, len(together), _BATCH):
+                batch = together[first : first + _BATCH]
+                self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
 
-    async def _answer(self, calls: list[_Call]) -> None:
+    def _together(self, calls: list[Call]) -> Iterable[list[Call]]:
+        """Calls that wait for one another: those to the same node of a cluster."""
+        if not isinstance(self._client, Cluster):
+            return [calls]
+        nodes: dict[object, list[Call]] = {}
+        for call in calls:
+            nodes.setdefault(self._client.node_of(call), []).append(call)
+        return nodes.values()
+
+    async def _answer(self, calls: list[Call]) -> None:
         """Send calls until each has its answer."""
         try:
             await self._answer_within(calls)
         finally:
             self._let_go(calls)
 
-    def _let_go(self, calls: list[_Call]) -> None:
+    def _let_go(self, calls: list[Call]) -> None:
         for call in calls:
             if not call.answer.done():
                 call.answer.set_exception(Closed(f"{self.url} was closed meanwhile"))
                 call.answer.exception()  # who asked may have gone, and nobody else shall hear of it
 
-    async def _answer_within(self, calls: list[_Call]) -> None:
+    async def _answer_within(self, calls: list[Call]) -> None:
         deadline = time.monotonic() + self.timeout
         backoff = Backoff()
         while calls := [call for call in calls if not call.answer.done()]:
-            left: list[_Call] = []
+            left: list[Call] = []
             pause = False
             for call, result in zip(calls, await self._execute(calls, deadline), strict=True):
                 if not isinstance(result, BaseException):
@@ -154,13 +142,12 @@ class Connection:
                 await asyncio.sleep(backoff.next())
             calls = left
 
-    async def _wrong_keys(self, call: _Call, error: BaseException, deadline: float) -> list[str]:
+    async def _wrong_keys(self, call: Call, error: BaseException, deadline: float) -> list[str]:
         """Which of a call's keys hold something else than they should, where that is the error."""
         if code_of(error) != "WRONGTYPE":
             return []
-        named = call.command[3 : 3 + int(call.command[2])] if call.script else call.command[1:2]
-        keys = [key.decode() if isinstance(key, bytes) else str(key) for key in named]
-        asked = [_Call(("TYPE", key), None, call.what, False, _future()) for key in keys]
+        keys = [key.decode() if isinstance(key, bytes) else str(key) for key in call.keys]
+        asked = [plain("TYPE", key, what=call.what) for key in keys]
         kinds = [
             kind.decode() if isinstance(kind, bytes) else "none"
             for kind in await self._execute(asked, deadline)
@@ -171,7 +158,7 @@ class Connection:
             if kind not in ("none", kind_of(key))
         ]
 
-    def _fail(self, call: _Call, error: BaseException, wrong: Sequence[str] = ()) -> None:
+    def _fail(self, call: Call, error: BaseException, wrong: Sequence[str] = ()) -> None:
         if not call.answer.done():
             problem = translate(
                 error, what=call.what, where=self.where, writes=call.writes, wrong=wrong
@@ -179,41 +166,38 @@ class Connection:
             problem.__cause__ = error
             call.answer.set_exception(problem)
 
-    async def _execute(self, calls: list[_Call], deadline: float) -> Sequence[Any]:
+    async def _execute(self, calls: list[Call], deadline: float) -> Sequence[Any]:
         """The answer to each, or the error in its place."""
         left = max(deadline - time.monotonic(), 0.05)
         try:
             async with asyncio.timeout(left):
-                if isinstance(self._client, RedisCluster):
-                    return await _to_cluster(self._client, calls)
-                return await _to_server(self._client, calls)
+                if isinstance(self._client, Cluster):
+                    return await self._client.send(calls)
+                return await send(self._client, calls)
         except TimeoutError:
             return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
-        except (driver.RedisError, driver.RedisClusterException, OSError) as error:
+        except (driver.RedisError, OSError) as error:
             return [error] * len(calls)
 
     async def _look_for_the_master(self) -> None:
         """Let go of what may be connected to who was the master once."""
-        with contextlib.suppress(driver.RedisError, driver.RedisClusterException, OSError):
-            if isinstance(self._client, RedisCluster):
-                await self._client.aclose()  # it asks for the slots again when it is next used
-            else:
+        if isinstance(self._client, Redis):
+            with contextlib.suppress(driver.RedisError, OSError):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def listener(self) -> Redis:
         """A client for a connection of its own to listen on; any node of a cluster will do."""
-        if not isinstance(self._client, RedisCluster):
+        if isinstance(self._client, Redis):
             return self._client
-        await self._client.initialize()
-        node = random.choice(self._client.get_primaries())
-        return Redis(host=node.host, port=int(node.port), **self._options)
+        host, port = random.choice(await self._client.masters())
+        return Redis(host=host, port=port, **self._options)
 
     async def scan(self, pattern: str) -> list[str]:
         """The keys that match, wherever they lie. It goes over the whole Redis, in small steps."""
         try:
             found = [key async for key in self._client.scan_iter(pattern, count=1000)]
             return [key.decode(errors="surrogateescape") for key in found]
-        except (driver.RedisError, driver.RedisClusterException, OSError) as error:
+        except (driver.RedisError, OSError) as error:
             raise translate(
                 error, what=f"scan for {pattern}", where=self.where, writes=False
             ) from error
@@ -225,45 +209,6 @@ class Connection:
         await self._tasks.aclose()
         for client in (self._client, *self._sentinels):
             await client.aclose()
-
-
-async def _to_server(client: Redis, calls: list[_Call]) -> Sequence[Any]:
-    """Send calls together. The reply to each, as it came, or the error in its place; who waits for
-    one hears it while others are still on their way.
-
-    In the driver's own way a command takes three times as long: it packs in Python, and has a time
-    limit for each part of each command, where there is one here for all.
-    """
-    pool: Any = client.connection_pool
-    connection = await pool.get_connection()
-    limit, connection.socket_timeout = connection.socket_timeout, None
-    try:
-        # The connection closes itself where one of these fails or is cancelled.
-        packed = b"".join([_pack(call.command) for call in calls])
-        await connection.send_packed_command(packed, check_health=False)
-        return [await _reply(connection, call) for call in calls]
-    finally:
-        connection.socket_timeout = limit
-        await pool.release(connection)
-
-
-async def _reply(connection: Any, call: _Call) -> Any:
-    try:
-        reply = await connection.read_response()
-    except driver.ResponseError as error:
-        return error
-    call.hears(reply)
-    return reply
-
-
-async def _to_cluster(client: RedisCluster, calls: list[_Call]) -> Sequence[Any]:
-    if len(calls) == 1:
-        return [await client.execute_command(*calls[0].command)]
-    pipeline = client.pipeline(transaction=False)
-    for call in calls:
-        pipeline.execute_command(*call.command)
-    answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
-    return answers
 
 
 def _future() -> asyncio.Future[Any]:

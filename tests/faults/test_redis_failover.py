@@ -1,0 +1,226 @@
+"""Masters that die, replicas that know less, a Redis that comes back empty: everybody who lives is
+back within a heartbeat, and consumers notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import mooring
+from mooring.discovery.view import View
+from mooring.errors import StoreError
+from mooring.hub import Hub
+from mooring.testing.redis import CommandFailed, RedisCluster, RedisServer, SentinelGroup
+from tests.faults.redis_actors import fleet, quick, registry_of
+from tests.waiting import eventually
+
+BEAT = 0.5
+SETTINGS = quick(beat=BEAT, timeout=30.0, connection_timeout=1.0)
+
+
+def connect(url: str) -> Hub:
+    return mooring.connect(url, settings=SETTINGS)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[SentinelGroup]:
+    with SentinelGroup(tmp_path, down_after=0.7) as servers:
+        servers.start()
+        yield servers
+
+
+@contextlib.asynccontextmanager
+async def watched(view: View, count: int) -> AsyncIterator[None]:
+    """The view has all of them, all the time."""
+    fewest = count
+
+    def look(_: object) -> None:
+        nonlocal fewest
+        fewest = min(fewest, len(view.instances))
+
+    end = view.subscribe(look)
+    yield
+    end()
+    assert fewest == count
+    assert len(view.instances) == count
+
+
+async def back(hub: Hub, registrations: list[Any], *, within: float) -> None:
+    """All are registered again, each by its own account and in Redis."""
+    service = registrations[0].instance.service
+    wanted = {each.instance.id: each.instance.incarnation for each in registrations}
+
+    async def there() -> bool:
+        try:
+            found = (await hub.registry.instances(service)).instances
+        except StoreError:
+            return False
+        return {each.id: each.incarnation for each in found} == wanted
+
+    await eventually(there, within=within)
+    await eventually(lambda: {each.state for each in registrations} == {"registered"}, within=3)
+
+
+async def test_a_redis_that_comes_back_empty_is_filled_within_a_heartbeat(
+    fresh_redis: Callable[..., RedisServer],
+):
+    server = fresh_redis()
+    async with (
+        connect(server.url) as hub,
+        connect(server.url) as other,
+        fleet(hub, 5) as echo,
+        other.discover("echo") as view,
+        watched(view, 5),
+    ):
+        for _ in range(5):
+            server.kill()
+            await asyncio.to_thread(server.start)
+            await back(other, echo, within=BEAT + 3)
+        names = [each.name for each in await other.registry.services()]
+        assert names == ["echo"]
+
+
+async def test_all_keys_deleted_are_back_within_a_heartbeat(redis: Callable[[str], RedisServer]):
+    server = redis("7.0")
+    async with connect(server.url) as hub, connect(server.url) as other, fleet(hub, 5) as echo:
+        server.command("FLUSHDB")
+        await back(other, echo, within=BEAT + 2)
+
+
+async def test_a_master_that_dies_is_replaced_and_nobody_is_missed(group: SentinelGroup):
+    async with (
+        connect(group.url) as hub,
+        connect(group.url) as other,
+        fleet(hub, 5) as echo,
+        other.discover("echo") as view,
+        watched(view, 5),
+    ):
+        old = group.kill_master()
+        await asyncio.to_thread(group.settle)
+        assert group.master() is not old
+        await back(other, echo, within=BEAT + 3)
+        await asyncio.to_thread(old.start)
+        await asyncio.to_thread(group.settle)
+        await back(other, echo, within=BEAT + 3)
+
+
+async def test_what_a_failover_lost_is_registered_again(group: SentinelGroup):
+    """The replica was not told of the last writes; nor that a newer process took a place."""
+    async with (
+        connect(group.url) as old_process,
+        connect(group.url) as hub,
+        connect(group.url) as other,
+        fleet(hub, 3, first=10) as echo,
+        fleet(old_process, 1) as older,
+    ):
+        replica = next(server for server in group.servers if server is not group.master())
+        await asyncio.sleep(0.2)  # all of this is replicated
+        replica.pause()
+        async with fleet(hub, 1) as newer, fleet(hub, 2, first=20) as late:
+            await eventually(lambda: older[0].state == "superseded")
+            async with other.discover("echo") as view, watched(view, 6):
+                group.kill_master()
+                replica.resume()
+                await asyncio.to_thread(group.settle)
+                assert group.master() is replica
+                await back(other, [*echo, *newer, *late], within=BEAT + 3)
+            assert newer[0].state == "registered"
+            assert older[0].state == "superseded"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
+    with RedisCluster(tmp_path, replicas=1, node_timeout=1.0) as members:
+        members.start()
+        yield members
+
+
+def elsewhere(cluster: RedisCluster, hub: Hub, service: str) -> str:
+    """The name of a service whose keys lie on another master."""
+    keys = registry_of(hub).keys
+    mine = cluster.master_of(keys.of(service).heartbeats)
+    return next(
+        name
+        for name in (f"other{number}" for number in range(50))
+        if cluster.master_of(keys.of(name).heartbeats) is not mine
+    )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+async def test_a_master_of_a_cluster_that_dies_costs_nobody(cluster: RedisCluster, fault: str):
+    async with connect(cluster.url) as hub, connect(cluster.url) as other:
+        name = elsewhere(cluster, hub, "echo")
+        async with (
+            fleet(hub, 5) as echo,
+            fleet(hub, 5, service=name) as rest,
+            other.discover("echo") as view,
+            other.discover(name) as second,
+            watched(view, 5),
+            watched(second, 5),
+        ):
+            registry = registry_of(other)
+            dead = cluster.master_of(registry.keys.of("echo").heartbeats)
+            states: list[str] = []
+            for each in rest:
+                each.subscribe(states.append)
+            dead.kill() if fault == "kill" else dead.pause()
+            for _ in range(5):
+                async with asyncio.timeout(1):
+                    assert len((await other.registry.instances(name)).instances) == 5
+                await asyncio.sleep(0.1)
+            await eventually(
+                lambda: cluster.master_of(registry.keys.of("echo").heartbeats) is not dead,
+                within=20,
+            )
+            await back(other, echo, within=BEAT + 4)
+            await back(other, rest, within=BEAT + 4)
+            assert states == [], "those on other masters are not affected"
+            await eventually(lambda: _known(other, {"echo", name}), within=BEAT + 3)
+            dead.resume()
+
+
+async def _known(hub: Hub, names: set[str]) -> bool:
+    return {each.name for each in await hub.registry.services()} == names
+
+
+@pytest.mark.timeout(120)
+async def test_a_slot_that_moves_takes_its_service_with_it(redis_cluster: RedisCluster):
+    """Moved live, key by key, while everybody beats: with ASK and TRYAGAIN on the way."""
+    url = f"{redis_cluster.url}?namespace=moving"
+    async with (
+        connect(url) as hub,
+        connect(url) as other,
+        fleet(hub, 5) as echo,
+        other.discover("echo") as view,
+        watched(view, 5),
+    ):
+        keys = registry_of(other).keys.of("echo")
+        source = redis_cluster.master_of(keys.heartbeats)
+        target = next(member for member in redis_cluster.members if member is not source)
+        await asyncio.to_thread(_move, source, target, keys.heartbeats, redis_cluster)
+        assert redis_cluster.master_of(keys.heartbeats) is target
+        await back(other, echo, within=BEAT + 4)
+        async with fleet(hub, 1, first=9):
+            pass
+        await asyncio.to_thread(_move, target, source, keys.heartbeats, redis_cluster)
+        await back(other, echo, within=BEAT + 4)
+
+
+def _move(source: RedisServer, target: RedisServer, key: str, cluster: RedisCluster) -> None:
+    slot = cast("int", source.command("CLUSTER", "KEYSLOT", key))
+    here, there = (cast("str", m.command("CLUSTER", "MYID")) for m in (source, target))
+    target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", here)
+    source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", there)
+    while keys := cast("list[str]", source.command("CLUSTER", "GETKEYSINSLOT", slot, 1)):
+        with contextlib.suppress(CommandFailed):
+            source.command("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 1000)
+        time.sleep(0.1)
+    for member in (target, source, *cluster.members):
+        member.command("CLUSTER", "SETSLOT", slot, "NODE", there)
