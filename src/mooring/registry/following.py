@@ -7,10 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from mooring.errors import StoreError
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
-from mooring.registry.layouts.contract import File, Layout, Malformed, Place, Problem
+from mooring.registry.layouts.contract import Assembled, File, Layout, Malformed, Place, Problem
 from mooring.store.contract import Entry, Store
 from mooring.tasks import Tasks
 
@@ -63,8 +62,8 @@ class Assembly:
         if entry is not None:
             try:
                 config = self._layout.decode_config(entry.value)
-            except Malformed as error:
-                self._report(Problem(entry.key, str(error)), entry, None)
+            except Exception as error:  # noqa: BLE001 - one value must not stop the others
+                self._report(Problem(entry.key, _told(error)), entry, None)
         if config == self._config:
             return set()
         self._config = config
@@ -95,15 +94,31 @@ class Assembly:
             self.problems.pop(entry.key, None)
         while held:
             files = dict(held)  # of two keys for one file, the one written last counts
-            made = self._layout.assemble(self._service, id, files)
+            made = self._understand(id, files)
             for problem in made.problems:
                 self._report(problem, self.entries[problem.key], None)
             if made.instance is not None:
-                return applied(made.instance, self._config)
+                return made.instance
             if len(files) == len(held):
                 return None
             held = [(file, entry) for file, entry in held if entry is not files[file]]
         return None
+
+    def _understand(self, id: str, files: Mapping[File, Entry]) -> Assembled:
+        try:
+            made = self._layout.assemble(self._service, id, files)
+            if made.instance is None:
+                return made
+            return Assembled(applied(made.instance, self._config), made.problems)
+        except Exception as error:  # noqa: BLE001 - one instance must not stop the others
+            for file in files:  # to blame is the one without which it can be understood
+                rest = {name: entry for name, entry in files.items() if name != file}
+                made = self._understand(id, rest) if rest else Assembled(None)
+                if made.instance is not None:
+                    problem = Problem(files[file].key, _told(error))
+                    return Assembled(made.instance, (*made.problems, problem))
+            blamed = files.get("data") or next(iter(files.values()))
+            return Assembled(None, (Problem(blamed.key, _told(error)),))
 
     def _report(self, problem: Problem, entry: Entry, old: Entry | None) -> None:
         self.problems[problem.key] = problem
@@ -119,6 +134,10 @@ class Assembly:
             if self.entries.get(key) != entry:
                 self.put(key, entry)
         self.build(set(self._files) | set(self.instances))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, Malformed) else f"cannot be understood ({error!r})"
 
 
 class InstancesFeed:
@@ -203,7 +222,7 @@ class _Merged:
         try:
             async for step in self._sources[number]:
                 await self._arrived.put((number, step))
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - who merges them raises it
             await self._arrived.put((number, error))
 
     async def aclose(self) -> None:

@@ -1,0 +1,63 @@
+"""The keys of a service, put together: nothing that one of them says stops the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from mooring.model import Config
+from mooring.registry.following import Assembly
+from mooring.registry.layouts.contract import Assembled, File
+from mooring.registry.layouts.tree import Tree
+from mooring.store import Entry
+
+FOLDER = b"/registry/default/echo/"
+
+
+def entry(name: bytes, value: bytes = b"{}") -> Entry:
+    return Entry(FOLDER + name, value, 1, 1, 1)
+
+
+class Stumbling(Tree):
+    """Fails on some values as no layout should."""
+
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+        if id == "10.0.0.1:2":
+            raise ZeroDivisionError("a mistake")
+        return super().assemble(service, id, files)
+
+    def decode_config(self, value: bytes) -> Config:
+        if value == b"bad":
+            raise ZeroDivisionError("a mistake")
+        return super().decode_config(value)
+
+
+@pytest.fixture
+def assembly() -> Assembly:
+    assembly = Assembly(Stumbling(), "echo")
+    assembly.replace(entry(b"10.0.0.1:%d/data" % port) for port in (1, 2, 3))
+    return assembly
+
+
+def test_an_instance_that_a_layout_fails_on_is_a_problem_and_the_others_are_there(
+    assembly: Assembly,
+):
+    assert sorted(assembly.instances) == ["10.0.0.1:1", "10.0.0.1:3"]
+    (problem,) = assembly.problems.values()
+    assert problem.key == FOLDER + b"10.0.0.1:2/data"
+    assert "ZeroDivisionError" in problem.reason
+
+
+def test_an_instance_does_not_pay_for_its_config(assembly: Assembly):
+    name = FOLDER + b"10.0.0.1:3/config"
+    assembly.build(assembly.put(name, Entry(name, b"bad", 1, 1, 1)))
+    assert "10.0.0.1:3" in assembly.instances
+    assert name in assembly.problems
+
+
+def test_a_config_that_a_layout_fails_on_is_a_problem_and_says_nothing(assembly: Assembly):
+    assembly.build(assembly.put(FOLDER + b"config", entry(b"config", b'{"weight":3}')))
+    assembly.build(assembly.put(FOLDER + b"config", entry(b"config", b"bad")))
+    assert [each.weight for each in assembly.instances.values()] == [1, 1]
+    assert FOLDER + b"config" in assembly.problems
