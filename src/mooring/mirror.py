@@ -118,6 +118,8 @@ class Mirror(Generic[K, V]):
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: list[Callable[[Update[K, V]], None]] = []
         self._closed = False
+        self._mistake = ""
+        """What went wrong that should not, and was told."""
         self._tasks = Tasks()
 
     @property
@@ -205,8 +207,9 @@ class Mirror(Generic[K, V]):
                     self._steps = steps
                     self._follows()
                     async for step in steps:
-                        backoff.reset()
                         self._apply(step)
+                        backoff.reset()
+                        self._mistake = ""
             except CannotResume as error:
                 log.info("%s: reads again: %s", self._feed.name, error)
                 self.mark = 0
@@ -214,6 +217,9 @@ class Mirror(Generic[K, V]):
                 return self._end_readers()
             except StoreError as error:
                 self._breaks(error)
+            except Exception as error:  # noqa: BLE001 - no mistake may leave a copy to stand still
+                self._stumbles(error)
+                self.mark = 0
             finally:
                 if self._steps is not None:
                     self._heard = max(self._heard, self._steps.heard)
@@ -236,6 +242,13 @@ class Mirror(Generic[K, V]):
                 error,
             )
         self.error = error
+        self._turn.set()
+
+    def _stumbles(self, error: Exception) -> None:
+        if self._mistake != repr(error):
+            self._mistake = repr(error)
+            log.exception("%s: failed, reads again; the last state is kept", self._feed.name)
+        self.error = StoreError(f"{self._feed.name} cannot be followed: {error!r}")
         self._turn.set()
 
     async def _load(self) -> None:

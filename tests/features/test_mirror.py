@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 
-from mooring.mirror import Change, Mirror, RangeFeed, Update, merge
+from mooring.mirror import Change, Mirror, RangeFeed, Steps, Update, merge
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from tests.waiting import eventually
 
@@ -116,6 +117,36 @@ async def test_its_readers_end_with_it(store: Store):
         await store.aclose()
         async with asyncio.timeout(5):
             assert [update async for update in changes] == []
+
+
+class Stumbling:
+    """A feed of numbers that fails, as no feed should, each time that it follows."""
+
+    name = "numbers"
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def snapshot(self) -> tuple[dict[str, int], int]:
+        self.reads += 1
+        return {"a": self.reads}, self.reads
+
+    @asynccontextmanager
+    async def follow(
+        self, mark: int, held: Mapping[str, int], *, known: float
+    ) -> AsyncIterator[Steps[str, int]]:
+        raise ZeroDivisionError("a feed's mistake")
+        yield
+
+
+async def test_a_mistake_in_a_feed_is_told_once_and_it_begins_again_by_reading(
+    caplog: pytest.LogCaptureFixture,
+):
+    feed = Stumbling()
+    async with Mirror(feed) as mirror:
+        await eventually(lambda: mirror.items["a"] >= 4)
+        assert "a feed's mistake" in str(mirror.error)
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_merging_keeps_first_and_last_and_puts_removals_first():
