@@ -10,6 +10,7 @@ import pytest
 import mooring
 from mooring import Instance
 from mooring.errors import Closed, InvalidRequest, StoreError, Unavailable
+from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.model import Config
 from mooring.registry import leases
@@ -126,6 +127,39 @@ async def test_a_subscriber_that_raises_costs_no_neighbour(hub: Hub):
         await only(hub, 1, 2, 3)
 
 
+@pytest.mark.parametrize("where", ["10.0.0.1:1/config", "config"])
+async def test_a_config_that_a_layout_fails_on_keeps_no_record_from_repair(
+    hub: Hub, where: str, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(value: bytes) -> Config:
+        raise ZeroDivisionError("a layout's mistake")
+
+    folder = b"/registry/default/echo/"
+    async with hub.register(at(1)) as one:
+        monkeypatch.setattr(hub.registry.layout, "decode_config", fails)  # type: ignore[attr-defined]
+        await hub.store.commit(Put(folder + where.encode(), b"{}"))
+        await hub.store.commit(Delete(prefix(folder + b"10.0.0.1:1/d")))
+        await only(hub, 1)
+        assert one.config == Config()
+
+
+async def test_a_registration_that_cannot_tell_the_operator_s_word_is_repaired(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def fails(enrolment: object) -> Config:
+        raise ZeroDivisionError("a mistake")
+
+    silent = parse({"registry": {"metrics": {"enabled-metrics": []}}})
+    async with (
+        mooring.connect(settings=silent) as hub,
+        hub.register(at(1)) as one,
+        hub.register(at(2)),
+    ):
+        monkeypatch.setattr(type(one._enrolment), "config", property(fails))
+        await hub.store.commit(Delete(prefix(b"/registry/default/echo/")))
+        await only(hub, 1, 2)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -210,8 +244,6 @@ async def test_a_closed_registration_is_not_entered_again(hub: Hub):
 
 
 async def test_an_unknown_collector_is_told_each_time():
-    from mooring.heartbeat import parse
-
     settings = parse({"registry": {"metrics": {"enabled-metrics": ["memry"]}}})
     async with mooring.connect(settings=settings) as hub:
         for _ in range(2):

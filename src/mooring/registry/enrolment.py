@@ -11,7 +11,7 @@ from mooring.errors import Conflict, LeaseNotFound, Removed, StoreError, Superse
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
-from mooring.registry.layouts.contract import Layout, Malformed
+from mooring.registry.layouts.contract import Layout
 from mooring.registry.leases import SharedLease
 from mooring.registry.tombstones import tombstone_key
 from mooring.registry.vicinity import Vicinity
@@ -103,6 +103,7 @@ class StoreEnrolment(Enrolment):
         self.disturbed = False
         self._shared, self._lease, self._vicinity = shared, lease, vicinity
         self._instance, self._home = instance, home
+        self._labels = (instance.service, instance.id)
         self._mirror = vicinity.mirror
         self._tombstone = tombstone_key(shared.layout, instance)
         self._config_key = (
@@ -150,8 +151,8 @@ class StoreEnrolment(Enrolment):
     def _decode(self, entry: Entry | None) -> Config:
         try:
             return NO_CONFIG if entry is None else self._shared.layout.decode_config(entry.value)
-        except Malformed:
-            return NO_CONFIG  # those who list the service report it
+        except Exception:  # noqa: BLE001 - whatever it is, those who list the service report it
+            return NO_CONFIG
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         self._callbacks += (callback,)
@@ -196,7 +197,10 @@ class StoreEnrolment(Enrolment):
 
     def _tell(self) -> None:
         for callback in self._callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # neighbours and sharers of the lease are told after it
+                log.exception("%s %s: a subscriber failed", *self._labels)
 
     async def put(self, instance: Instance, *, fresh: bool) -> None:
         desired = self._shared.layout.encode(instance)

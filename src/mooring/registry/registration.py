@@ -362,6 +362,8 @@ class Registration:
 
     def _look(self) -> None:
         """The enrolment has something to tell."""
+        if self._enrolment.disturbed:  # before all that may fail
+            self._wake.set()
         self._show(self._enrolment.suspended)
         config = self._enrolment.config
         if config != self._config:
@@ -371,8 +373,6 @@ class Registration:
                     callback(config)
                 except Exception:
                     log.exception("%s %s: a subscriber failed", *self._labels)
-        if self._enrolment.disturbed:
-            self._wake.set()
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
         self._phase = phase
