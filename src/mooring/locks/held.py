@@ -27,12 +27,10 @@ class Held:
     """
 
     def __init__(self, queue: Queue, start: bytes, place: Place, lease: Lease, by: object) -> None:
-        self.name: str = start[:-1].decode()
         self.key: bytes = place.key
         self.token: int = place.token
         """The fencing token: higher than that of everybody who held it before."""
-        self.lost = asyncio.Event()
-        """Set when it is no longer ours though it was not released."""
+        self._lost: asyncio.Event | None = None
         self._queue, self._start = queue, start
         self._place, self._lease, self._by = place, lease, by
         self._reason = ""
@@ -45,6 +43,19 @@ class Held:
 
     def _listen(self) -> None:
         self._lease.lost = self._place.on_gone = self._lose
+
+    @property
+    def name(self) -> str:
+        return self._start[:-1].decode()
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when it is no longer ours though it was not released."""
+        if self._lost is None:  # made when it is asked for: to hold a lock is often brief
+            self._lost = asyncio.Event()
+            if self._reason:
+                self._lost.set()
+        return self._lost
 
     @property
     def check(self) -> Check:

@@ -68,7 +68,7 @@ class Leases:
         while idle:
             lease = idle.pop()
             lease.used = True
-            if lease.session.state == "alive":
+            if not lease.session.lost.is_set():  # who takes it looks closer, once it has a place
                 return lease
             self.discard_soon(lease)
         opened: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()

@@ -91,11 +91,12 @@ class Lock:
         self._ttl, self._timeout = ttl, timeout
         self._reentrant = reentrant
         self._entered: list[tuple[object, Held]] = []
+        self._backoff = Backoff()
 
     async def acquire(self) -> Held:
         """Wait for it, and hold it until it is released: for code where a block does not fit."""
         if self._timeout is None:
-            return await self._acquire()
+            return self._had(await self._own(wait=True))
         if self._timeout == 0:
             if (held := await self.try_acquire()) is None:
                 raise self._late()
@@ -103,7 +104,7 @@ class Lock:
         timer = asyncio.timeout(self._timeout)
         try:
             async with timer:
-                return await self._acquire()
+                return self._had(await self._own(wait=True))
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -126,9 +127,9 @@ class Lock:
             f"{by}"
         )
 
-    async def _acquire(self) -> Held:
-        held = await self._own(wait=True)
-        assert held is not None
+    @staticmethod
+    def _had(held: Held | None) -> Held:
+        assert held is not None, "who waits gets it, or an error"
         return held
 
     async def _own(self, *, wait: bool) -> Held | None:
@@ -150,7 +151,7 @@ class Lock:
         return held
 
     async def _contend(self, by: object, wait: bool) -> Held | None:
-        stood, backoff = False, Backoff()
+        stood, backoff = False, self._backoff
         while True:
             try:
                 lease, place = await self._join(certain=not wait)
@@ -178,6 +179,7 @@ class Lock:
                     await self._withdraw(place, lease)
                     raise
             if lease.certain and not place.gone:
+                backoff.reset()
                 return self._hold(place, lease, by)
             self._queue.forget(place, self._start)
             await self._queue.leases.discard(lease)
@@ -246,9 +248,11 @@ class Lock:
     ) -> None:
         if not self._entered:
             raise NotHeld(f"the lock {self.name!r} was not entered")
-        by = caller()
-        # Whoever entered it leaves it; who hands it to another task to leave has the last one.
-        mine = [n for n, (who, _) in enumerate(self._entered) if who is by]
-        at = mine[-1] if mine else -1
+        at = -1
+        if len(self._entered) > 1:
+            # Whoever entered it leaves it; who hands it to another task to leave has the last one.
+            by = caller()
+            mine = [n for n, (who, _) in enumerate(self._entered) if who is by]
+            at = mine[-1] if mine else -1
         _, held = self._entered.pop(at)
         await held.__aexit__(kind, error, trace)
