@@ -1,0 +1,133 @@
+"""Only Redis' own clock counts: that of a client, an admin or a consumer may be hours off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+import mooring
+from mooring.hub import Hub
+from mooring.testing.redis import RedisServer
+from tests.faults.redis_actors import World, crash, fleet, namespaced, quick, registry_of, sweeping
+from tests.faults.test_redis_races import PATIENT
+from tests.waiting import eventually
+
+SETTINGS = quick(timeout=1.5, interval=0.3)
+
+ELSEWHEN = """
+import datetime, json, sys, time
+shift, url = float(sys.argv[1]), sys.argv[2]
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + shift
+time.time_ns = lambda: real_ns() + int(shift * 1e9)
+
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(time.time(), tz)
+
+    @classmethod
+    def utcnow(cls):
+        return cls.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
+
+datetime.datetime = Shifted
+
+import asyncio
+import mooring
+from mooring import Instance
+from tests.faults.redis_actors import quick, registry_of
+
+async def main():
+    loop = asyncio.get_running_loop()
+    reading = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reading), sys.stdin)
+    async with mooring.connect(url, settings=quick(timeout=1.5, interval=0.3)) as hub:
+        sweeping = asyncio.ensure_future(registry_of(hub).sweeper().run())
+        async with hub.register(Instance("echo", "10.0.0.2", 1)) as own:
+            async with hub.discover("echo") as view:
+                while await reading.readline():
+                    listing = await hub.registry.instances("echo")
+                    seen = [sorted(f"{i.host}:{i.port}" for i in found)
+                            for found in (view.instances, listing.instances)]
+                    print(json.dumps([own.state, *seen]), flush=True)
+        sweeping.cancel()
+
+asyncio.run(main())
+"""
+
+
+class Elsewhen:
+    """A process that registers, sweeps and consumes by another clock."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def tell(self) -> tuple[str, list[str], list[str]]:
+        """Its state, what its view has, and what it lists."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(b"\n")
+        state, seen, listed = json.loads(await self._process.stdout.readline())
+        return state, seen, listed
+
+
+@contextlib.asynccontextmanager
+async def elsewhen(url: str, shift: float) -> AsyncIterator[Elsewhen]:
+    command = [sys.executable, "-c", ELSEWHEN, str(shift), url]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    try:
+        yield Elsewhen(process)
+    finally:
+        await process.communicate()
+
+
+def connect(url: str) -> Hub:
+    return mooring.connect(url, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("shift", [-3600.0, 3600.0])
+async def test_clocks_an_hour_off_change_nothing(redis: Callable[[str], RedisServer], shift: float):
+    url = namespaced(redis("7.0").url)
+    everybody = [f"10.0.0.1:{port}" for port in (1, 2, 3)] + ["10.0.0.2:1"]
+    async with connect(url) as hub, fleet(hub, 3), sweeping(hub), elsewhen(url, shift) as other:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            state, seen, listed = await other.tell()
+            assert state == "registered"
+            assert seen == listed == everybody
+            own = (await hub.registry.instances("echo")).instances
+            assert sorted(f"{each.host}:{each.port}" for each in own) == everybody
+            await asyncio.sleep(0.1)
+        scores = await registry_of(hub).reader.scores(registry_of(hub).keys.of("echo"))
+        assert all(abs(score - time.time() * 1000) < 5000 for score in scores.values())
+        async with fleet(hub, 1, first=4) as dying:
+            await crash(dying)
+
+            async def gone() -> bool:
+                return (await other.tell())[1:] == (everybody, everybody)
+
+            await eventually(gone, within=8)
+
+
+async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
+    redis: Callable[[str], RedisServer],
+):
+    """The record says an hour from now: who comes after it is later still."""
+    async with World(redis("7.0"), cleanup=PATIENT) as world:
+        older, newer = world.process("a"), world.process("a")
+        await older.step()
+        ahead = int(time.time() * 1000) + 3_600_000
+        key = world.keys.of("echo").instance("a")
+        await world.call("HSET", key, "registrationTime", ahead)
+        older.enrolment._registered = str(ahead)
+        await newer.step()
+        assert newer.registered > ahead
+        assert await older.settle() == "superseded"
+        assert await newer.settle() == "registered"
