@@ -177,7 +177,10 @@ class Mirror(Generic[K, V]):
         return self
 
     def start(self) -> None:
-        """Follow, without waiting for anything. Nothing happens where it does already."""
+        """Follow, without waiting for anything. Nothing happens where it does already. Raises
+        `Closed` where it will not any more."""
+        if self._closed:
+            raise Closed(f"the mirror of {self._feed.name} is closed: make another")
         if self._started:
             return
         self._started = True

@@ -100,6 +100,25 @@ async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):
             assert await ports(hub) == [1, 2]
 
 
+async def test_one_who_comes_as_the_last_neighbour_goes_is_watched_over(hub: Hub):
+    comes = []
+    for turns in range(30):
+        service = f"s{turns}"
+        goes = await hub.register(Instance(service, "10.0.0.1", 1)).__aenter__()
+        await eventually(lambda goes=goes: goes._enrolment._vicinity.mirror.loaded)  # type: ignore[misc]
+        leaving = asyncio.ensure_future(goes.aclose())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        comes.append(await hub.register(Instance(service, "10.0.0.1", 2)).__aenter__())
+        await leaving
+    await hub.store.commit(Delete(prefix(b"/registry/")))
+
+    async def repaired() -> bool:
+        return sum(each.instances for each in await hub.registry.services()) == len(comes)
+
+    await eventually(repaired)
+
+
 async def test_a_dead_lease_of_one_does_not_cost_another_his(hub: Hub):
     async with hub.register(at(1), ttl=5) as short, hub.register(at(2), ttl=60) as long:
         dead = short._enrolment._lease.current.lease  # type: ignore[attr-defined]

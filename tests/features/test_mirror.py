@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from mooring.errors import Closed
 from mooring.mirror import Change, Mirror, RangeFeed, Steps, Update, merge
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from tests.waiting import eventually
@@ -117,6 +118,13 @@ async def test_its_readers_end_with_it(store: Store):
         await store.aclose()
         async with asyncio.timeout(5):
             assert [update async for update in changes] == []
+
+
+async def test_one_that_is_closed_does_not_start_again(store: Store):
+    async with mirror_of(store) as mirror:
+        pass
+    with pytest.raises(Closed, match="make another"):
+        mirror.start()
 
 
 class Stumbling:

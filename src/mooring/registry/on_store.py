@@ -102,9 +102,9 @@ class StoreRegistry(Registry):
 
     async def _leave(self, instance: Instance, home: Range, vicinity: Vicinity) -> None:
         self._enrolled.discard(home.start)
-        if await vicinity.leave(instance.id):
-            if self._vicinities.get(vicinity.range) is vicinity:
-                del self._vicinities[vicinity.range]
+        if vicinity.leave(instance.id):
+            del self._vicinities[vicinity.range]  # at once: who comes meanwhile needs a live one
+            await vicinity.aclose()
             await self._leave_config(instance.service)
 
     def _orphan(self, entry: Entry) -> None:

@@ -48,14 +48,14 @@ class Vicinity:
     def join(self, id: str, neighbour: Neighbour) -> None:
         self._neighbours[id] = neighbour
 
-    async def leave(self, id: str) -> bool:
-        """Whether it was the last, with whom it ends."""
+    def leave(self, id: str) -> bool:
+        """Whether it was the last: then nobody may join any more, and it is to be closed."""
         self._neighbours.pop(id, None)
-        if self._neighbours:
-            return False
+        return not self._neighbours
+
+    async def aclose(self) -> None:
         self._end_config()
         await self.mirror.aclose()
-        return True
 
     def _hear_config(self, _: Update[bytes, Entry]) -> None:
         for neighbour in tuple(self._neighbours.values()):
