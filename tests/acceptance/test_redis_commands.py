@@ -136,6 +136,11 @@ class TestTheRegistry:
                 )
                 assert rows(done) == [["orders", "1"]]
 
+    async def test_a_store_that_is_another_process_s_is_left_alone(self, run: Run, tmp_path: Path):
+        store = f"sqlite://{tmp_path}/store"
+        async with mooring.connect(store):
+            assert rows(run("services", f"--store={store}")) == []
+
     async def test_a_registry_may_be_in_another_store(self, served: Callable[[], str]):
         where = f"{served()}?namespace=/{uuid.uuid4().hex}"
         async with (

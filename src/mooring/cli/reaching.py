@@ -47,14 +47,16 @@ def run_command(work: Coroutine[object, object, T]) -> T:
 async def reach(
     store: str, layout: str, *, registry: str = "", settings: RegistrySettings | None = None
 ) -> AsyncIterator[Hub]:
-    """The hub on a store, or with the registry elsewhere; a registry alone is enough. By default
-    it is on the local server, and who has none is told how to start it."""
+    """The hub on a store, or on the registry alone where that is elsewhere: a store that is not
+    needed need not be there, nor free. By default it is on the local server, and who has none is
+    told how to start it."""
     hear_crashes()
     settings = settings or parse(_NO_METRICS)
-    url = store or registry or f"etcd://{LOCAL}?timeout=2s"
-    elsewhere = registry if store else ""
+    url = registry or store or f"etcd://{LOCAL}?timeout=2s"
+    if store and registry:
+        connect(store, registry=registry)  # raises where the two do not go together
     try:
-        async with connect(url, registry=elsewhere, layout=layout, settings=settings) as hub:
+        async with connect(url, layout=layout, settings=settings) as hub:
             yield hub
     except Unavailable as error:
         if store or registry:
