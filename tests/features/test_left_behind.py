@@ -119,6 +119,33 @@ async def test_one_who_comes_as_the_last_neighbour_goes_is_watched_over(hub: Hub
     await eventually(repaired)
 
 
+async def test_one_who_comes_as_the_last_goes_from_a_store_that_is_away_is_registered(
+    etcd: Callable[[str], EtcdServer], tmp_path: object
+):
+    async def comes(turns: int) -> None:
+        where = f"etcd://{proxy.address}?namespace={tmp_path}/{turns}&timeout=1s"
+        async with mooring.connect(where) as hub:
+            goes = await hub.register(at(1), wait=0.1).__aenter__()
+            leaving = asyncio.ensure_future(goes.aclose(within=0.3))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with hub.register(Instance("other", "10.0.0.1", 2), wait=0.1) as one:
+                await leaving
+                away.release()
+                await healed.wait()
+                await asyncio.wait_for(one.registered(), 10)
+
+    away, healed = asyncio.Semaphore(0), asyncio.Event()
+    async with FaultProxy(etcd("3.5").address) as proxy, asyncio.TaskGroup() as group:
+        proxy.refuse()
+        for turns in range(20):
+            group.create_task(comes(turns))
+        for _ in range(20):
+            await away.acquire()
+        proxy.heal()
+        healed.set()
+
+
 async def test_a_dead_lease_of_one_does_not_cost_another_his(hub: Hub):
     async with hub.register(at(1), ttl=5) as short, hub.register(at(2), ttl=60) as long:
         dead = short._enrolment._lease.current.lease  # type: ignore[attr-defined]

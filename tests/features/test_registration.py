@@ -291,3 +291,22 @@ async def test_one_that_was_never_entered_is_closed_without_a_trace():
         registration = hub.register(ONE)
     await registration.drain()
     assert registration.state == "closed"
+
+
+async def test_it_goes_on_though_something_that_it_waits_for_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async with mooring.connect() as hub:
+        whole, calls = hub.store.commit, 0
+
+        async def commit(*writes: object, **rest: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise asyncio.CancelledError
+            return await whole(*writes, **rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(hub.store, "commit", commit)
+        async with hub.register(ONE) as one:
+            assert one.state == "registered"
+    assert "trying on" in caplog.text

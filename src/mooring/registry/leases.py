@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-from mooring.errors import Conflict, StoreError
+from mooring.errors import Conflict, StoreError, Unavailable
 from mooring.session import Session
 from mooring.store.contract import Delete, Store, key, unchanged
 from mooring.tasks import Backoff, Tasks
@@ -75,11 +75,12 @@ class SharedLease:
     async def _open(self, opened: asyncio.Future[Session]) -> None:
         try:
             session = await Session(self._store, ttl=self._ttl).__aenter__()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - it is told to those who asked
             opened.set_exception(error)
             opened.exception()  # seen, though everybody who asked may be gone
         except BaseException:
-            opened.cancel()
+            opened.set_exception(Unavailable("the lease was given up before it was granted"))
+            opened.exception()
             raise
         else:
             self.granted.add(session.lease)
@@ -87,7 +88,8 @@ class SharedLease:
             self._tasks.start(self._await_loss(session), name=f"lease {session.lease:x}")
             opened.set_result(session)
         finally:
-            self._opening = None
+            if self._opening is opened:
+                self._opening = None
 
     async def discard(self, session: Session) -> None:
         """The store does not know this session's lease any more."""
@@ -110,7 +112,7 @@ class SharedLease:
 
     async def _pay(self) -> None:
         """Look several times: what was under way when its sender gave up may still arrive."""
-        backoff = Backoff()
+        backoff, tasks = Backoff(), self._tasks
         try:
             while self._owed:
                 for name in tuple(self._owed):
@@ -121,7 +123,8 @@ class SharedLease:
                 if self._owed:
                     await asyncio.sleep(_LOOKS[min(self._owed.values()) - 1])
         finally:
-            self._paying = False
+            if tasks is self._tasks:
+                self._paying = False
 
     async def _delete(self, name: bytes, backoff: Backoff) -> bool:
         """Whether it is certain that the key is gone, or somebody else's."""
@@ -149,7 +152,10 @@ class SharedLease:
         self._users.pop(user, None)
         if self._users:
             return
+        # Who comes while this one ends must not wait for anything that ends with it.
         session, self._session = self._session, None
-        await self._tasks.aclose()
+        tasks, self._tasks = self._tasks, Tasks()
+        self._opening, self._paying = None, False
+        await tasks.aclose()
         if session is not None:
             await session.aclose(within=within)

@@ -24,7 +24,6 @@ from mooring.errors import (
     AccessDenied,
     Closed,
     InvalidRequest,
-    RegistryError,
     Removed,
     StoreError,
     Superseded,
@@ -286,10 +285,13 @@ class Registration:
                     if self._phase == "registered":
                         self._enter("suspended", self._trouble)
                     await asyncio.sleep(backoff.next())
-                except (RegistryError, InvalidRequest):
+                except (Superseded, Removed, InvalidRequest):
                     raise
-                except Exception as error:
-                    # A mistake of ours must not end what shall go on for ever.
+                except (Exception, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and _cancelled():
+                        raise
+                    # A mistake of ours must not end what shall go on for ever; nor must the end of
+                    # something that was waited for, which looks as if this had been ended.
                     if self._trouble != repr(error):
                         log.exception("%s %s: trying on", *self._labels)
                     self._trouble = repr(error)
@@ -457,3 +459,9 @@ class Registration:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _cancelled() -> bool:
+    """Whether somebody wants the present task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
