@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mooring.errors import Conflict, LeaseNotFound, TooLarge
+from mooring.errors import (
+    AccessDenied,
+    Closed,
+    Conflict,
+    LeaseNotFound,
+    OutcomeUnknown,
+    OutOfSpace,
+    TooLarge,
+    Unavailable,
+)
 from mooring.hub import open_store
 from mooring.registry.batches import Batches
 from mooring.store import Put, absent, everything, key
@@ -51,6 +60,70 @@ async def test_large_values_go_in_several_and_too_large_ones_alone():
         )
         assert isinstance(results[-1], TooLarge)
         assert len((await store.read(everything())).entries) == 5
+
+
+@pytest.mark.parametrize("error", [AccessDenied("not this one"), ZeroDivisionError("a mistake")])
+async def test_one_that_may_not_be_written_holds_up_nobody(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    async with open_store("memory://") as store:
+        whole = store.commit
+
+        async def commit(*writes: Put, **rest: object) -> object:
+            await asyncio.sleep(0)  # the others come meanwhile
+            if any(write.key == b"/3" for write in writes):
+                raise error
+            return await whole(*writes, **rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "commit", commit)
+        batches = Batches(store)
+        results = await asyncio.gather(
+            *(batches.commit(Put(b"/%d" % n, b"")) for n in range(10)), return_exceptions=True
+        )
+        assert [n for n, result in enumerate(results) if result is error] == [3]
+        assert len((await store.read(everything())).entries) == 9
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), OutcomeUnknown("lost"), OutOfSpace("full")])
+async def test_what_is_the_store_s_own_trouble_is_not_tried_for_each(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    async with open_store("memory://") as store:
+        calls = 0
+
+        async def commit(*writes: Put, **rest: object) -> object:
+            nonlocal calls
+            calls += 1
+            await asyncio.sleep(0)  # the others come meanwhile
+            raise error
+
+        monkeypatch.setattr(store, "commit", commit)
+        batches = Batches(store)
+        results = await asyncio.gather(
+            *(batches.commit(Put(b"/%d" % n, b"")) for n in range(10)), return_exceptions=True
+        )
+        assert results == [error] * 10
+        assert calls == 2
+
+
+async def test_who_waits_as_it_is_closed_is_told_and_not_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with open_store("memory://") as store:
+        never = asyncio.Event()
+
+        async def commit(*writes: Put, **rest: object) -> object:
+            await never.wait()
+            raise AssertionError
+
+        monkeypatch.setattr(store, "commit", commit)
+        batches = Batches(store)
+        waiting = [asyncio.ensure_future(batches.commit(Put(b"/%d" % n, b""))) for n in range(3)]
+        await asyncio.sleep(0.05)
+        await batches.aclose()
+        results = await asyncio.wait_for(asyncio.gather(*waiting[1:], return_exceptions=True), 5)
+        assert all(isinstance(result, Closed) for result in results)
+        waiting[0].cancel()
 
 
 async def test_a_failure_of_the_store_is_everybody_s():

@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, StoreError, TooLarge
+from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, Unavailable
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Check, Put, Store, Write
 from mooring.tasks import Tasks
 
 _UNDER_WAY = 2  # transactions at once: one is answered while others are made
 _BYTES = MAX_REQUEST_BYTES // 2
+_EVERYBODYS = (Unavailable, OutcomeUnknown, OutOfSpace, Closed)
+"""What no single commit is the cause of. Any other error (a check that fails, a lease that is
+gone, a key that may not be written, a value that is too large) may be that of one alone."""
 
 
 class _Commit(NamedTuple):
@@ -28,7 +31,7 @@ class _Commit(NamedTuple):
 
 class Batches:
     """Commits of different owners, who touch keys of their own. What one asks for happens whole or
-    not at all, and where its checks fail nobody else is held up by it."""
+    not at all, and where it cannot be written nobody else is held up by it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -91,16 +94,15 @@ class Batches:
                 *(write for one in batch for write in one.writes),
                 require=[check for one in batch for check in one.checks],
             )
-        except (Conflict, LeaseNotFound, TooLarge, InvalidRequest) as error:
+        except _EVERYBODYS as error:
+            _fail(batch, error)
+        except Exception as error:  # noqa: BLE001 - it is told to whose commit it was
             if len(batch) == 1:
                 _fail(batch, error)
-            else:  # one of them is the cause: each by itself
+            else:  # one of them may be the cause: each by itself
                 await asyncio.gather(*(self._together([one]) for one in batch))
-        except StoreError as error:
-            _fail(batch, error)
         except BaseException:
-            for one in batch:
-                one.done.cancel()
+            _fail(batch, Closed("the registry was closed before this was written"))
             raise
         else:
             for one in batch:
@@ -115,3 +117,4 @@ def _fail(batch: list[_Commit], error: Exception) -> None:
     for one in batch:
         if not one.done.done():
             one.done.set_exception(error)
+            one.done.exception()  # seen, though who asked may be gone
