@@ -302,10 +302,15 @@ async def test_an_acquire_whose_reply_was_lost_leaves_no_orphan(
             pass  # a lease is at hand: the next thing to be sent is the place in the line
         holder = await other.lock("lock").acquire() if waits else None
         proxy.mute()
+        acquiring = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=3).acquire())
+
+        async def arrived() -> bool:
+            lines = await other.locks("lock")
+            return bool(lines) and len(lines[0].holders + lines[0].waiting) == 1 + waits
+
+        await eventually(arrived, what="a place that nobody is told of")
         with pytest.raises(Unavailable):
-            await hub.lock("lock", ttl=3).acquire()
-        (line,) = await other.locks("lock")
-        assert len(line.holders) == 1, "it arrived, and nobody was told"
+            await acquiring
         proxy.heal()
         proxy.reset()
         if holder is not None:
