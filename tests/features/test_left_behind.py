@@ -146,6 +146,21 @@ async def test_one_who_comes_as_the_last_goes_from_a_store_that_is_away_is_regis
         healed.set()
 
 
+async def test_a_debt_does_not_wait_for_the_last_look_at_another(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(leases, "_LOOKS", (60.0, 0.01))
+    folder = b"/registry/default/echo/10.0.0.1:"
+    async with hub.register(at(1)) as one:
+        lease = one._enrolment._lease  # type: ignore[attr-defined]
+        lease.owe([folder + b"2/data"])
+        await eventually(lambda: lease._owed[folder + b"2/data"].looks == 1)
+        await hub.store.commit(Put(folder + b"3/data", b"{}", lease.current.lease))
+        assert await ports(hub) == [1, 3]
+        lease.owe([folder + b"3/data"])
+        await only(hub, 1)
+
+
 async def test_a_dead_lease_of_one_does_not_cost_another_his(hub: Hub):
     async with hub.register(at(1), ttl=5) as short, hub.register(at(2), ttl=60) as long:
         dead = short._enrolment._lease.current.lease  # type: ignore[attr-defined]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mooring.errors import Conflict, StoreError, Unavailable
 from mooring.session import Session
@@ -17,6 +18,13 @@ PULSE = 1.0
 
 _LOOKS = (15.0, 5.0, 1.0)
 """Seconds between looks at keys that should be gone, the last first."""
+
+
+class Debt(NamedTuple):
+    """A key that should be gone: how many looks at it are left, and when the next is due."""
+
+    looks: int
+    due: float
 
 
 class User(Protocol):
@@ -38,8 +46,8 @@ class SharedLease:
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
         self._users: dict[User, None] = {}
-        self._owed: dict[bytes, int] = {}
-        self._paying = False
+        self._owed: dict[bytes, Debt] = {}
+        self._owes = asyncio.Event()
         self._tasks = Tasks()
 
     @property
@@ -53,6 +61,7 @@ class SharedLease:
     def acquire(self, user: User) -> None:
         if not self._users:
             self._tasks.start(self._beat(), name="pulse of a shared lease")
+            self._tasks.start(self._pay(), name="keys left behind")
         self._users[user] = None
 
     async def _beat(self) -> None:
@@ -100,10 +109,8 @@ class SharedLease:
     def owe(self, names: Iterable[bytes]) -> None:
         """Keys on this lease that should be gone and may not be: whoever left them could not reach
         the store, or was cut short. Others keep the lease alive, so they would never expire."""
-        self._owed.update(dict.fromkeys(names, len(_LOOKS)))
-        if self._owed and self._users and not self._paying:
-            self._paying = True
-            self._tasks.start(self._pay(), name="keys left behind")
+        self._owed.update(dict.fromkeys(names, Debt(len(_LOOKS), time.monotonic())))
+        self._owes.set()
 
     def claim(self, names: Iterable[bytes]) -> None:
         """Somebody has these keys again."""
@@ -112,19 +119,36 @@ class SharedLease:
 
     async def _pay(self) -> None:
         """Look several times: what was under way when its sender gave up may still arrive."""
-        backoff, tasks = Backoff(), self._tasks
+        backoff = Backoff()
+        while True:
+            self._owes.clear()
+            moment = time.monotonic()
+            for name, debt in tuple(self._owed.items()):
+                if debt.due > moment or name not in self._owed:
+                    continue
+                if await self._delete(name, backoff) and self._owed.get(name) is debt:
+                    self._looked(name, debt)
+            await self._until_due()
+
+    def _looked(self, name: bytes, debt: Debt) -> None:
+        left = debt.looks - 1
+        if left:
+            self._owed[name] = Debt(left, time.monotonic() + _LOOKS[left - 1])
+        else:
+            del self._owed[name]
+
+    async def _until_due(self) -> None:
+        """Until the next look is due, or there is more to look at."""
+        timer = None
+        if self._owed:
+            due = min(debt.due for debt in self._owed.values())
+            pause = max(due - time.monotonic(), 0.0)
+            timer = asyncio.get_running_loop().call_later(pause, self._owes.set)
         try:
-            while self._owed:
-                for name in tuple(self._owed):
-                    if name in self._owed and await self._delete(name, backoff):
-                        self._owed[name] = left = self._owed.get(name, 1) - 1
-                        if left <= 0:
-                            del self._owed[name]
-                if self._owed:
-                    await asyncio.sleep(_LOOKS[min(self._owed.values()) - 1])
+            await self._owes.wait()
         finally:
-            if tasks is self._tasks:
-                self._paying = False
+            if timer is not None:
+                timer.cancel()
 
     async def _delete(self, name: bytes, backoff: Backoff) -> bool:
         """Whether it is certain that the key is gone, or somebody else's."""
@@ -155,7 +179,7 @@ class SharedLease:
         # Who comes while this one ends must not wait for anything that ends with it.
         session, self._session = self._session, None
         tasks, self._tasks = self._tasks, Tasks()
-        self._opening, self._paying = None, False
+        self._opening = None
         await tasks.aclose()
         if session is not None:
             await session.aclose(within=within)
