@@ -46,7 +46,7 @@ def read(value: bytes) -> Card:
     """The card in a value; an empty one where it is none of ours."""
     try:
         return _decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return _FOREIGN
 
 

@@ -169,9 +169,9 @@ class Changes:
         elif kind == b"message":
             try:
                 message = _decode(reply[2])
-            except (msgspec.DecodeError, msgspec.ValidationError):
-                log.warning("%s: a message that cannot be read was left out", channel)
-                message = None  # something happened: look
+            except (ValueError, RecursionError):
+                log.warning("%s: a message cannot be read: the service is looked at", channel)
+                message = Message()
             self._tell(channel, message)
 
     def _tell(self, channel: str, message: Message | None) -> None:
