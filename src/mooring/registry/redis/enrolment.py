@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -40,6 +40,8 @@ class RedisEnrolment(Enrolment):
         self._last: Beat | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._too_large = self._in_doubt = ""
+        self._metadata: Mapping[str, str] | None = None
+        """The last that was not too large."""
 
     @property
     def suspended(self) -> str:
@@ -133,20 +135,26 @@ class RedisEnrolment(Enrolment):
         return False
 
     def _fields(self, instance: Instance) -> dict[str, str]:
-        """What is written; without the metrics where they are too large, since a sign of life
-        matters more."""
+        """What is written; without the metrics where they are too large, and with the last metadata
+        that was not, since a sign of life matters more."""
         told = fields.encode(instance)
         if (size := fields.size(told)) <= self._most:
-            self._too_large = ""
+            self._too_large, self._metadata = "", instance.metadata
             return told
-        status = msgspec.structs.replace(instance.status, metrics={})
-        told = fields.encode(msgspec.structs.replace(instance, status=status))
         problem = f"{size} bytes of metadata and metrics are over the limit of {self._most}"
-        if fields.size(told) > self._most:
+        status = msgspec.structs.replace(instance.status, metrics={})
+        instance = msgspec.structs.replace(instance, status=status)
+        told, left_out = fields.encode(instance), "no metrics are sent"
+        if fields.size(told) <= self._most:
+            self._metadata = instance.metadata
+        elif self._metadata is None:
             raise TooLarge(f"{self._service.name} {self._id}: {problem}: say less, or raise it")
-        if not self._too_large:
-            log.warning("%s %s: %s: no metrics are sent", self._service.name, self._id, problem)
-            self._too_large = problem
+        else:
+            told = fields.encode(msgspec.structs.replace(instance, metadata=self._metadata))
+            left_out = "the metadata stays as it was, and no metrics are sent"
+        if self._too_large != left_out:
+            log.warning("%s %s: %s: %s", self._service.name, self._id, problem, left_out)
+            self._too_large = left_out
         return told
 
     async def withdraw(self) -> None:

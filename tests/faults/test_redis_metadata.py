@@ -1,0 +1,115 @@
+"""Metadata and metrics through a real Redis, and what is too large for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import InvalidRequest
+from mooring.hub import Hub
+from mooring.model import JSON
+from mooring.testing.redis import RedisServer
+from tests.faults.redis_actors import namespaced, quick, registry_of
+from tests.waiting import eventually
+
+METRICS: dict[str, JSON] = {
+    "big": 123456789012345,
+    "none": None,
+    "yes": True,
+    "no": False,
+    "nested": {"a.b": {"c_d": [1, None, {"e": "é"}], "": 0.1}, "空": "\u2028 \x00 \\ \" '"},
+    "empty": {},
+    "list": [],
+}
+METADATA = {"a_b": "1", "a.b": "2", "": "", "空": "值\n", "_": "x" * 1000}
+
+
+@pytest.fixture(params=["redis-6.2", "redis-valkey-9", "redis-cluster"])
+def url(request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]) -> str:
+    if request.param == "redis-cluster":
+        return namespaced(request.getfixturevalue("redis_cluster").url)
+    return namespaced(redis(request.param.removeprefix("redis-")).url)
+
+
+async def only(hub: Hub) -> Instance:
+    (found,) = (await hub.registry.instances("echo")).instances
+    return found
+
+
+async def test_what_an_instance_says_is_equal_when_it_is_read_back(url: str):
+    settings = quick()
+    async with (
+        mooring.connect(url, settings=settings) as hub,
+        mooring.connect(url, settings=settings) as other,
+        hub.register(Instance("echo", "10.0.0.1", 1, metadata=METADATA)) as one,
+        other.discover("echo") as view,
+    ):
+        assert (await only(other)).metadata == METADATA
+        one.update(metrics=METRICS, healthy=False)
+
+        async def told() -> bool:
+            return (await only(other)).status.metrics == METRICS
+
+        await eventually(told)
+        await eventually(lambda: view.instances[0].status.metrics == METRICS)
+        assert view.instances[0].metadata == METADATA
+        one.update(metrics={"big": 1}, metadata={"b": "1"}, healthy=True)
+
+        async def less() -> bool:
+            now = await only(other)
+            return (now.metadata, now.status.metrics) == ({"b": "1"}, {"big": 1})
+
+        await eventually(less)
+        registry = registry_of(other)
+        key = registry.keys.of("echo").instance(one.instance.id)
+        names = await registry.connection.call("HKEYS", key, what="test")
+        assert {n for n in names if n.startswith(b"metadata_")} == {b"metadata_b", b"metadata_big"}
+
+
+async def test_too_much_metadata_is_refused_before_anything_is_sent(
+    redis: Callable[[str], RedisServer],
+):
+    async with mooring.connect(
+        namespaced(redis("7.0").url), settings=quick(metadata_limit=100)
+    ) as hub:
+        large = Instance("echo", "10.0.0.1", 1, metadata={"a": "x" * 200})
+        with pytest.raises(InvalidRequest, match=r"over the limit of 100.*metadata-limit"):
+            hub.register(large)
+        assert await hub.registry.services() == []
+
+
+async def test_what_grows_too_large_is_left_out_and_beats_go_on(
+    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    url = namespaced(redis("7.0").url)
+    settings = quick(beat=0.1, timeout=0.8, metadata_limit=100)
+    small = Instance("echo", "10.0.0.1", 1, metadata={"a": "1"})
+    async with mooring.connect(url, settings=settings) as hub, hub.register(small) as one:
+        one.update(metrics={"m": "x" * 200}, healthy=False)
+
+        async def unhealthy() -> bool:
+            return not (await only(hub)).status.healthy
+
+        await eventually(unhealthy)
+        assert (await only(hub)).status.metrics == {}
+        assert "no metrics are sent" in caplog.text
+        caplog.clear()
+        one.update(metadata={"a": "y" * 200})
+        await eventually(lambda: "over the limit" in caplog.text)
+        for _ in range(10):
+            await asyncio.sleep(0.15)
+            assert (await only(hub)).metadata == {"a": "1"}
+        assert one.state == "registered"
+        assert len([r for r in caplog.records if "over the limit" in r.getMessage()]) == 1
+        one.update(metadata={"a": "2"}, metrics={})
+
+        async def better() -> bool:
+            return (await only(hub)).metadata == {"a": "2"}
+
+        await eventually(better)
