@@ -135,6 +135,8 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         from mooring.registry.redis.registry import RedisRegistry
         from mooring.registry.redis.settings import TLS, Settings
     except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("redis", "hiredis"):
+            raise  # a mistake of ours
         raise MissingExtra(f"{url.scheme}://", "redis") from error
     kind = {"redis+cluster": "cluster", "redis+sentinel": "sentinel"}.get(url.scheme, "single")
     encrypted = url.scheme == "rediss" or url.options.get("tls") == "on"

@@ -192,7 +192,7 @@ class TestTheRegistry:
 class TestCleanup:
     async def test_once_takes_out_the_dead_and_says_so(self, hub: Hub, run: Run):
         await left_behind(hub, "a", "b")
-        assert ok(run("cleanup", "--once")) == "1 services looked at; 0 instances taken out\n"
+        assert ok(run("cleanup", "--once")) == "1 service looked at; 0 instances taken out\n"
         told = await swept(run, "removed")
         assert [each["id"] for each in told["removed"]] == ["a", "b"]
         assert (told["services"], told["brakes"], told["problems"]) == (1, [], [])

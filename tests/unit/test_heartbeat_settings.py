@@ -340,3 +340,18 @@ except MissingExtra as error:
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "mooring[server]" in run.stdout
+
+
+def test_a_duration_that_may_be_left_out_is_read_like_any_other():
+    told = {"registry": {"redis": {"consumer-timeout": "5s"}}}
+    assert parse(told, {}).redis.consumer_timeout == 5.0
+    assert (
+        parse({"registry": {"redis": {"consumer-timeout": None}}}, {}).redis.consumer_timeout
+        is None
+    )
+    environ = {"MOORING_REGISTRY_REDIS_CONSUMER_TIMEOUT": "1m"}
+    assert parse({}, environ).redis.consumer_timeout == 60.0
+    with pytest.raises(
+        InvalidRequest, match=r"registry.redis.consumer-timeout: 5 is not a duration"
+    ):
+        parse({"registry": {"redis": {"consumer-timeout": 5}}}, {})

@@ -101,8 +101,8 @@ def overlay(told: Tree, over: Tree) -> None:
 
 def _plain(path: str, told: object, kind: Any) -> object:
     """What was told with durations as seconds, and no name in it that the shape does not have."""
-    if kind == Seconds:
-        return _seconds(path, told)
+    if Seconds in (kind, *typing.get_args(kind)) and typing.get_origin(kind) is not dict:
+        return None if told is None and kind != Seconds else _seconds(path, told)
     if typing.get_origin(kind) is dict:
         (_, inner) = typing.get_args(kind)
         items = {str(name): value for name, value in _mapping(path, told).items()}

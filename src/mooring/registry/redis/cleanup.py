@@ -55,7 +55,9 @@ class Swept:
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        parts = [f"{self.services} services looked at", f"{len(self.removed)} instances taken out"]
+        looked_at = "1 service" if self.services == 1 else f"{self.services} services"
+        out = "1 instance" if len(self.removed) == 1 else f"{len(self.removed)} instances"
+        parts = [f"{looked_at} looked at", f"{out} taken out"]
         if self.unhealthy:
             parts.append(f"{len(self.unhealthy)} marked unhealthy")
         if self.orphans:
