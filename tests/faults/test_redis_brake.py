@@ -14,7 +14,6 @@ from mooring import Instance
 from mooring.discovery.view import View
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
-from mooring.registry.redis.beats import persistent
 from mooring.registry.redis.cleanup import Swept
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
@@ -313,7 +312,7 @@ async def test_persistent_instances_do_not_keep_the_brake_from_holding(url: str)
                 await asyncio.sleep(TIMEOUT)
                 assert await kept(other) == 14
         keys = registry.keys.of("echo")
-        assert await registry.connection.call("ZCARD", persistent(keys), what="test") == 0
+        assert await registry.connection.call("ZCARD", keys.persistent, what="test") == 0
 
 
 async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url: str):

@@ -18,7 +18,6 @@ from mooring.errors import OutOfSpace, StoreError, Unavailable
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
 from mooring.registry.contract import Listing
-from mooring.registry.redis.beats import persistent
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import fleet, quick, registry_of
 from tests.waiting import eventually
@@ -161,7 +160,7 @@ async def test_a_key_that_is_something_else_stops_those_who_beat_there_only(
         first = work.echo[0]
         key = {
             "heartbeats": keys.heartbeats,
-            "persistent": persistent(keys),
+            "persistent": keys.persistent,
             "instance": keys.instance(first.instance.id),
         }[name]
         server.command("DEL", key)

@@ -88,7 +88,7 @@ def _reserved() -> frozenset[str]:
     sample = Keys("p").of("s")
     start = f"{sample.base}:"
     told = [value for value in vars(sample).values() if value.startswith(start)]
-    return frozenset({"persistent", *(value.removeprefix(start) for value in told)})
+    return frozenset(value.removeprefix(start) for value in told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,12 +100,6 @@ class Beating:
         await self._tasks.aclose()
 
 
-def persistent(service: ServiceKeys) -> str:
-    """The sorted set of those that stay when they are silent, by their last heartbeat: expiry does
-    not count them."""
-    return f"{service.base}:persistent"
-
-
 async def send(
     connection: Connection, keys: Keys, service: ServiceKeys, beats: list[Beat]
 ) -> list[str]:
@@ -114,7 +108,7 @@ async def send(
     reply = await connection.run(
         HEARTBEAT,
         [
-            *(service.heartbeats, persistent(service), *tier1),
+            *(service.heartbeats, service.persistent, *tier1),
             *(service.instance(beat.id) for beat in beats),
         ],
         [

@@ -18,7 +18,6 @@ from prometheus_client import Counter, Gauge
 from mooring.durations import show
 from mooring.errors import InvalidName, StoreError, Unavailable
 from mooring.heartbeat.settings import CleanupSettings
-from mooring.registry.redis.beats import persistent
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.expiry import Brake
 from mooring.registry.redis.keys import Keys, ServiceKeys, check_service
@@ -224,7 +223,7 @@ class Sweeper:
         reply: Any = await self._connection.run(
             CLEANUP,
             [
-                *(keys.heartbeats, keys.brake, keys.evictions, persistent(keys)),
+                *(keys.heartbeats, keys.brake, keys.evictions, keys.persistent),
                 *tier1,
                 *(_bytes(keys.instance(id)) for id in ids),
             ],

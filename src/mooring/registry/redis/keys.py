@@ -5,7 +5,7 @@
     {p}:services:{svc}:instance:{id} Hash   tier 3: all about one instance
     {p}:services:{svc}:config        Hash   the operator's word: by id, of the service under ""
     {p}:services:{svc}:removed       ZSet   what an operator took out, by when that is forgotten
-    {p}:services:{svc}:unhealthy     Set    persistent instances that gave no sign of life
+    {p}:services:{svc}:persistent    ZSet   as tier 2, of those that stay when they are silent
     {p}:services:{svc}:brake         Hash   there while expiry is paused, or was just released
     {p}:services:{svc}:evictions     String how many expired within the present interval
     {p}:services:{svc}:changes       channel
@@ -57,7 +57,7 @@ class ServiceKeys:
         self.heartbeats = f"{self.base}:heartbeats"
         self.config = f"{self.base}:config"
         self.removed = f"{self.base}:removed"
-        self.unhealthy = f"{self.base}:unhealthy"
+        self.persistent = f"{self.base}:persistent"
         self.brake = f"{self.base}:brake"
         self.evictions = f"{self.base}:evictions"
         self.changes = f"{self.base}:changes"

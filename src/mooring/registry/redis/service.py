@@ -11,7 +11,7 @@ import msgspec
 
 from mooring.errors import Removed, StoreError, Superseded
 from mooring.model import Config, Instance
-from mooring.registry.redis.beats import Beating, persistent
+from mooring.registry.redis.beats import Beating
 from mooring.registry.redis.changes import Changes, Message
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.keys import Keys
@@ -158,7 +158,7 @@ class LiveService:
 
     def _tiers(self, id: str) -> list[str]:
         keys = self._keys
-        tiers = [keys.heartbeats, keys.instance(id), keys.removed, persistent(keys)]
+        tiers = [keys.heartbeats, keys.instance(id), keys.removed, keys.persistent]
         return tiers if self._all_keys.cluster else [*tiers, self._all_keys.services]
 
     async def deregister(self, id: str, incarnation: str, *, head: str, place: str = "") -> bool:
