@@ -13,7 +13,7 @@ from mooring.registry.redis import fields
 
 names = st.sampled_from(["_", ".", "a_b", "a.b", "a__b", "metadata_", "Json", "名", "é ü", ""])
 numbers = st.integers(-(10**15), 10**15) | st.floats(allow_nan=False, allow_infinity=False)
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
 plain = st.none() | st.booleans() | numbers | texts
 trees = st.recursive(
     plain,

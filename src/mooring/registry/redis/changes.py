@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from mooring.errors import StoreError
 from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.failures import code_of
 from mooring.registry.redis.keys import Keys
 from mooring.tasks import Backoff, Tasks
 
@@ -60,6 +61,8 @@ class Changes:
         self._asked = 0.0
         """When the oldest ping was sent that has no answer yet."""
         self._breaks = 0
+        self._deaf = False
+        """It was told that changes may not be heard here."""
 
     @property
     def breaks(self) -> int:
@@ -104,10 +107,12 @@ class Changes:
                 client = await self._connection.listener()
                 pool: Any = client.connection_pool
                 connection: Any = await pool.get_connection()
+                heard = self._heard
                 try:
-                    backoff.reset()
                     await self._hear(connection)
                 finally:
+                    if self._heard > heard:
+                        backoff.reset()
                     self._hearing = set()
                     await connection.disconnect(nowait=True)
                     await pool.release(connection)
@@ -144,7 +149,7 @@ class Changes:
                     self._asked = self._asked or time.monotonic()
         finally:
             self._asked = 0.0
-            self._breaks += 1
+            self._breaks += bool(self._hearing)
             await reading.aclose()
 
     async def _read(self, connection: Any) -> None:
@@ -156,7 +161,14 @@ class Changes:
                 self._heard = time.monotonic()
                 self._take(reply)
         except (driver.RedisError, OSError) as error:
-            self._breaks += 1  # at once: others may ask before this is noticed elsewhere
+            # At once: others may ask before this is noticed elsewhere.
+            self._breaks += bool(self._hearing)
+            if code_of(error) == "NOPERM" and not self._deaf:
+                self._deaf = True
+                log.warning(
+                    "changes at %s are not heard, services are looked at every few seconds: %s",
+                    *(self._connection.where, error),
+                )
             log.debug("changes at %s: %s", self._connection.where, error)
 
     def _take(self, reply: Any) -> None:

@@ -1,0 +1,156 @@
+"""The least that a Redis user must be allowed: exactly what `docs/redis.md` says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import AccessDenied
+from mooring.hub import Hub
+from mooring.testing.redis import RedisServer
+from tests.faults.redis_actors import crash, fleet, quick, registry_of
+from tests.waiting import eventually
+
+KEYS = "~registry:services ~registry:services:* ~registry:info"
+CHANNELS = "resetchannels &registry:services:*:changes"
+CALLS = "+evalsha +eval +time"
+LISTENS = "+subscribe +unsubscribe +ping"
+
+RULES = {
+    "provider": (
+        f"{KEYS} {CHANNELS} {CALLS} {LISTENS} +publish +hmget +hget +hgetall +hkeys +hset +hdel "
+        "+del +exists +zscore +zcard +zadd +zrem +zremrangebyscore +pttl +pexpire +sismember "
+        "+sadd +srem"
+    ),
+    "consumer": (
+        f"{KEYS} {CHANNELS} {CALLS} {LISTENS} +hmget +hget +hgetall +smembers +zcard +zcount "
+        "+zrange +zrangebyscore +zscan"
+    ),
+    "sweeper": (
+        f"{KEYS} {CHANNELS} {CALLS} +publish +scan +smembers +sismember +sadd +srem +get +incr "
+        "+hget +hmget +hgetall +hset +hdel +del +exists +pexpire +zcard +zcount +zscore +zrange "
+        "+zrangebyscore +zscan +zrem"
+    ),
+}
+"""What the documentation tells. On a cluster `+cluster|slots` is needed as well."""
+
+SETTINGS = quick(beat=0.2, interval=0.2, timeout=1.5)
+
+
+@pytest.fixture(params=["6.2", "7.0", "valkey-9"])
+def server(request: pytest.FixtureRequest, fresh_redis: Callable[..., RedisServer]) -> RedisServer:
+    started = fresh_redis(series=request.param)
+    for user, rules in RULES.items():
+        started.command("ACL", "SETUSER", user, "on", ">secret", *rules.split())
+    return started
+
+
+def connect(server: RedisServer, user: str) -> Hub:
+    url = server.url.replace("redis://", f"redis://{user}:secret@")
+    return mooring.connect(url, settings=SETTINGS)
+
+
+def refusals(server: RedisServer) -> list[str]:
+    """What Redis refused so far, but for the driver's presenting itself."""
+    log = server.command("ACL", "LOG")
+    assert isinstance(log, list)
+    told = [str(entry) for entry in log]
+    return [entry for entry in told if "client" not in entry.split("'object', ")[1][:9]]
+
+
+async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
+    async with (
+        connect(server, "provider") as provider,
+        connect(server, "consumer") as consumer,
+        connect(server, "sweeper") as sweeper,
+        fleet(provider, 2) as echo,
+        fleet(provider, 1, first=8, ephemeral=False) as stays,
+        consumer.discover("echo") as view,
+    ):
+        server.command("SCRIPT", "FLUSH")
+        echo[0].update(metadata={"a": "1"}, healthy=False)
+        await eventually(lambda: any(i.metadata == {"a": "1"} for i in view.instances))
+        assert registry_of(consumer)._changes.hears("echo")
+        assert len((await consumer.registry.instances("echo")).instances) == 3
+        assert [*await consumer.registry.services()] == [("echo", 3)]
+        assert await consumer.registry.config("echo") == {}
+        async with fleet(provider, 1, first=5) as dying:
+            await crash([*dying, *stays])
+            sweeps = registry_of(sweeper).sweeper()
+            server.command("SET", "registry:services:echo:evictions", "0")
+            server.command("HSET", "registry:services:echo:instance:zombie", "host", "h")
+
+            async def gone() -> bool:
+                swept = await sweeps.sweep()
+                assert swept.problems == []
+                return len((await consumer.registry.instances("echo")).instances) == 3
+
+            await eventually(gone, within=6)
+            assert await sweeps.brakes() == {}
+            assert not await sweeps.release("echo")
+            await stays[0]._enrolment.beat(stays[0].instance, update=False)
+        async with fleet(provider, 4, service="many") as many:
+            await crash(many)
+
+            async def held() -> bool:
+                await sweeps.sweep()
+                return bool(await sweeps.brakes())
+
+            await eventually(held, within=6)
+            assert await sweeps.release("many")
+
+            async def empty() -> bool:
+                await sweeps.sweep()
+                return not (await consumer.registry.instances("many")).instances
+
+            await eventually(empty, within=6)
+    assert refusals(server) == []
+
+
+async def test_a_consumer_changes_nothing(server: RedisServer):
+    async with (
+        connect(server, "provider") as provider,
+        connect(server, "consumer") as consumer,
+        fleet(provider, 1) as echo,
+    ):
+        with pytest.raises(AccessDenied):
+            await consumer.registry.deregister("echo", echo[0].instance.id)
+        with pytest.raises(AccessDenied):
+            await consumer.registry.configure("echo", set={"weight": 1})
+        with pytest.raises(AccessDenied):
+            async with consumer.register(Instance("echo", "10.0.0.9", 9)):
+                pass
+        assert len((await consumer.registry.instances("echo")).instances) == 1
+
+
+async def test_who_may_not_listen_looks_at_an_interval(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    server.command("ACL", "SETUSER", "consumer", "resetchannels", "-subscribe")
+    async with (
+        connect(server, "provider") as provider,
+        connect(server, "consumer") as consumer,
+        consumer.discover("echo") as view,
+        fleet(provider, 1) as echo,
+    ):
+        await eventually(lambda: len(view.instances) == 1)
+        assert not view.stale
+        await crash(echo)
+        await eventually(lambda: len(view.instances) == 0, within=10)
+    told = [r.getMessage() for r in caplog.records if "changes" in r.getMessage()]
+    assert len([text for text in told if "not heard" in text]) == 1
+
+
+async def test_wrong_credentials_are_told(server: RedisServer):
+    url = server.url.replace("redis://", "redis://provider:wrong@")
+    async with mooring.connect(url, settings=SETTINGS) as hub:
+        with pytest.raises(AccessDenied, match="refuses the login"):
+            await hub.registry.services()
+        with pytest.raises(AccessDenied):
+            async with hub.register(Instance("echo", "10.0.0.9", 9)):
+                pass
