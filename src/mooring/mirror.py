@@ -90,7 +90,8 @@ class Update(msgspec.Struct, Generic[K, V], frozen=True):
 class Mirror(Generic[K, V]):
     """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails.
 
-    `quiet`: its owner tells of breaks, and it does not.
+    `quiet`: its owner tells of breaks, and it does not. `returned` is called when it follows again
+    after a break.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Mirror(Generic[K, V]):
         wait: bool = True,
         stale_after: float = STALE_AFTER,
         quiet: bool = False,
+        returned: Callable[[], None] = lambda: None,
     ) -> None:
         self.mark = 0
         """The mark of the newest step that was applied; 0 before the first snapshot."""
@@ -113,7 +115,8 @@ class Mirror(Generic[K, V]):
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
         self._heard = self._known = 0.0
-        self._loaded = self._started = False
+        self._loaded = self._started = self._followed = False
+        self._returned = returned
         self._turn = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: list[Callable[[Update[K, V]], None]] = []
@@ -235,6 +238,9 @@ class Mirror(Generic[K, V]):
         if self.error is not None:
             self.error = None
             log.log(self._level, "%s: followed again", self._feed.name)
+        if self._followed:
+            self._returned()
+        self._followed = True
 
     def _breaks(self, error: StoreError) -> None:
         if self.error is None:

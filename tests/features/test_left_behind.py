@@ -12,6 +12,7 @@ from mooring import Instance
 from mooring.errors import Closed, InvalidRequest, StoreError, Unavailable
 from mooring.heartbeat import parse
 from mooring.hub import Hub
+from mooring.mirror import Change
 from mooring.model import Config
 from mooring.registry import leases
 from mooring.store import Delete, Put, key, prefix
@@ -79,16 +80,42 @@ async def test_who_left_while_the_store_was_away_is_taken_out_later(
         await only(other, 1)
 
 
-async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(hub: Hub):
+async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(
+    etcd: Callable[[str], EtcdServer], tmp_path: object
+):
     """As after a restore: they lie there again, on the lease that the others keep alive."""
+    server = etcd("3.5")
+    name = f"namespace={tmp_path}"
+    folder = prefix(b"/registry/default/echo/10.0.0.2:2/")
+    async with (
+        FaultProxy(server.address) as proxy,
+        mooring.connect(f"etcd://{proxy.address}?{name}&timeout=1s") as hub,
+        mooring.connect(f"{server.url}?{name}") as other,
+        hub.register(at(1)) as one,
+        other.discover("echo") as view,
+    ):
+        seen: list[Change[str, Instance]] = []
+        async with hub.register(Instance("echo", "10.0.0.2", 2)):
+            kept = (await other.store.read(folder)).entries
+        mirror = one._enrolment._vicinity.mirror  # type: ignore[attr-defined]
+        await eventually(lambda: mirror.loaded)
+        proxy.refuse()
+        await other.store.commit(*(Put(e.key, e.value, e.lease) for e in kept))
+        await eventually(lambda: mirror.error is not None)
+        assert await ports(other) == [1, 2]
+        view.subscribe(lambda update: seen.extend(update.changes))
+        proxy.heal()
+        await only(other, 1)
+        await eventually(lambda: one.state == "registered")
+        assert {change.key for change in seen if change.after is None} == {"10.0.0.2:2"}
+
+
+async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub):
     async with hub.register(at(1)) as one:
-        async with hub.register(at(2)):
-            kept = (await hub.store.read(prefix(b"/registry/default/echo/10.0.0.1:2/"))).entries
-        await hub.store.commit(*(Put(e.key, e.value, e.lease) for e in kept))
-        vicinity = one._enrolment._vicinity  # type: ignore[attr-defined]
-        await eventually(lambda: len(vicinity.mirror.items) == 4)
-        vicinity._find_orphans()
-        await only(hub, 1)
+        lease = one._enrolment._lease  # type: ignore[attr-defined]
+        before = lease.current
+        hub.registry._returned()  # type: ignore[attr-defined]
+        assert lease.current is before
 
 
 async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
 from mooring.errors import Closed
+from mooring.hub import open_store
 from mooring.mirror import Change, Mirror, RangeFeed, Steps, Update, merge
 from mooring.store import Delete, Entry, Put, Store, key, prefix
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
 
 
@@ -118,6 +122,25 @@ async def test_its_readers_end_with_it(store: Store):
         await store.aclose()
         async with asyncio.timeout(5):
             assert [update async for update in changes] == []
+
+
+async def test_it_tells_that_it_follows_again(etcd: Callable[[str], EtcdServer]):
+    returned: list[float] = []
+    async with (
+        FaultProxy(etcd("3.5").address) as proxy,
+        open_store(f"etcd://{proxy.address}?timeout=1s") as store,
+        Mirror(
+            RangeFeed(store, prefix(b"/m/")), returned=lambda: returned.append(time.monotonic())
+        ) as mirror,
+    ):
+        await store.commit(Put(b"/m/a", b"1"))
+        await eventually(lambda: b"/m/a" in mirror.items)
+        assert returned == []
+        proxy.refuse()
+        await eventually(lambda: mirror.error is not None)
+        assert returned == []
+        proxy.heal()
+        await eventually(lambda: len(returned) == 1)
 
 
 async def test_one_that_is_closed_does_not_start_again(store: Store):

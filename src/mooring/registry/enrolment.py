@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from mooring.errors import Conflict, LeaseNotFound, Removed, StoreError, Superseded
+from mooring.errors import Conflict, LeaseNotFound, RegistryError, Removed, StoreError, Superseded
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
@@ -101,6 +101,7 @@ class StoreEnrolment(Enrolment):
         home: Range,
     ) -> None:
         self.disturbed = False
+        self.lease = 0
         self._shared, self._lease, self._vicinity = shared, lease, vicinity
         self._instance, self._home = instance, home
         self._labels = (instance.service, instance.id)
@@ -207,14 +208,18 @@ class StoreEnrolment(Enrolment):
         seen: Mapping[bytes, Entry] = self._mirror.items
         while True:
             session = await self._lease.session()
-            plan = repair(
-                desired,
-                seen,
-                lease=session.lease,
-                ours=self._lease.granted,
-                tombstone=self._tombstone,
-                fresh=fresh,
-            )
+            try:
+                plan = repair(
+                    desired,
+                    seen,
+                    lease=session.lease,
+                    ours=self._lease.granted,
+                    tombstone=self._tombstone,
+                    fresh=fresh,
+                )
+            except RegistryError:
+                self.lease = 0  # nothing there is ours any more
+                raise
             self.disturbed, self._writing = False, True
             self._sent = desired
             self._lease.claim(desired)
@@ -231,7 +236,7 @@ class StoreEnrolment(Enrolment):
                 break
             finally:
                 self._writing = False
-        self._desired, self._written = desired, revision
+        self._desired, self._written, self.lease = desired, revision, session.lease
         self._vicinity.start()  # not before: nobody shall wait for it
         if self._mirror.loaded:
             self._look()

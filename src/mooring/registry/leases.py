@@ -28,8 +28,11 @@ class Debt(NamedTuple):
 
 
 class User(Protocol):
+    lease: int
+    """The lease that its keys hang on; 0: there are none."""
+
     def lost(self) -> None:
-        """The lease is gone, and all keys with it."""
+        """The lease is gone, and all keys with it; or it will be: put them on another."""
 
     def pulse(self, in_doubt: bool) -> None:
         """Time to look whether something is in doubt; the lease is, or is not. Must be cheap:
@@ -46,6 +49,9 @@ class SharedLease:
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
         self._users: dict[User, None] = {}
+        self._deserted = False
+        """Whether somebody left whose keys hung on the present lease."""
+        self._replaced: set[Session] = set()
         self._owed: dict[bytes, Debt] = {}
         self._owes = asyncio.Event()
         self._tasks = Tasks()
@@ -70,6 +76,7 @@ class SharedLease:
             in_doubt = self.in_doubt
             for user in tuple(self._users):
                 user.pulse(in_doubt)
+            self._revoke_replaced()
 
     async def session(self) -> Session:
         """A session that is alive as far as is known; opened where there is none. Those who ask
@@ -93,7 +100,7 @@ class SharedLease:
             raise
         else:
             self.granted.add(session.lease)
-            self._session = session
+            self._session, self._deserted = session, False
             self._tasks.start(self._await_loss(session), name=f"lease {session.lease:x}")
             opened.set_result(session)
         finally:
@@ -105,6 +112,26 @@ class SharedLease:
         if self._session is session:
             self._session = None
             await session.aclose()
+
+    def replace(self) -> None:
+        """Move everybody to another lease, and revoke this one, if somebody left it.
+
+        A store that was away may be back from a backup, with the keys of those who left since. The
+        others would keep them alive for ever.
+        """
+        session = self._session
+        if session is not None and self._deserted:
+            self._session = None
+            self._replaced.add(session)
+            for user in tuple(self._users):
+                user.lost()
+
+    def _revoke_replaced(self) -> None:
+        """Once all keys are on another: nobody shall miss them for a moment."""
+        for session in tuple(self._replaced):
+            if all(user.lease != session.lease for user in self._users):
+                self._replaced.discard(session)
+                self._tasks.start(session.aclose(), name=f"end of lease {session.lease:x}")
 
     def owe(self, names: Iterable[bytes]) -> None:
         """Keys on this lease that should be gone and may not be: whoever left them could not reach
@@ -175,11 +202,14 @@ class SharedLease:
         """One user less; the last one revokes the lease, or gives up after `within` seconds."""
         self._users.pop(user, None)
         if self._users:
+            self._deserted = True
             return
         # Who comes while this one ends must not wait for anything that ends with it.
-        session, self._session = self._session, None
+        sessions, self._replaced = self._replaced, set()
+        if self._session is not None:
+            sessions.add(self._session)
+        self._session = None
         tasks, self._tasks = self._tasks, Tasks()
         self._opening = None
         await tasks.aclose()
-        if session is not None:
-            await session.aclose(within=within)
+        await asyncio.gather(*(session.aclose(within=within) for session in sessions))

@@ -96,7 +96,7 @@ class StoreRegistry(Registry):
         if vicinity is None:
             config = self._service_config(instance.service)
             vicinity = self._vicinities[around] = Vicinity(
-                self._store, self.layout, around, config, self._orphan
+                self._store, self.layout, around, config, self._returned
             )
         return StoreEnrolment(self._shared, lease, vicinity, instance, home)
 
@@ -107,11 +107,10 @@ class StoreRegistry(Registry):
             await vicinity.aclose()
             await self._leave_config(instance.service)
 
-    def _orphan(self, entry: Entry) -> None:
-        """A key that nobody here has. Where it hangs on a lease of ours, it must go."""
+    def _returned(self) -> None:
+        """The store was away, and may be another since: one restored from a backup."""
         for lease in self._leases.values():
-            if entry.lease in lease.granted:
-                lease.owe([entry.key])
+            lease.replace()
 
     def _service_config(self, service: str) -> Mirror[bytes, Entry] | None:
         """The operator's word on a service, live; one mirror for all its vicinities here."""

@@ -21,7 +21,7 @@ class Neighbour(Protocol):
 
 class Vicinity:
     """Neighbours come with `join` and go with `leave`; each hears of its own keys alone, and of the
-    service's `config`."""
+    service's `config`. `returned`: called when the store is there again."""
 
     def __init__(
         self,
@@ -29,12 +29,14 @@ class Vicinity:
         layout: Layout,
         range: Range,
         config: Mirror[bytes, Entry] | None,
-        orphan: Callable[[Entry], None],
+        returned: Callable[[], None],
     ) -> None:
         self.range = range
-        self.mirror: Mirror[bytes, Entry] = Mirror(RangeFeed(store, range), wait=False, quiet=True)
+        self.mirror: Mirror[bytes, Entry] = Mirror(
+            RangeFeed(store, range), wait=False, quiet=True, returned=returned
+        )
         self.config = config
-        self._layout, self._orphan = layout, orphan
+        self._layout = layout
         self._neighbours: dict[str, Neighbour] = {}
         self.mirror.subscribe(self._hear)
         self._end_config = config.subscribe(self._hear_config) if config else lambda: None
@@ -64,7 +66,6 @@ class Vicinity:
     def _hear(self, update: Update[bytes, Entry]) -> None:
         if update.resync:
             touched: Iterable[str] = tuple(self._neighbours)
-            self._find_orphans()
         else:
             places = map(self._layout.locate, (change.key for change in update.changes))
             touched = {place.id for place in places if place is not None}
@@ -72,11 +73,3 @@ class Vicinity:
         for id in touched:
             if (neighbour := self._neighbours.get(id)) is not None:
                 neighbour.hear(anew=anew)
-
-    def _find_orphans(self) -> None:
-        """A store restored from a backup has keys again of those who left since."""
-        for entry in self.mirror.items.values():
-            if entry.lease:
-                place = self._layout.locate(entry.key)
-                if place is not None and place.id not in self._neighbours:
-                    self._orphan(entry)
