@@ -118,6 +118,20 @@ async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub
         assert lease.current is before
 
 
+async def test_descriptions_are_made_again_where_the_store_may_be_another(hub: Hub):
+    info = key(b"/registry/default/echo/info")
+    async with hub.register(at(1)):
+        async with hub.register(at(2)):
+            pass
+        await hub.store.commit(Delete(info))
+        hub.registry._returned()  # type: ignore[attr-defined]
+
+        async def there() -> bool:
+            return (await hub.store.read(info)).first is not None
+
+        await eventually(there)
+
+
 async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):
     async with hub.register(at(1)) as one:
         lease = one._enrolment._lease  # type: ignore[attr-defined]

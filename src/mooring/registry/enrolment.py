@@ -159,8 +159,13 @@ class StoreEnrolment(Enrolment):
         self._callbacks += (callback,)
 
     def lost(self) -> None:
-        self.disturbed = True
+        self._disturb()
         self._tell()
+
+    def _disturb(self) -> None:
+        self.disturbed = True
+        # What took ours may have taken those too.
+        self._shared.described.discard(self._instance.service)
 
     def pulse(self, in_doubt: bool) -> None:
         mirror = self._mirror
@@ -192,9 +197,7 @@ class StoreEnrolment(Enrolment):
         for name, value in self._desired.items():
             entry = held.get(name)
             if entry is None or entry.value != value or entry.lease != lease:
-                self.disturbed = True
-                # Who took ours may have taken those too.
-                self._shared.described.discard(self._instance.service)
+                self._disturb()
 
     def _tell(self) -> None:
         for callback in self._callbacks:
