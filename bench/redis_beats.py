@@ -44,7 +44,7 @@ async def run(plan: Plan) -> list[Section]:
         async with registry_at(server.address) as registry, driver(server) as bare:
             members = await register(registry, range(INSTANCES))
             beats = [await _beat(registry, member) for member in members]
-            assert set(await _send(registry, beats[:TOGETHER])) == {"ok"}
+            assert set(await _sending(registry)(beats[:TOGETHER])) == {"ok"}
             lines = [
                 *await _in_flight(plan.finer(4), server, registry, bare, beats),
                 *await _one_at_a_time(plan.finer(4), registry, bare, beats),
@@ -78,8 +78,8 @@ async def _beat(registry: RedisRegistry, member: Member) -> Beat:
     return Beat(id, told.incarnation, when.decode(), True, message_head(SERVICE, id, told))
 
 
-async def _send(registry: RedisRegistry, beats: list[Beat]) -> list[str]:
-    return await send(registry.connection, registry.keys, registry.keys.of(SERVICE), beats)
+def _sending(registry: RedisRegistry) -> Callable[[list[Beat]], Awaitable[list[str]]]:
+    return partial(send, registry.connection, registry.keys, registry.keys.of(SERVICE))
 
 
 async def _in_flight(
@@ -121,8 +121,10 @@ async def _together(
 ) -> list[Line]:
     chunks = [beats[first : first + TOGETHER] for first in range(0, INSTANCES, TOGETHER)]
 
+    send_beats = _sending(registry)
+
     async def ours() -> float:
-        call: Call = lambda n: _send(registry, chunks[n % len(chunks)])  # noqa: E731
+        call: Call = lambda n: send_beats(chunks[n % len(chunks)])  # noqa: E731
         return TOGETHER * await _rate(call, _CALLS, plan.seconds)
 
     limit = await _limit(server, registry, chunks[0], _CALLS, plan.seconds)
@@ -141,8 +143,8 @@ async def _together(
 
 
 async def _ours(registry: RedisRegistry, beats: list[Beat]) -> Call:
-    each = [[beat] for beat in beats]
-    return lambda n: _send(registry, each[n % len(each)])
+    each, send_beats = [[beat] for beat in beats], _sending(registry)
+    return lambda n: send_beats(each[n % len(each)])
 
 
 async def _theirs(registry: RedisRegistry, bare: Redis, beats: list[Beat]) -> Call:
@@ -199,5 +201,5 @@ async def _received(server: RedisServer, registry: RedisRegistry, beats: list[Be
     asking = -number_in(server, *name) + number_in(server, *name)
     before = number_in(server, *name)
     for _ in range(calls):
-        await _send(registry, beats)
+        await _sending(registry)(beats)
     return (number_in(server, *name) - before - asking) / calls / len(beats)
