@@ -33,6 +33,52 @@ def called(rotation: Rotation) -> list[int]:
     return sorted(seat.instance.port for seat in rotation if seat.seated)
 
 
+def test_a_successor_is_not_blamed_for_calls_to_who_was_there_before():
+    for leaves in (True, False):
+        rotation = rotation_of(one(1, incarnation="a"), one(2), one(3))
+        before = next(seat.node for seat in rotation if seat.instance.port == 1)
+        if leaves:
+            rotation.remove(before.id)
+        rotation.put(one(1, incarnation="b"), 1.0)
+        assert not any(rotation.finished(before, 0.1, False, 2.0) for _ in range(10))
+        assert called(rotation) == [1, 2, 3]
+        after = next(seat.node for seat in rotation if seat.instance.port == 1)
+        assert any(rotation.finished(after, 0.1, False, 3.0) for _ in range(10))
+        assert called(rotation) == [2, 3]
+
+
+def test_those_who_are_never_called_do_not_widen_the_share_that_may_be_ejected():
+    rotation = Rotation(wanted=Wanted("2"), resilience=Resilience(panic_threshold=0))
+    for port in range(1, 11):
+        rotation.put(one(port, version="1" if port < 9 else "2"), 0.0, first=True)
+    for seat in rotation:
+        for _ in range(10 if seat.seated else 0):
+            rotation.finished(seat.node, 0.1, False, 1.0)
+    assert len(called(rotation)) == 1
+
+
+def test_who_may_be_called_again_starts_with_a_clean_sheet():
+    rotation = rotation_of(one(1), one(2), one(3))
+    node = next(seat.node for seat in rotation if seat.instance.port == 1)
+    for _ in range(5):
+        rotation.finished(node, 0.1, False, 1.0)
+    assert called(rotation) == [2, 3]
+    rotation.put(one(1, enabled=False), 2.0)
+    assert called(rotation) == [2, 3]
+    rotation.put(one(1), 3.0)
+    assert called(rotation) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e308])
+def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
+    rotation = Rotation()
+    rotation.put(one(1, weight=weight), 0.0)
+    rotation.put(one(2, weight=weight), 0.0)
+    for now in (0.0, 1.0, 15.0, 40.0):
+        rotation.tick(now)
+        assert rotation.pick().weight > 0
+
+
 @pytest.mark.parametrize(
     ("instance", "wanted", "says"),
     [

@@ -17,6 +17,7 @@ from typing import Literal
 
 from mooring.discovery import balance
 from mooring.discovery.balance import Node, Picker
+from mooring.discovery.balance.contract import effective
 from mooring.discovery.resilience import Outliers, Resilience, panicking, slow_start
 from mooring.errors import NoInstance
 from mooring.model import Instance
@@ -121,18 +122,18 @@ class Rotation:
         """An instance is there, or changed. `first`: it was there before anybody looked, so that
         it has no slow start."""
         seat = self._seats.get(instance.id)
+        if seat is not None and instance.incarnation != seat.instance.incarnation:
+            # Another process at the same address is cold, has done no wrong yet, and does not
+            # answer for calls that were made to the one before.
+            self._drop(seat)
+            seat = None
         if seat is None:
             seat = self._seats[instance.id] = Seat(instance, float("-inf") if first else now)
-            self._outliers.add(instance.id)
         else:
             self._count(seat, -1)
-            if instance.incarnation != seat.instance.incarnation:
-                # Another process at the same address is cold again, and has done no wrong yet.
-                seat.since, seat.ejected, seat.failing = now, False, False
-                self._outliers.forget(instance.id)
-                self._outliers.add(instance.id)
             seat.instance = instance
         seat.objection = objection(instance, self.wanted)
+        self._watch(seat)
         self._count(seat, +1)
         self._reweigh(seat, now)
         self._settle(seat)
@@ -141,11 +142,24 @@ class Rotation:
         seat = self._seats.pop(id, None)
         if seat is None:
             return
+        self._drop(seat)
+        self._settle(None)
+
+    def _drop(self, seat: Seat) -> None:
+        id = seat.instance.id
         self._count(seat, -1)
         self._warming.pop(id, None)
+        self._failing.pop(id, None)
         self._outliers.forget(id)
         self._unseat(seat)
-        self._settle(None)
+
+    def _watch(self, seat: Seat) -> None:
+        """Those that are never called do not count where a share may be ejected."""
+        if seat.objection:
+            seat.ejected = False
+            self._outliers.forget(seat.instance.id)
+        else:
+            self._outliers.add(seat.instance.id)
 
     def _count(self, seat: Seat, by: int) -> None:
         if seat.objection:
@@ -191,9 +205,9 @@ class Rotation:
             self.picker.remove(seat.node)
 
     def _reweigh(self, seat: Seat, now: float) -> None:
-        weight = seat.instance.weight
-        if not weight:
+        if not seat.instance.weight:
             return
+        weight = effective(seat.instance.weight, seat.instance.id)  # one share of it is above 0
         factor = 1.0
         if (window := self.resilience.slow_start) and seat.since > float("-inf"):
             age = now - seat.since
@@ -275,9 +289,11 @@ class Rotation:
         seat: Seat = node.item
         if ok is None or (ok and not seat.failing):
             return False  # nothing to count: the usual way, and a short one
+        if self._seats.get(node.id) is not seat:
+            return False  # it is gone: who has its place now has done nothing
         seat.failing = True
         self._failing[node.id] = now
-        if not self._outliers.record(node.id, ok, now) or self._seats.get(node.id) is not seat:
+        if not self._outliers.record(node.id, ok, now):
             return False
         self._eject(seat, True)
         return True
