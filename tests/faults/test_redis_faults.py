@@ -19,7 +19,7 @@ from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
 from mooring.registry.contract import Listing
 from mooring.testing.redis import RedisServer
-from tests.faults.redis_actors import fleet, quick, registry_of
+from tests.faults.redis_actors import fleet, quick, registry_of, sweeping
 from tests.waiting import eventually
 
 PATIENT = quick(beat=0.2, timeout=20.0)
@@ -350,3 +350,34 @@ async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[.
         assert len(told.instances) == 3 if isinstance(told, Listing) else "loading" in str(told)
         assert len(work.view.instances) == 3
         await work.all_well()
+
+
+@pytest.mark.parametrize("fault", ["a replica without its master", "too few replicas"])
+async def test_who_can_tell_no_heartbeat_is_not_dropped(
+    fresh_redis: Callable[..., RedisServer], fault: str
+):
+    """Redis takes no writes for longer than anybody's timeout, and answers all the while."""
+    server = fresh_redis()
+    settings = quick(beat=0.2, interval=0.2, timeout=1.5, connection_timeout=1.0)
+    async with at_work(server, settings) as work, sweeping(work.other):
+        fewest = 3
+        removed: list[object] = []
+        work.view.subscribe(lambda update: removed.extend(c for c in update.changes if not c.after))
+        if fault == "too few replicas":
+            server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+        else:
+            server.command("REPLICAOF", "127.0.0.1", 1)
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            fewest = min(fewest, len(work.view.instances))
+            listing = await work.other.registry.instances("echo")
+            assert len(listing.instances) == 3
+            await asyncio.sleep(0.1)
+        assert any("takes no writes" in str(problem) for problem in listing.problems)
+        if fault == "too few replicas":
+            server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+        else:
+            server.command("REPLICAOF", "NO", "ONE")
+        await work.all_well()
+        assert fewest == 3
+        assert removed == []

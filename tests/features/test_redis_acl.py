@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 KEYS = "~registry:services ~registry:services:* ~registry:info"
 CHANNELS = "resetchannels &registry:services:*:changes"
-CALLS = "+evalsha +eval +time"
+CALLS = "+evalsha +eval +time +info"
 LISTENS = "+subscribe +unsubscribe +ping"
 
 RULES = {

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from prometheus_client import Counter, Gauge
 
 from mooring.durations import show
-from mooring.errors import InvalidName, StoreError, Unavailable
+from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
 from mooring.heartbeat.settings import CleanupSettings
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.expiry import Brake
@@ -72,25 +72,27 @@ class Sweeper:
         self._connection, self._keys, self._reader = connection, keys, reader
         self._settings = settings
         self._braked: set[str] = set()
-        self._calm_until = 0.0
+        self._calm: dict[str, float] = {}
+        """Until when nobody of a service is taken out; of all of them under the empty name."""
         self._clocks: dict[str, tuple[int, float]] = {}
         """By service, Redis' time in ms, and the monotonic one in that moment."""
 
     async def run(self, told: Callable[[Swept], None] = lambda _: None) -> None:
-        """Sweep at the interval, for ever. After a time in which Redis did not answer, or its clock
-        jumped, nobody is taken out before everybody had time to beat again."""
+        """Sweep at the interval, for ever. After a time in which Redis did not answer, or took no
+        writes, or its clock jumped, nobody is taken out before all had time to beat again."""
         passes, backoff, due = 0, Backoff(1.0, self._settings.interval), 0.0
         problem = ""
         while True:
             try:
-                await self._watch(self._connection.call("TIME", what="cleanup"))
-                if time.monotonic() >= max(due, self._calm_until):
+                if not self._keys.cluster:  # there, a node that is down is not everybody's matter
+                    await self._watch(self._connection.call("TIME", what="cleanup"))
+                if time.monotonic() >= max(due, self._calm_until()):
                     due = time.monotonic() + self._settings.interval
                     told(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
                     passes += 1
                 backoff.reset()
                 problem = ""
-                left = max(due, self._calm_until) - time.monotonic()
+                left = max(due, self._calm_until()) - time.monotonic()
                 await asyncio.sleep(min(max(left, 0.0), self._patience))
             except StoreError as error:
                 if str(error) != problem:
@@ -104,32 +106,38 @@ class Sweeper:
         shorter than two of these makes nobody overdue who beats twice within the timeout."""
         return min(1.0, self._settings.global_timeout / 4)
 
-    async def _watch(self, answer: Awaitable[T]) -> T:
+    async def _watch(self, answer: Awaitable[T], service: str = "") -> T:
         """An answer of Redis; where it took too long, calm is kept from now on."""
         asked = time.monotonic()
         told = await answer
         if time.monotonic() - asked > self._patience:
-            self._be_calm("stood still")
+            self._be_calm("stood still", service)
         return told
 
     async def _now(self, keys: ServiceKeys) -> int:
-        """The clock of the Redis that has a service, in ms; the same where it jumped."""
-        now = (await self._watch(self._reader.state(keys))).now
-        moment = time.monotonic()
+        """The clock of the Redis that has a service, in ms; where it jumped, or heard nobody, calm
+        is kept for that service."""
+        state = await self._watch(self._reader.state(keys), keys.name)
+        now, moment = state.now, time.monotonic()
         before, then = self._clocks.get(keys.name, (now, moment))
         if now - before - (moment - then) * 1000 > self._settings.global_timeout * 250:
-            self._be_calm("has another clock")
+            self._be_calm("has another clock", keys.name)
+        if state.brake is not None and state.brake.unheard:
+            self._be_calm("takes no writes", keys.name)
         self._clocks[keys.name] = (now, moment)
         return now
 
-    def _be_calm(self, why: str) -> None:
+    def _be_calm(self, why: str, service: str = "") -> None:
         moment = time.monotonic()
-        if moment >= self._calm_until:
+        if moment >= self._calm_until(service):
             log.warning(
-                "cleanup: Redis %s: nobody is taken out for %s, until all can have beaten again",
-                *(why, self._timeout),
+                "cleanup%s: Redis %s: nobody is taken out for %s, until all can have beaten again",
+                *(f" of {service}" if service else "", why, self._timeout),
             )
-        self._calm_until = moment + self._settings.global_timeout
+        self._calm[service] = moment + self._settings.global_timeout
+
+    def _calm_until(self, service: str = "") -> float:
+        return max(self._calm.get("", 0.0), self._calm.get(service, 0.0))
 
     async def sweep(self, *, orphans: bool = True) -> Swept:
         """One pass over all services. Raises what a store raises."""
@@ -185,16 +193,17 @@ class Sweeper:
         except InvalidName as error:
             swept.problems.append(f"{self._keys.services} holds what is no service: {error}")
         except StoreError as error:
+            if isinstance(error, Unavailable | OutcomeUnknown):
+                self._be_calm("did not answer", name)
             swept.problems.append(str(error))
             log.warning("cleanup of %s: %s", name, error)
 
     async def _expire(self, keys: ServiceKeys, remains: list[str], swept: Swept) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
         oldest = await self._now(keys) - round(self._settings.global_timeout * 1000)
-        if time.monotonic() < self._calm_until:
-            raise Unavailable(
-                f"cleanup of {keys.name}: Redis stood still: nobody is taken out for a while"
-            )
+        if time.monotonic() < self._calm_until(keys.name):
+            swept.problems.append(f"{keys.name}: after a break nobody is taken out for a while")
+            return False
         for first in range(0, len(remains), _BATCH):
             await self._call(keys, remains[first : first + _BATCH], swept, oldest)
         offset = 0

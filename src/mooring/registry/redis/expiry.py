@@ -22,7 +22,17 @@ class Brake(NamedTuple):
     """On the server's clock, in ms, as is `until`."""
     until: int
 
+    @property
+    def unheard(self) -> bool:
+        """Redis itself takes no writes, and so hears nobody."""
+        return not self.total
+
     def __str__(self) -> str:
+        if self.unheard:
+            return (
+                "Redis takes no writes (a replica without its master, or too few replicas): it "
+                "hears no heartbeat, and the last list is kept until it does"
+            )
         return (
             f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
             "elsewhere, and the last list is kept until they beat again"

@@ -69,7 +69,7 @@ class ServiceFeed:
         """Those of whom it was heard that they left, and after which nobody looked yet."""
         self._grace_until = 0.0
         self._looks = 0
-        self._braked = False
+        self._braked = self._unheard = False
         self._late: set[str] = set()
         self._mark = 0
 
@@ -151,6 +151,10 @@ class ServiceFeed:
 
     def _hear_of_the_brake(self, state: State) -> None:
         self._notes, brake = state.problems, state.brake
+        unheard = brake is not None and brake.unheard
+        if self._unheard and not unheard:
+            self.broke()  # those who could not tell that they live shall have time to
+        self._unheard = unheard
         if brake is not None:
             self._notes += (Problem(self._service.brake.encode(), str(brake)),)
         if (brake is not None) is not self._braked:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mooring.errors import Removed, StoreError, Superseded
+from mooring.errors import OutcomeUnknown, Removed, StoreError, Superseded, Unavailable
 from mooring.model import Config, Instance
 from mooring.registry.redis.beats import Beating
 from mooring.registry.redis.changes import Changes, Message
@@ -94,6 +94,7 @@ class LiveService:
                 member.hear(message)
 
     async def _follow_config(self) -> None:
+        trouble = ""
         while True:
             try:
                 async with asyncio.timeout(RECONCILE):
@@ -103,8 +104,13 @@ class LiveService:
             self._due.clear()
             try:
                 state = await self._reader.state(self._keys)
-            except StoreError:
-                continue  # the beats tell of it
+            except StoreError as error:
+                # Of a Redis that is away the beats tell.
+                if not isinstance(error, Unavailable | OutcomeUnknown) and str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("%s: the operator's word is not heard: %s", self.name, trouble)
+                continue
+            trouble = ""
             if state.config != self.config:
                 self.config = state.config
                 for member in tuple(self._members):
