@@ -310,3 +310,12 @@ async def test_it_goes_on_though_something_that_it_waits_for_is_cancelled(
         async with hub.register(ONE) as one:
             assert one.state == "registered"
     assert "trying on" in caplog.text
+
+
+async def test_one_that_is_too_large_is_refused():
+    async with mooring.connect() as hub:
+        large = Instance("echo", "10.0.0.1", 80, metadata={"a": "x" * 2_000_000})
+        with pytest.raises(InvalidRequest, match="metadata"):
+            await asyncio.wait_for(hub.register(large).__aenter__(), 3)
+        async with hub.register(ONE) as one:
+            assert one.state == "registered"

@@ -7,7 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from mooring.errors import Conflict, LeaseNotFound, RegistryError, Removed, StoreError, Superseded
+from mooring.errors import (
+    Conflict,
+    InvalidRequest,
+    LeaseNotFound,
+    RegistryError,
+    Removed,
+    StoreError,
+    Superseded,
+    TooLarge,
+)
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
@@ -232,6 +241,13 @@ class StoreEnrolment(Enrolment):
                 seen = await self._present()
             except LeaseNotFound:
                 await self._lease.discard(session)
+            except TooLarge as error:
+                if not fresh:
+                    raise
+                raise InvalidRequest(
+                    f"{instance.service} {instance.id} says more of itself than the store takes "
+                    f"in one commit, in its metadata or metrics: {error}"
+                ) from error
             except BaseException:
                 self._unanswered = True
                 raise
