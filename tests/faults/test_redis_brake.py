@@ -191,7 +191,14 @@ async def _holding(hub: Hub) -> bool:
     return bool(await brakes(hub))
 
 
-async def test_an_operator_releases_the_brake_and_the_silent_go(url: str):
+@pytest.mark.parametrize("kind", ["single", "cluster"])
+async def test_an_operator_releases_the_brake_and_the_silent_go(
+    kind: str, request: pytest.FixtureRequest
+):
+    if kind == "cluster":
+        url = namespaced(request.getfixturevalue("redis_cluster").url)
+    else:
+        url = request.getfixturevalue("url")
     async with (
         connect(url) as hub,
         connect(url) as other,
