@@ -160,7 +160,7 @@ async def test_pick_works_without_async_too(hub: Hub):
 
 async def test_nobody_there_is_an_error_in_words(hub: Hub):
     async with hub.discover("echo") as view:
-        with pytest.raises(NoInstance, match="no instance is registered"):
+        with pytest.raises(NoInstance, match=r"^echo: no instance is registered"):
             async with view.pick():
                 pass
         with pytest.raises(NoInstance, match="has 0 of 1 instances"):

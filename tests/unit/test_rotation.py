@@ -23,7 +23,7 @@ def one(port: int, **fields: object) -> Instance:
 
 
 def rotation_of(*instances: Instance, wanted: Wanted | None = None, **more: object) -> Rotation:
-    rotation = Rotation(policy="round_robin", wanted=wanted, resilience=CALM, **more)
+    rotation = Rotation("echo", policy="round_robin", wanted=wanted, resilience=CALM, **more)
     for instance in instances:
         rotation.put(instance, 0.0, first=True)
     return rotation
@@ -48,7 +48,7 @@ def test_a_successor_is_not_blamed_for_calls_to_who_was_there_before():
 
 
 def test_those_who_are_never_called_do_not_widen_the_share_that_may_be_ejected():
-    rotation = Rotation(wanted=Wanted("2"), resilience=Resilience(panic_threshold=0))
+    rotation = Rotation("echo", wanted=Wanted("2"), resilience=Resilience(panic_threshold=0))
     for port in range(1, 11):
         rotation.put(one(port, version="1" if port < 9 else "2"), 0.0, first=True)
     for seat in rotation:
@@ -71,7 +71,7 @@ def test_who_may_be_called_again_starts_with_a_clean_sheet():
 
 @pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e308])
 def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
-    rotation = Rotation()
+    rotation = Rotation("echo")
     rotation.put(one(1, weight=weight), 0.0)
     rotation.put(one(2, weight=weight), 0.0)
     for now in (0.0, 1.0, 15.0, 40.0):
@@ -136,7 +136,7 @@ def test_who_fails_is_ejected_and_comes_back():
 
 
 def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
-    rotation = Rotation(policy="weighted", resilience=Resilience(slow_start=10))
+    rotation = Rotation("echo", policy="weighted", resilience=Resilience(slow_start=10))
     rotation.put(one(1), 0.0, first=True)
     rotation.put(one(2), 0.0)
     weights = {seat.instance.port: seat.node.weight for seat in rotation}
@@ -149,7 +149,7 @@ def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
 
 
 def test_another_process_at_the_same_address_is_cold_again():
-    rotation = Rotation(policy="weighted", resilience=Resilience(slow_start=10))
+    rotation = Rotation("echo", policy="weighted", resilience=Resilience(slow_start=10))
     rotation.put(one(1, incarnation="a"), 0.0, first=True)
     rotation.put(one(1, incarnation="b"), 100.0)
     (seat,) = rotation
@@ -157,11 +157,11 @@ def test_another_process_at_the_same_address_is_cold_again():
 
 
 def test_nobody_to_call_is_told_with_the_reasons():
-    with pytest.raises(NoInstance, match="no instance is registered"):
+    with pytest.raises(NoInstance, match=r"^echo: no instance is registered"):
         rotation_of().pick()
     with pytest.raises(NoInstance, match="2 × disabled by an operator"):
         rotation_of(one(1, enabled=False), one(2, enabled=False)).pick()
-    never_panics = Rotation(resilience=Resilience(panic_threshold=0))
+    never_panics = Rotation("echo", resilience=Resilience(panic_threshold=0))
     for port in (1, 2):
         never_panics.put(one(port, healthy=False), 0.0)
     with pytest.raises(NoInstance, match="2 × unhealthy"):
@@ -170,7 +170,7 @@ def test_nobody_to_call_is_told_with_the_reasons():
 
 @pytest.mark.parametrize("policy", ["round_robin", "consistent_hash", "p2c"])
 def test_those_who_were_tried_are_not_tried_again_while_there_is_another(policy: str):
-    rotation = Rotation(policy=policy, resilience=CALM)
+    rotation = Rotation("echo", policy=policy, resilience=CALM)
     for port in range(1, 5):
         rotation.put(one(port), 0.0, first=True)
     tried: list[str] = []
@@ -188,7 +188,7 @@ def test_a_caller_leaves_its_zone_where_all_in_it_were_tried():
 
 
 def test_keys_of_one_who_is_left_out_go_to_many():
-    rotation = Rotation(policy="consistent_hash", resilience=CALM)
+    rotation = Rotation("echo", policy="consistent_hash", resilience=CALM)
     for port in range(1, 11):
         rotation.put(one(port), 0.0, first=True)
     keys = [f"key{n}" for n in range(1000)]
@@ -249,7 +249,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wanted = Wanted(zone="a")
-        self.rotation = Rotation(policy="p2c", wanted=self.wanted, resilience=CALM)
+        self.rotation = Rotation("echo", policy="p2c", wanted=self.wanted, resilience=CALM)
         self.there: dict[int, Instance] = {}
         self.now = 0.0
 

@@ -62,15 +62,12 @@ def resolve(
 
     Exits with 1 if there is none.
     """
-    rotation = Rotation(policy=policy, wanted=Wanted(version, pairs("--tag", tag), zone))
+    rotation = Rotation(service, policy=policy, wanted=Wanted(version, pairs("--tag", tag), zone))
     found = list(run_command(_listed(service, store, registry, layout)))
     random.shuffle(found)  # a policy that goes in turns begins anew with each command
     for instance in found:
         rotation.put(instance, 0.0, first=True)
-    try:
-        picked = _picks(rotation, key, count)
-    except NoInstance as error:
-        raise NoInstance(f"{service}: {error}") from None
+    picked = _picks(rotation, key, count)
     if len(picked) < count:
         note(f"{service} has {len(picked)} of {count} instances that may be called")
     _show_addresses(picked, protocol, as_json)

@@ -94,8 +94,11 @@ class Seat:
 
 
 class Rotation:
+    """The instances of a service, of which only errors tell the name."""
+
     def __init__(
         self,
+        service: str,
         *,
         policy: str = "p2c",
         wanted: Wanted | None = None,
@@ -105,7 +108,7 @@ class Rotation:
         self.resilience = resilience or Resilience()
         self.mode: Mode = "healthy"
         self.picker: Picker = balance.make(policy)
-        self._policy = policy
+        self._service = service
         self._seats: dict[str, Seat] = {}
         self._outliers = Outliers(self.resilience)
         self._warming: dict[str, Seat] = {}
@@ -274,13 +277,13 @@ class Rotation:
 
     def _why_none(self) -> str:
         if not self._seats:
-            return "no instance is registered"
+            return f"{self._service}: no instance is registered"
         reasons: dict[str, int] = {}
         for seat in self._seats.values():
             reason = seat.objection or "unhealthy"
             reasons[reason] = reasons.get(reason, 0) + 1
         told = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
-        return f"none of {len(self._seats)} instances may be called: {told}"
+        return f"{self._service}: none of {len(self._seats)} instances may be called: {told}"
 
     def finished(self, node: Node, seconds: float, ok: bool | None, now: float) -> bool:
         """A call ended; None: it was cancelled, which says nothing. Whether that ejected the
@@ -337,7 +340,7 @@ def explain(
     instances: Iterable[Instance], wanted: Wanted, resilience: Resilience
 ) -> list[Explanation]:
     """Why each of these would or would not be called by somebody who just arrived."""
-    rotation = Rotation(wanted=wanted, resilience=resilience)
+    rotation = Rotation("", wanted=wanted, resilience=resilience)  # nobody picks from it
     for instance in instances:
         rotation.put(instance, 0.0, first=True)
     return rotation.explain()

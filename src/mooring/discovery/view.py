@@ -78,7 +78,7 @@ class View:
         wait: float = 5.0,
     ) -> None:
         self.service = service
-        self.rotation = Rotation(policy=policy, wanted=wanted, resilience=resilience)
+        self.rotation = Rotation(service, policy=policy, wanted=wanted, resilience=resilience)
         self.retries = RetryBudget(self.rotation.resilience)
         self.blame = blame
         self._empty: Empty = empty

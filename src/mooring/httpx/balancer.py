@@ -87,7 +87,7 @@ class Balancer:
             view.retries.request(time.monotonic())
             return Call(view, view.rotation.pick(tries.key), tries.key)
         except MooringError as error:
-            raise httpx.ConnectError(f"{name}: {error}", request=tries.request) from error
+            raise httpx.ConnectError(str(error), request=tries.request) from error
 
     async def _open(self, name: str) -> View:
         view = self._hub.discover(await self._resolve(name), blame=blames, **self._discovery)
@@ -111,9 +111,9 @@ class Balancer:
             self._unknown.pop(name, None)
             return alike[0]
         if alike:
-            told = f"it may be {' or '.join(alike)}: name the one that is meant in `services`"
+            told = f"{name} may be {' or '.join(alike)}: name the one that is meant in `services`"
         else:
-            told = f"no such service is known{nearest(name, known) if known else ''}"
+            told = f"{name}: no such service is known{nearest(name, known) if known else ''}"
         problem = NoInstance(told)
         self._unknown[name] = (time.monotonic() + _UNKNOWN_FOR, problem)
         raise problem
