@@ -208,7 +208,17 @@ async def test_one_that_is_not_available_is_not_asked(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("cost", [Cost.LOW, Cost.MEDIUM])
-@pytest.mark.parametrize("odd", [[1], {"value": object()}, {"value": {"deep": {1, 2}}}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [1],
+        {"value": object()},
+        {"value": {"deep": {1, 2}}},
+        {"value": "a\udcff"},
+        {"k\udcff": 1},
+        {"value": 2**70},
+    ],
+)
 async def test_values_that_cannot_be_told_are_a_failure(
     odd: object, cost: Cost, caplog: pytest.LogCaptureFixture
 ):

@@ -12,6 +12,7 @@ from mooring.durations import show
 from mooring.heartbeat.collectors import Collector, Cost, choose
 from mooring.heartbeat.settings import MetricsSettings
 from mooring.heartbeat.threads import in_thread
+from mooring.model import check_json
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,9 @@ class _Source:
     def _collect(self) -> Reading | None:
         if not self._collector.available():
             return None
-        return _copied(self._collector.collect())
+        reading = _copied(self._collector.collect())
+        check_json("what it gave", reading)  # half a character, a number that is too large
+        return reading
 
     def _inline(self) -> Reading | BaseException | None:
         started = time.perf_counter()
