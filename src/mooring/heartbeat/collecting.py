@@ -148,7 +148,7 @@ class _Source:
         if not self._collector.available():
             return None
         reading = _copied(self._collector.collect())
-        check_json("what it gave", reading)  # half a character, a number that is too large
+        check_json("what it gave", reading)  # half a character cannot be written
         return reading
 
     def _inline(self) -> Reading | BaseException | None:
