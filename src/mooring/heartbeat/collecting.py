@@ -48,13 +48,10 @@ class Collecting:
     def __init__(
         self, settings: MetricsSettings | None = None, collectors: Iterable[Collector] = ()
     ) -> None:
-        self.version = 0
-        """Counts the changes of `metrics`."""
         self._settings = settings or MetricsSettings()
         self._own = tuple(collectors)
         self._started = False
         self._sources: list[_Source] = []
-        self._news = asyncio.Event()
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._tasks = Tasks()
 
@@ -87,23 +84,11 @@ class Collecting:
         self._callbacks[ended := object()] = callback
         return lambda: self._callbacks.pop(ended, None) and None
 
-    async def changed(self, since: int) -> int:
-        """Wait until `version` is not `since` any more: values came or were dropped.
-
-        Returns the version then. Any number of callers may wait.
-        """
-        while self.version == since:
-            await self._news.wait()
-        return self.version
-
     async def _run(self, source: _Source) -> None:
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
             if await source.refresh():
-                self.version += 1
-                self._news.set()
-                self._news = asyncio.Event()
                 for callback in tuple(self._callbacks.values()):
                     callback()
             await asyncio.sleep(max(started + source.every - loop.time(), 0.0))
