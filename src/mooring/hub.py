@@ -193,6 +193,7 @@ class Hub:
             raise no_store(self._url)
         self._layout = layout_of(layout)
         self._settings = settings or parse_settings({})
+        self._policy = self._settings.policy  # one for all registrations
         self._collectors = tuple(collectors)
         self._cache = None if cache is None else Path(cache)
         self._store: Store | None = None
@@ -233,7 +234,7 @@ class Hub:
             self.registry,
             instance,
             ttl=ttl,
-            policy=self._settings.policy,
+            policy=self._policy,
             metrics=self._metrics,
             wait=wait,
         )
