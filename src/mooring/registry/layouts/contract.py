@@ -103,6 +103,9 @@ class Malformed(InvalidRequest):
     """A value that cannot be read; the message says why."""
 
 
+_PLAIN = Instance("plain", "localhost", 1)  # says nothing but where it is
+
+
 class Layout(ABC):
     name: str
     ttl: float
@@ -181,7 +184,6 @@ class Layout(ABC):
 
     def cannot_carry(self, instance: Instance) -> list[str]:
         """The fields of an instance that will be lost in this layout, to be told once."""
-        default = Instance(instance.service, instance.host, instance.port)
         told: list[Carried] = [
             "protocol",
             "version",
@@ -194,7 +196,7 @@ class Layout(ABC):
         return [
             name
             for name in told
-            if name not in self.carries and getattr(instance, name) != getattr(default, name)
+            if name not in self.carries and getattr(instance, name) != getattr(_PLAIN, name)
         ]
 
     def _lacks(self, what: str) -> InvalidRequest:
