@@ -1,13 +1,15 @@
 """Who counts as alive to a consumer. Pure: the scripts decide about eviction.
 
-A consumer leaves out who gave no sign of life within its own timeout, unless the brake holds. After
-a break nobody is dropped for a while: that an instance is not there may be the doing of the break
-(a failover that lost its record, a Redis that stood still), and it will be back within a heartbeat.
+A consumer leaves out who gave no sign of life within its own timeout, unless the brake holds, or
+there was a break: time that Redis stood still counts against nobody. Nobody leaves without a word,
+for whatever takes an instance out says so in the same moment. Who is not there, and of whom nothing
+was said, is missed rather than gone: a failover may have lost its record, and its next heartbeat
+brings it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from mooring.model import Instance
@@ -66,16 +68,14 @@ def standing(
     held: Mapping[str, Instance],
     braked: bool,
     grace: bool,
-    gone: Collection[str],
+    missed: Iterable[str],
 ) -> dict[str, Instance]:
     """The instances to show: `listed` are in Redis, `late` those of them that are overdue, `held`
-    was shown before, `gone` are known to have left."""
+    was shown before, and `missed` are those of them that are kept though they are not listed."""
     shown = {
         id: instance
         for id, instance in listed.items()
         if braked or id not in late or not instance.ephemeral or (grace and id in held)
     }
-    if grace:
-        missing = held.keys() - listed.keys() - set(gone)
-        shown.update((id, held[id]) for id in missing)
+    shown.update((id, held[id]) for id in missed)
     return shown

@@ -41,7 +41,7 @@ class ServiceFeed:
     """Instances by id. The mark is the server's time in ms.
 
     `timeout` is the consumer's own: who gave no sign of life for so long is left out. For `grace`
-    seconds after a break nobody is.
+    seconds after a break nobody is, and for so long stays who is missing without a word.
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class ServiceFeed:
         self.gone: set[str] = set()
         """Those of whom it was heard that they left, and after which nobody looked yet."""
         self._grace_until = 0.0
+        self._since: dict[str, float] = {}
+        """When those who are missing were first missed."""
         self._looks = 0
         self._braked = self._unheard = False
         self._late: set[str] = set()
@@ -83,7 +85,7 @@ class ServiceFeed:
         return dict(self._shown), self._mark
 
     def broke(self) -> None:
-        """There was a break: what is missing now may be missing because of it."""
+        """There was a break: who is overdue now may be so because of it."""
         self._looks = 0
         if self._shown:
             self._grace_until = time.monotonic() + self._grace
@@ -138,8 +140,22 @@ class ServiceFeed:
             held=held,
             braked=self._braked,
             grace=time.monotonic() < self._grace_until,
-            gone=gone,
+            missed=self._missed(listed, held, gone),
         )
+
+    def _missed(
+        self, listed: Mapping[str, Instance], held: Mapping[str, Instance], gone: Set[str]
+    ) -> list[str]:
+        """Those who were there and are not, without a word, and not for too long."""
+        moment, missed = time.monotonic(), []
+        for id in held:
+            if id in listed or id in gone:
+                self._since.pop(id, None)
+            elif moment < self._since.setdefault(id, moment) + self._grace:
+                missed.append(id)
+            else:
+                del self._since[id]
+        return missed
 
     def _hear_of_a_break(self, asked: float) -> None:
         """An answer has come to what was asked: was there a break before it?"""

@@ -152,7 +152,7 @@ class RedisRegistry(Registry):
             held={},
             braked=state.brake is not None,
             grace=False,
-            gone=(),
+            missed=(),
         )
         problems = [*details.problems.values(), *state.problems]
         if state.brake is not None:
