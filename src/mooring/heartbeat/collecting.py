@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
+import msgspec
+
 from mooring.durations import show
 from mooring.heartbeat.collectors import Collector, Cost, choose
 from mooring.heartbeat.settings import MetricsSettings
 from mooring.heartbeat.threads import in_thread
-from mooring.model import check_json
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class _Source:
         if not self._collector.available():
             return None
         reading = _copied(self._collector.collect())
-        check_json("what it gave", reading)  # half a character cannot be written
+        msgspec.json.encode(reading)  # half a character cannot be written
         return reading
 
     def _inline(self) -> Reading | BaseException | None:
