@@ -294,10 +294,10 @@ class TestTransactions:
 
     async def test_a_wrong_revision_in_any_taken_branch_stops_everything(self, pair: Pair):
         newest = (await pair.put(b"a", b"0")).header.revision
-        for operation in (op_get(b"a", revision=newest + 5), op_get(b"a", revision=-1)):
-            await pair.txn(success=[op_put(b"x"), operation])
-            await pair.txn(success=[op_put(b"x"), op_txn([], [operation])])
-            await pair.txn(success=[operation])
+        operation = op_get(b"a", revision=newest + 5)
+        await pair.txn(success=[op_put(b"x"), operation])
+        await pair.txn(success=[op_put(b"x"), op_txn([], [operation])])
+        await pair.txn(success=[operation])
         await pair.ask("compact", proto.CompactionRequest(revision=newest))
         for revision in (newest - 1, -1):
             await pair.txn(success=[op_put(b"x"), op_get(b"a", revision=revision)])

@@ -127,7 +127,7 @@ async def rolling_restart(fleet: Fleet, requests: int, seconds: float = 0.0) -> 
                     before = fleet.processes[port]
                     before.send_signal(signal.SIGTERM)
                     await eventually(lambda: before.poll() is not None, within=20)  # noqa: B023
-                    assert len(watching.instances) == 9
+                    await eventually(lambda: len(watching.instances) == 9)
                     fleet.start(port)
                     await eventually(
                         lambda: len(watching.rotation.picker) == 10, within=30, what=fleet.log

@@ -62,7 +62,9 @@ async def test_what_cannot_be_closed_keeps_nothing_else_open(
 async def test_what_cannot_be_entered_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(sys.modules, "mooring.registry.redis.connection", None)
+    for module in [name for name in sys.modules if name.startswith("mooring.registry.redis")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "redis", None)
     hub = mooring.connect(f"sqlite://{tmp_path}/store", registry="redis://127.0.0.1:1")
     with pytest.raises(MissingExtra):
         await hub.__aenter__()
