@@ -198,6 +198,7 @@ class ServiceFeed:
         following = _Following(self, held)
         end = self._changes.listen(self._service.name, following.hear)
         try:
+            await self._reader.state(self._service)  # who does not answer is not followed
             yield following
         finally:
             end()
