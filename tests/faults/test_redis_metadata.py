@@ -113,3 +113,20 @@ async def test_what_grows_too_large_is_left_out_and_beats_go_on(
             return (await only(hub)).metadata == {"a": "2"}
 
         await eventually(better)
+
+
+async def test_a_change_before_the_channel_is_heard_is_seen_soon(
+    redis: Callable[[str], RedisServer],
+):
+    """Between the first list and the subscription nobody tells the consumer."""
+    url, settings = namespaced(redis("7.0").url), quick()
+    async with mooring.connect(url, settings=settings) as hub:
+        async with hub.register(Instance("echo", "10.0.0.1", 1)) as one:
+            for number in range(5):
+                async with (
+                    mooring.connect(url, settings=settings) as other,
+                    other.discover("echo") as view,
+                ):
+                    told = {"n": str(number)}
+                    one.update(metadata=told)
+                    await eventually(lambda: view.instances[0].metadata == told, within=3)  # noqa: B023

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 
 from mooring.errors import StoreError
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.failures import code_of
+from mooring.registry.redis.failures import LOST, code_of
 from mooring.registry.redis.keys import Keys
 from mooring.tasks import Backoff, Tasks
 
@@ -69,7 +69,7 @@ class Changes:
         """How often it broke off or stood still so far: a number that is another than before says
         that what is missing in Redis may be missing for that reason."""
         stalls = bool(self._asked) and time.monotonic() - self._asked > STALL
-        return self._breaks + stalls
+        return self._breaks + self._connection.breaks + stalls
 
     @property
     def heard(self) -> float:
@@ -106,19 +106,19 @@ class Changes:
             try:
                 client = await self._connection.listener()
                 pool: Any = client.connection_pool
-                connection: Any = await pool.get_connection()
+                connection: Any = pool.make_connection()  # not the pool's: nobody else gets it
                 heard = self._heard
                 try:
+                    await connection.connect()
                     await self._hear(connection)
                 finally:
                     if self._heard > heard:
                         backoff.reset()
                     self._hearing = set()
                     await connection.disconnect(nowait=True)
-                    await pool.release(connection)
                     if self._connection.cluster:
                         await _close(client)
-            except (driver.RedisError, driver.RedisClusterException, StoreError, OSError) as error:
+            except (*LOST, StoreError) as error:
                 log.debug("changes at %s: %s", self._connection.where, error)
             await asyncio.sleep(backoff.next())
 
@@ -157,10 +157,10 @@ class Changes:
         try:
             while True:
                 reply = await connection.read_response(timeout=float("inf"), push_request=True)
-                self._breaks, self._asked = self.breaks, 0.0
+                self._breaks, self._asked = self.breaks - self._connection.breaks, 0.0
                 self._heard = time.monotonic()
                 self._take(reply)
-        except (driver.RedisError, OSError) as error:
+        except LOST as error:
             # At once: others may ask before this is noticed elsewhere.
             self._breaks += bool(self._hearing)
             if code_of(error) == "NOPERM" and not self._deaf:

@@ -84,6 +84,10 @@ class ServiceFeed:
         await self.look(set())
         return dict(self._shown), self._mark
 
+    def read_all(self) -> None:
+        """Read all details with the next look."""
+        self._looks = 0
+
     def broke(self) -> None:
         """There was a break: who is overdue now may be so because of it."""
         self._looks = 0
@@ -226,6 +230,7 @@ class _Following:
 
     def hear(self, message: Message | None) -> None:
         if message is None:
+            self._feed.read_all()  # what changed before the channel was heard
             if self._begun:
                 self._feed.broke()
             self._begun = self._whole = True
