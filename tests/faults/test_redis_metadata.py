@@ -120,13 +120,15 @@ async def test_a_change_before_the_channel_is_heard_is_seen_soon(
 ):
     """Between the first list and the subscription nobody tells the consumer."""
     url, settings = namespaced(redis("7.0").url), quick()
-    async with mooring.connect(url, settings=settings) as hub:
-        async with hub.register(Instance("echo", "10.0.0.1", 1)) as one:
-            for number in range(5):
-                async with (
-                    mooring.connect(url, settings=settings) as other,
-                    other.discover("echo") as view,
-                ):
-                    told = {"n": str(number)}
-                    one.update(metadata=told)
-                    await eventually(lambda: view.instances[0].metadata == told, within=3)  # noqa: B023
+    async with (
+        mooring.connect(url, settings=settings) as hub,
+        hub.register(Instance("echo", "10.0.0.1", 1)) as one,
+    ):
+        for number in range(5):
+            told = {"n": str(number)}
+            async with (
+                mooring.connect(url, settings=settings) as other,
+                other.discover("echo") as view,
+            ):
+                one.update(metadata=told)
+                await eventually(lambda: view.instances[0].metadata == told, within=3)  # noqa: B023
