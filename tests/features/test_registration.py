@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.store import everything, key
 from mooring.testing.proxy import FaultProxy
+from mooring.testing.redis import RedisServer
 from tests.waiting import eventually
 
 ONE = Instance("echo", "10.0.0.1", 80)
@@ -161,6 +163,25 @@ async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
             assert "not registered yet, trying on" in caplog.text
             proxy.heal()
             await eventually(lambda: one.state == "registered", within=2)
+
+
+async def test_why_it_is_not_registered_is_told_once_it_is_known(
+    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
+):
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "not registered yet" in line]
+
+    async with FaultProxy(redis("7.0").address) as proxy:
+        proxy.refuse()
+        url = f"redis://{proxy.address}?timeout=300ms&namespace={time.monotonic_ns()}"
+        async with mooring.connect(url) as hub, hub.register(ONE, wait=0.01) as one:
+            assert told()[0].endswith("no answer in time")
+            await eventually(lambda: any(proxy.address in line for line in told()), within=5)
+            tried = proxy.accepted
+            await eventually(lambda: proxy.accepted > tried + 3, within=10)
+            assert all(line != after for line, after in pairwise(told()))
+            proxy.heal()
+            await eventually(lambda: one.state == "registered", within=10)
 
 
 async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str], object]):

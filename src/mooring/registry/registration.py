@@ -226,11 +226,8 @@ class Registration:
             async with asyncio.timeout(self._wait):
                 await self._settled.wait()
         except TimeoutError:
-            log.warning(
-                "%s %s: not registered yet, trying on: %s",
-                *self._labels,
-                self._trouble or "no answer in time",
-            )
+            if not self._trouble:
+                self._say_trouble("no answer in time")
         except BaseException:
             await self.aclose()
             raise
@@ -281,7 +278,9 @@ class Registration:
                         self._fresh and isinstance(error, AccessDenied)
                     ):
                         raise
-                    self._trouble = str(error)
+                    before, self._trouble = self._trouble, str(error)
+                    if self._fresh and self._trouble != before:
+                        self._say_trouble(self._trouble)
                     if self._phase == "registered":
                         self._enter("suspended", self._trouble)
                     await asyncio.sleep(backoff.next())
@@ -379,6 +378,10 @@ class Registration:
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
         self._phase = phase
         self._show(self._enrolment.suspended if phase == "registered" else "", why)
+
+    def _say_trouble(self, trouble: str) -> None:
+        """Of one that has yet to begin nobody else tells: to its session all may be well."""
+        log.warning("%s %s: not registered yet, trying on: %s", *self._labels, trouble)
 
     def _end(self, phase: RegistrationState, error: Exception) -> None:
         self._failed = error
