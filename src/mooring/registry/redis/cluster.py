@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from mooring.registry.redis.calls import Call, plain, send
+from mooring.registry.redis.failures import LOST
 
 Node: TypeAlias = tuple[str, int]
 
@@ -75,7 +76,7 @@ class Cluster:
             return [driver.ClusterDownError("CLUSTERDOWN nobody holds this slot")] * len(calls)
         try:
             results = await send(self.client(node), calls)
-        except (driver.RedisError, OSError) as error:
+        except LOST as error:
             self._suspects.add(node)
             return [error] * len(calls)
         except asyncio.CancelledError:
@@ -95,7 +96,7 @@ class Cluster:
             asking = ()
         try:
             return (await send(self.client(node), [call], before_each=asking))[0]
-        except (driver.RedisError, OSError) as problem:
+        except LOST as problem:
             self._suspects.add(node)
             return problem
 
@@ -118,7 +119,7 @@ class Cluster:
                         raise told
                     self._take(told, node)
                     return
-                except (driver.RedisError, OSError) as error:
+                except LOST as error:
                     problem = error
                     self._suspects.add(node)
             raise driver.ConnectionError(

@@ -19,10 +19,10 @@ from redis.asyncio import Redis
 
 from mooring.addresses import join
 from mooring.registry.redis.connection import options_of
-from mooring.registry.redis.failures import code_of
+from mooring.registry.redis.failures import LOST, code_of
 from mooring.registry.redis.settings import Settings
 
-FAILURES = (driver.RedisError, driver.RedisClusterException, OSError, TimeoutError)
+FAILURES = (*LOST, TimeoutError)
 _PATIENCE = 3.0
 
 

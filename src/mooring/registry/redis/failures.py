@@ -16,6 +16,10 @@ from mooring.errors import (
     Unavailable,
 )
 
+LOST = (redis.RedisError, redis.RedisClusterException, OSError, RuntimeError, AttributeError)
+"""What the driver raises for a connection that is no more. The last two are its ways of finding one
+that was closed under its hands: by uvloop's transport, or by a pool that was told to."""
+
 Verdict = Literal["script", "again", "elsewhere", "final"]
 """`script`: send it whole. `again`: it may pass in a moment. `elsewhere`: the same, after a look at
 who is the master by now. `final`: the answer to the request itself."""
