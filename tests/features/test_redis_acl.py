@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,28 +17,8 @@ from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import crash, fleet, quick, registry_of
 from tests.waiting import eventually
 
-KEYS = "~registry:services ~registry:services:* ~registry:info"
-CHANNELS = "resetchannels &registry:services:*:changes"
-CALLS = "+evalsha +eval +time +info"
-LISTENS = "+subscribe +unsubscribe +ping"
-
-RULES = {
-    "provider": (
-        f"{KEYS} {CHANNELS} {CALLS} {LISTENS} +publish +hmget +hget +hgetall +hkeys +hset +hdel "
-        "+del +exists +zscore +zcard +zadd +zrem +zremrangebyscore +pttl +pexpire +sismember "
-        "+sadd +srem"
-    ),
-    "consumer": (
-        f"{KEYS} {CHANNELS} {CALLS} {LISTENS} +hmget +hget +hgetall +smembers +zcard +zcount "
-        "+zrange +zrangebyscore +zscan"
-    ),
-    "sweeper": (
-        f"{KEYS} {CHANNELS} {CALLS} +publish +scan +smembers +sismember +sadd +srem +get +incr "
-        "+hget +hmget +hgetall +hset +hdel +del +exists +pexpire +zcard +zcount +zscore +zrange "
-        "+zrangebyscore +zscan +zrem"
-    ),
-}
-"""What the documentation tells. On a cluster `+cluster|slots` is needed as well."""
+PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
+RULES = dict(re.findall(r"^user (\w+) on >PASSWORD (.*)$", PAGE.read_text(), re.MULTILINE))
 
 SETTINGS = quick(beat=0.2, interval=0.2, timeout=1.5)
 
