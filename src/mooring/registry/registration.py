@@ -186,7 +186,8 @@ class Registration:
         zone: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Change what the instance says of itself; consumers hear of it soon.
+        """Change what the instance says of itself; consumers hear of it soon. Raises
+        `InvalidRequest` for what cannot be, and changes nothing then.
 
         `metrics` are the service's own, beside those that are collected.
         """
@@ -194,8 +195,10 @@ class Registration:
             check_json(f"the metrics of {self._instance.service}", metrics)
         said = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
         changed = {name: value for name, value in said.items() if value is not None}
-        self._instance = msgspec.structs.replace(self._instance, **changed)
-        self._dirty = self._dirty or bool(changed)
+        if changed:
+            after = msgspec.structs.replace(self._instance, **changed)
+            self._instance, _ = self._registry.prepare(after)
+            self._dirty = True
         if healthy is not None and healthy != self._healthy:
             self._healthy, self._dirty = healthy, True
         if metrics is not None:
