@@ -12,49 +12,67 @@
 local channel, tier1, service = ARGV[1], ARGV[2] == '1', ARGV[3]
 local heartbeats, persistent = KEYS[1], KEYS[2]
 local now = server_time()
+local stamp = text(now)
+local first = tier1 and 4 or 3  -- of the keys of instances
+
+-- Where the arguments of each instance begin, and the last heartbeat of each, all at once: a call
+-- from here to Redis is most of what a beat costs.
+local starts, ids, at = {}, {}, 4
+for i = first, #KEYS do
+  starts[#starts + 1], ids[#ids + 1] = at, ARGV[at]
+  at = at + 6 + ARGV[at + 5]
+end
+local scores = redis.call('ZMSCORE', heartbeats, unpack(ids))
 local results, beating = {}, {}
 
 -- Metadata first: a write that Redis may refuse, before those that it may not.
-local function update(instance, at)
-  local id, incarnation, registered, healthy, head = unpack(ARGV, at, at + 4)
-  local last = at + 5 + tonumber(ARGV[at + 5])
+local function update(instance, at, score)
+  local incarnation, healthy = ARGV[at + 1], ARGV[at + 3]
+  local last = at + 5 + ARGV[at + 5]
   local held = redis.pcall(
     'HMGET', instance, 'incarnation', 'registrationTime', 'healthy', 'ephemeral')
   if held.err then return held.err end
-  if not redis.call('ZSCORE', heartbeats, id) or not held[1] then return 'gone' end
+  if not score or not held[1] then return 'gone' end
   if held[1] ~= incarnation then
-    if is_later(held[2], held[1], registered, incarnation) then return 'superseded' end
+    if is_later(held[2], held[1], ARGV[at + 2], incarnation) then return 'superseded' end
     return 'gone'
   end
   local problem, action = nil, nil
   if last > at + 5 then
     problem = write(instance, at + 6, last, false)
     if not problem then
-      redis.call('HSET', instance, 'lastMetadataUpdate', text(now))
+      redis.call('HSET', instance, 'lastMetadataUpdate', stamp)
       action = action_for(true, held[3], healthy)
     end
   elseif held[3] ~= healthy then
     action = action_for(true, held[3], healthy)
   end
-  beating[#beating + 1] = {instance, id, held[4], healthy, head, action}
+  beating[#beating + 1] = {instance, at, tonumber(score), held[4], action}
   return problem or 'ok'
 end
 
-local at = 4
-for i = tier1 and 4 or 3, #KEYS do
-  results[#results + 1] = update(KEYS[i], at)
-  at = at + 6 + tonumber(ARGV[at + 5])
+for i = first, #KEYS do
+  local n = i - first + 1
+  results[n] = update(KEYS[i], starts[n], scores[n])
 end
 
+-- As `beat` does it, for all of them.
 make_way(persistent)
+local marks = {}
 for _, one in ipairs(beating) do
-  local instance, id, ephemeral, healthy, head, action = unpack(one, 1, 6)
-  local moment = beat(heartbeats, persistent, instance, id, ephemeral, now)
+  local instance, at, score, ephemeral, action = one[1], one[2], one[3], one[4], one[5]
+  local moment, said = now, stamp
+  if score > now then moment, said = score, text(score) end
+  redis.call('HSET', instance, 'heartbeat', said)
+  if ephemeral == 'false' then redis.call('ZADD', persistent, said, ARGV[at]) end
+  marks[#marks + 1] = said
+  marks[#marks + 1] = ARGV[at]
   if action then
-    redis.call('HSET', instance, 'healthy', healthy)
-    tell(channel, head, action, moment)
+    redis.call('HSET', instance, 'healthy', ARGV[at + 3])
+    tell(channel, ARGV[at + 4], action, moment)
   end
 end
+if #marks > 0 then redis.call('ZADD', heartbeats, unpack(marks)) end
 -- Where tier 1 is something else, those who read it are told: the beats have been given.
 if tier1 and #beating > 0 then redis.pcall('SADD', KEYS[3], service) end
 return results
