@@ -156,6 +156,19 @@ class TestTheRegistry:
             ok(run("info", "set", "orders", "displayName=Orders"))
             assert objects(run("info", "get", "orders", "--json"))[0]["displayName"] == "Orders"
 
+    def test_what_an_operator_spoke_of_is_known_before_it_has_instances(self, run: Run):
+        ok(run("info", "set", "orders", "displayName=Orders"))
+        assert objects(run("info", "get", "orders", "--json"))[0]["displayName"] == "Orders"
+        assert rows(run("services")) == [["orders", "0"]]
+        ok(run("info", "set", "--group=shop", "department=Sales"))
+        assert objects(run("info", "get", "--group=shop", "--json"))[0]["department"] == "Sales"
+        ok(run("config", "set", "users", "enabled=false", "--instance=10.0.0.7:1"))
+        for service in ("orders", "users"):
+            done = run("instances", service)
+            assert ok(done) == ""
+            assert f"{service} has no instances at present" in done.stderr
+        assert "did you mean 'orders'?" in refused(run("instances", "oders"))
+
     async def test_deregister(self, hub: Hub, run: Run):
         async with hub.register(Instance("orders", "10.0.0.7", 80)) as registration:
             assert "no instance 'h:1'" in refused(run("deregister", "orders", "h:1"))

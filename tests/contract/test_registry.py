@@ -228,6 +228,17 @@ async def test_a_description_is_never_overwritten_by_an_instance(hub: Hub):
         await hub.registry.describe(service="Common/echo", set={"owner": "me"})
 
 
+async def test_what_is_described_is_known_without_instances(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    await hub.registry.describe(service="shop/orders", set={"displayName": "Orders"})
+    await hub.registry.describe(group="Sales", set={"department": "d"})
+    assert await hub.registry.services() == [("shop/orders", 0)]
+    assert sorted(await hub.registry.groups()) == ["Sales", "shop"]
+    async with hub.register(msgspec.structs.replace(at(1), service="shop/orders")):
+        assert await hub.registry.services("shop") == [("shop/orders", 1)]
+
+
 async def test_what_an_operator_cannot_say_is_refused(hub: Hub):
     if not hub.registry.guarantees.describes:
         return

@@ -83,12 +83,19 @@ async def listed(hub: Hub, service: str) -> tuple[Instance, ...]:
 
 
 async def must_be_known(hub: Hub, service: str) -> None:
-    """Raise `RegistryError` where the registry has never heard of a service."""
+    """Raise `RegistryError` where the registry has never heard of a service: it has no instances,
+    no description, and no configuration."""
+    redis = on_redis(hub)
     try:
-        known = [each.name for each in await hub.registry.services()]
+        if redis is None:
+            known = [each.name for each in await hub.registry.services()]
+        else:
+            known = await redis.names()
     except InvalidRequest:
         return  # a layout without a root cannot tell which services there are
-    if service not in known and join_service(*split_service(service)) not in known:
+    if service in known or join_service(*split_service(service)) in known:
+        return
+    if redis is None or not await redis.configured(service):
         raise RegistryError(f"there is no service {service!r}{meant(service, known)}")
 
 

@@ -114,14 +114,28 @@ class RedisRegistry(Registry):
         return live
 
     async def groups(self) -> list[str]:
-        found = {split_service(name)[0] for name in await self.names()}
-        return sorted(found)
+        listed, described = await asyncio.gather(self._listed(), self._described())
+        found = {split_service(name)[0] for name in (*listed, *described) if _is_service(name)}
+        return sorted(found | {name[:-1] for name in described if _is_group(name)})
 
     async def names(self) -> list[str]:
-        """The services that are known, in order. What is no service's name is left out."""
+        """The services that are known, in order: those that have instances, and those that are
+        described. What is no service's name is left out."""
+        listed, described = await asyncio.gather(self._listed(), self._described())
+        return sorted(name for name in {*listed, *described} if _is_service(name))
+
+    async def _listed(self) -> list[str]:
         told = await self.connection.call("SMEMBERS", self.keys.services, what="list of services")
-        names = [name.decode(errors="backslashreplace") for name in told]
-        return sorted(name for name in names if _is_service(name))
+        return [name.decode(errors="backslashreplace") for name in told]
+
+    async def _described(self) -> list[str]:
+        told = await self.connection.call("HGETALL", self.keys.info, what="list of descriptions")
+        return [*fields.from_pairs(told)]
+
+    async def configured(self, service: str) -> bool:
+        """Whether an operator said something of a service, or of an instance of it."""
+        state = await self.reader.state(self.keys.of(service))
+        return bool(state.config or state.problems)
 
     async def services(self, group: str = "") -> list[ServiceCount]:
         if group:
@@ -274,6 +288,15 @@ def _is_service(name: str) -> bool:
     except InvalidRequest:
         return False
     return True
+
+
+def _is_group(field: str) -> bool:
+    """Whether a description is of a group: see `_info_field`."""
+    try:
+        check_name("group", field.removesuffix("/"))
+    except InvalidRequest:
+        return False
+    return field.endswith("/")
 
 
 def _info_field(group: str, service: str) -> str:
