@@ -228,3 +228,18 @@ def _move(source: RedisServer, target: RedisServer, key: str, cluster: RedisClus
         time.sleep(0.1)
     for member in (target, source, *cluster.members):
         member.command("CLUSTER", "SETSLOT", slot, "NODE", there)
+
+
+async def test_a_view_stays_stale_for_as_long_as_redis_is_away(
+    fresh_redis: Callable[..., RedisServer],
+):
+    server = fresh_redis()
+    async with connect(server.url) as hub, fleet(hub, 1), hub.discover("echo") as view:
+        server.kill()
+        await eventually(lambda: view.stale, within=6)
+        for _ in range(30):
+            await asyncio.sleep(0.2)
+            assert view.stale
+            assert len(view.instances) == 1
+        await asyncio.to_thread(server.start)
+        await eventually(lambda: not view.stale, within=BEAT + 5)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidRequest
 from mooring.registry.redis import fields
 from mooring.registry.redis.expiry import Brake, brake_of
+from mooring.registry.redis.keys import Keys
 
 NUMBERS = ["9" * 5000, "9" * 400, "inf", "nan", "-1", "1e5", "²", "\\xff"]
 
@@ -43,3 +44,18 @@ def test_a_brake_with_a_number_that_is_none_holds_all_the_same(number: str):
     brake = brake_of(told)
     assert brake is not None
     assert brake == Brake(brake.silent, 3, 5, 0)
+
+
+def test_metadata_of_others_is_read_as_text():
+    told = {"host": "h", "port": "1", "metadataJson": '{"a":"b","n":1,"deep":{"x":[null,true]}}'}
+    assert fields.decode("echo", "u", told).metadata == {
+        "a": "b",
+        "n": "1",
+        "deep": '{"x":[null,true]}',
+    }
+
+
+def test_a_prefix_that_could_be_taken_for_another_registry_is_refused():
+    for prefix in ("services", "a:services"):
+        with pytest.raises(InvalidRequest, match="cannot end with"):
+            Keys(prefix)

@@ -32,6 +32,9 @@ from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
+_LANES = 16
+"""Batches under way at the most: each has a connection, and a Redis that stood still shall not find
+hundreds of them."""
 _BATCH = 500
 """Commands that go out together at the most."""
 
@@ -49,6 +52,7 @@ class Connection:
         self._sentinels: list[Redis] = []
         self._client = self._open()
         self._waiting: list[Call] = []
+        self._lanes = asyncio.Semaphore(_LANES)
         self._tasks = Tasks()
         self._closed = False
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -181,7 +185,7 @@ class Connection:
         """The answer to each, or the error in its place."""
         left = max(deadline - time.monotonic(), 0.05)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(left), self._lanes:
                 if isinstance(self._client, Cluster):
                     return await self._client.send(calls)
                 return await send(self._client, calls)

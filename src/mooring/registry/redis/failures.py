@@ -72,7 +72,7 @@ def judge(error: BaseException) -> Verdict:
     code = code_of(error)
     if code == "NOSCRIPT":
         return "script"
-    if _AGAIN.match(code):
+    if _AGAIN.match(code) or isinstance(error, redis.AskError):  # a slot on the move
         return "again"
     if _ELSEWHERE.match(code):
         return "elsewhere"
@@ -111,6 +111,11 @@ def translate(
             f"{what}: a key of the registry at {where} holds something else (WRONGTYPE): {which}; "
             "delete it, or choose another prefix"
         )
+    if isinstance(error, redis.AskError | redis.ClusterCrossSlotError):
+        return Unavailable(
+            f"{what}: {where} belongs to a cluster and does not hold this: write the URL as "
+            "redis+cluster://"
+        )
     if judge(error) == "final":
         return StoreError(f"{what}: {where} answered: {text}")
     lost = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
@@ -120,6 +125,7 @@ def translate(
 
 
 def _shortened(text: str) -> str:
-    line = _WHERE_FIRST.sub("", text.split("\n")[0].strip()).rstrip(".")
+    line = re.sub(r" : <.*", "", text.split("\n")[0])  # a client as the driver shows it
+    line = _WHERE_FIRST.sub("", line.strip()).rstrip(".")
     line = _WHERE_LAST.sub("", line).rstrip(".")
     return line if len(line) <= 200 else f"{line[:199]}…"

@@ -100,6 +100,9 @@ def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
             for name, value in fields.items()
             if name.startswith(FLAT)
         }
+    elif not all(isinstance(value, str) for value in metadata.values()):
+        # Somebody else's: what is no text is shown as it stands in the JSON.
+        metadata = {n: v if isinstance(v, str) else _json(v) for n, v in metadata.items()}
     status = Status(
         state=_state(fields),
         healthy=_flag(fields, "healthy"),

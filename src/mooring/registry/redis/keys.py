@@ -17,13 +17,18 @@ service lie in one slot.
 
 from __future__ import annotations
 
-from mooring.errors import InvalidName
+from mooring.errors import InvalidName, InvalidRequest
 from mooring.names import check_part, split_service
 
 
 class Keys:
     def __init__(self, prefix: str = "registry", *, namespace: str = "", cluster: bool = False):
         self.prefix = f"{namespace}:{prefix}" if namespace else prefix
+        if self.prefix.split(":")[-1] == "services":
+            raise InvalidRequest(
+                f"the prefix {self.prefix!r} cannot end with 'services': its keys would look like "
+                "those of another registry"
+            )
         self.cluster = cluster
         self.services = f"{self.prefix}:services"
         self.info = f"{self.prefix}:info"
