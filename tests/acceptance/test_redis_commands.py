@@ -17,6 +17,7 @@ import mooring
 from mooring import Instance
 from mooring.heartbeat import parse
 from mooring.hub import Hub
+from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
 from tests.acceptance.test_cli import mooring_command
@@ -168,6 +169,23 @@ class TestTheRegistry:
             assert ok(done) == ""
             assert f"{service} has no instances at present" in done.stderr
         assert "did you mean 'orders'?" in refused(run("instances", "oders"))
+
+    async def test_one_that_cannot_be_read_hides_no_other(self, hub: Hub, run: Run):
+        assert isinstance(hub.registry, RedisRegistry)
+        call, keys = hub.registry.connection.call, hub.registry.keys
+        await call("SADD", keys.services, "bad", what="the test")
+        await call("SET", keys.of("bad").heartbeats, "x", what="the test")
+        await call("SET", keys.of("bad").brake, "x", what="the test")
+        async with hub.register(Instance("orders", "10.0.0.7", 80)):
+            for command in ("services", "brake list"):
+                done = run(*command.split())
+                assert rows(done) == ([["orders", "1"]] if command == "services" else [])
+                assert "mooring: bad cannot be read and is left out" in done.stderr
+                assert done.stderr.count("WRONGTYPE") == 1
+            assert "did you mean 'orders'?" in refused(run("instances", "oders"))
+            await call("SET", keys.info, "x", what="the test")
+            assert rows(run("services")) == [["orders", "1"]]
+        assert "WRONGTYPE" in refused(run("services"))
 
     async def test_deregister(self, hub: Hub, run: Run):
         async with hub.register(Instance("orders", "10.0.0.7", 80)) as registration:

@@ -159,6 +159,7 @@ async def _list(store: str, registry: str, as_json: bool) -> None:
     async with _braked(store, registry) as (_, redis):
         if redis is None:
             return
+        hear("mooring.registry.redis.cleanup")
         found = await redis.sweeper().brakes()
         clock = 0
         for service in list(found)[:1]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import typer
 
 from mooring.cli.running import run
-from mooring.cli.telling import hear_crashes, warn
+from mooring.cli.telling import hear, hear_crashes, warn
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.heartbeat.settings import RegistrySettings, parse
 from mooring.hub import Hub, connect
@@ -51,6 +51,7 @@ async def reach(
     needed need not be there, nor free. By default it is on the local server, and who has none is
     told how to start it."""
     hear_crashes()
+    hear("mooring.registry.redis.registry")  # what it leaves out of an answer
     settings = settings or parse(_NO_METRICS)
     url = registry or store or f"etcd://{LOCAL}?timeout=2s"
     if store and registry:

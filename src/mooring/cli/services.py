@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +10,11 @@ from mooring.cli.options import JSONOption, LayoutOption, RegistryOption, StoreO
 from mooring.cli.printing import show
 from mooring.cli.reaching import meant, on_redis, reach, run_command
 from mooring.cli.telling import note, warn
-from mooring.errors import RegistryError
+from mooring.errors import RegistryError, StoreError
 from mooring.registry.contract import ServiceCount
+
+if TYPE_CHECKING:
+    from mooring.registry.redis.registry import RedisRegistry
 
 
 def groups(
@@ -43,7 +46,8 @@ def services(
 ) -> None:
     """List the services, and how many instances are written there.
 
-    Keys are counted: one that cannot be understood, too. `instances` says which.
+    Keys are counted: one that cannot be understood, too. `instances` says which. A service on Redis
+    that cannot be read is left out, with a warning.
     """
     run_command(_services(group, store, registry, layout, as_json))
 
@@ -54,10 +58,7 @@ async def _services(group: str, store: str, registry: str, layout: str, as_json:
         if not found and group and group not in (known := await hub.registry.groups()):
             raise RegistryError(f"there is no group {group!r}{meant(group, known)}")
         if (redis := on_redis(hub)) is not None:
-            brakes = await redis.sweeper().brakes()
-            for each in found:
-                if each.name in brakes:
-                    warn(f"{each.name}: the brake holds: {brakes[each.name]}")
+            await _warn_of_brakes(redis, found)
     if not found:
         note(f"there are no services {f'in {group} ' if group else ''}yet")
     show(
@@ -66,6 +67,16 @@ async def _services(group: str, store: str, registry: str, layout: str, as_json:
         _record,
         as_json=as_json,
     )
+
+
+async def _warn_of_brakes(redis: RedisRegistry, found: list[ServiceCount]) -> None:
+    try:
+        brakes = await redis.sweeper().brakes()
+    except StoreError as error:
+        return warn(f"whether a brake holds is not known: {error}")
+    for each in found:
+        if each.name in brakes:
+            warn(f"{each.name}: the brake holds: {brakes[each.name]}")
 
 
 def _record(service: ServiceCount) -> dict[str, str | int]:

@@ -51,6 +51,8 @@ def hear(*names: str) -> None:
     """Everything that these loggers tell people."""
     for name in names:
         logger = logging.getLogger(name)
+        if logger.handlers:
+            continue
         logger.setLevel(logging.INFO)
         logger.propagate = False
         logger.addHandler(_Notes())

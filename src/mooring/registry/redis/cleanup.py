@@ -21,7 +21,7 @@ from mooring.heartbeat.settings import CleanupSettings
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.expiry import Brake
 from mooring.registry.redis.keys import Keys, ServiceKeys, check_service
-from mooring.registry.redis.reading import Reader
+from mooring.registry.redis.reading import Reader, of_each
 from mooring.registry.redis.scripts import CLEANUP, RELEASE
 from mooring.registry.redis.service import drop_service, message_head
 from mooring.tasks import Backoff
@@ -296,15 +296,13 @@ class Sweeper:
         return holds
 
     async def brakes(self) -> dict[str, Brake]:
-        """The brakes that hold, by service."""
+        """The brakes that hold, by service. One that cannot be read is left out, with a warning."""
         names = await self._connection.call("SMEMBERS", self._keys.services, what="list of brakes")
         services = sorted(name for name in map(_text, names) if _is_service(name))
-        states = await asyncio.gather(
-            *(self._reader.state(self._keys.of(name)) for name in services)
+        states = await of_each(
+            services, lambda name: self._reader.state(self._keys.of(name)), log=log
         )
-        return {
-            name: state.brake for name, state in zip(services, states, strict=True) if state.brake
-        }
+        return {name: state.brake for name, state in states.items() if state.brake}
 
     async def release(self, service: str) -> bool:
         """Let go of a brake: who is silent now is taken out at the next pass. Whether it held."""

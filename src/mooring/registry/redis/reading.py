@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from mooring.errors import InvalidRequest
+from mooring.errors import InvalidRequest, StoreError
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Malformed, Problem
@@ -17,6 +18,8 @@ from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.expiry import Brake, brake_of
 from mooring.registry.redis.keys import Keys, ServiceKeys
 from mooring.registry.redis.scripts import LIST, STATE
+
+T = TypeVar("T")
 
 _CHUNK = 100
 """Instances whose details one script call gives: so many that it stays far below 10 ms."""
@@ -127,6 +130,31 @@ class Reader:
             details.instances[id] = fields.decode(service.name, id, pairs)
         except InvalidRequest as error:
             details.problems[id] = Problem(key, str(error))
+
+
+async def of_each(
+    names: Iterable[str], read: Callable[[str], Awaitable[T]], *, log: logging.Logger
+) -> dict[str, T]:
+    """What is read of each service. One that cannot be read costs none of the others: it is left
+    out, and told of. Raises what a store raises where not one can be read."""
+    wanted = list(names)
+    found: dict[str, T] = {}
+    failed: dict[str, StoreError] = {}
+    for name, told in zip(
+        wanted, await asyncio.gather(*map(read, wanted), return_exceptions=True), strict=True
+    ):
+        if isinstance(told, StoreError):
+            failed[name] = told
+        elif isinstance(told, BaseException):
+            raise told
+        else:
+            found[name] = told
+    if failed:
+        first = next(iter(failed.values()))
+        if not found:
+            raise first
+        log.warning("%s cannot be read and is left out: %s", ", ".join(failed), first)
+    return found
 
 
 def with_config(instance: Instance, config: Mapping[str, Config]) -> Instance:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from mooring.errors import InUse, InvalidRequest
+from mooring.errors import InUse, InvalidRequest, StoreError
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.mirror import Feed
 from mooring.model import JSON, Group, Instance, Service, check_metadata, new_incarnation
@@ -31,7 +31,7 @@ from mooring.registry.redis.enrolment import RedisEnrolment
 from mooring.registry.redis.expiry import overdue, standing
 from mooring.registry.redis.following import ServiceFeed
 from mooring.registry.redis.keys import Keys, check_service
-from mooring.registry.redis.reading import Reader, with_config
+from mooring.registry.redis.reading import Reader, of_each, with_config
 from mooring.registry.redis.scripts import EDIT
 from mooring.registry.redis.service import LiveService, message_head
 from mooring.store.rules import check_ttl
@@ -129,7 +129,13 @@ class RedisRegistry(Registry):
         return [name.decode(errors="backslashreplace") for name in told]
 
     async def _described(self) -> list[str]:
-        told = await self.connection.call("HGETALL", self.keys.info, what="list of descriptions")
+        """None where they cannot be read: then who has instances is still known."""
+        key = self.keys.info
+        try:
+            told = await self.connection.call("HGETALL", key, what="list of descriptions")
+        except StoreError as error:
+            log.warning("left out who has no instances: %s", error)
+            return []
         return [*fields.from_pairs(told)]
 
     async def configured(self, service: str) -> bool:
@@ -138,13 +144,14 @@ class RedisRegistry(Registry):
         return bool(state.config or state.problems)
 
     async def services(self, group: str = "") -> list[ServiceCount]:
+        """As everywhere; one that cannot be read is left out, and a warning is logged."""
         if group:
             check_name("group", group)
         names = [
             name for name in await self.names() if not group or split_service(name)[0] == group
         ]
-        counts = await asyncio.gather(*(self._count(name) for name in names))
-        return [ServiceCount(name, count) for name, count in zip(names, counts, strict=True)]
+        counts = await of_each(names, self._count, log=log)
+        return [ServiceCount(name, count) for name, count in counts.items()]
 
     async def _count(self, service: str) -> int:
         """How many instances are listed; those that are overdue count while the brake holds."""
