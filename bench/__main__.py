@@ -76,6 +76,8 @@ def main() -> int:
     report.show(console, machine.description(), sections)
     if options.write:
         page = report.page(machine.description(), sections, plan.rounds, plan.seconds)
+        if options.only:
+            page = report.merged(_PAGE.read_text(encoding="utf-8"), page)
         _PAGE.write_text(page, encoding="utf-8")
         console.print(f"written to {_PAGE.relative_to(_ROOT)}")
     return 0
@@ -86,12 +88,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(_MEASUREMENTS))
     parser.add_argument("--rounds", type=int, default=5, help="of each comparison (5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (1)")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument(
+        "--write", action="store_true", help="into docs/benchmarks.md, or these parts of it"
+    )
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("nothing is measured in less than one round, or in no time")
-    if options.write and options.only:
-        parser.error("--write is for the whole: it cannot be had with --only")
     return options
 
 

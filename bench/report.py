@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -29,6 +30,24 @@ def show(console: Console, machine: Sequence[str], sections: Sequence[Section]) 
 
 def page(machine: Sequence[str], sections: Sequence[Section], rounds: int, seconds: float) -> str:
     return "\n".join(_page(machine, sections, rounds, seconds)) + "\n"
+
+
+def merged(before: str, after: str) -> str:
+    """A page with those of its sections replaced that another has, and new ones at its end. What
+    stands above the first section is the newer one's."""
+    _, *old = _split(before)
+    head, *new = _split(after)
+    sections = {_title(section): section for section in old}
+    sections.update({_title(section): section for section in new})
+    return "\n\n".join(part.strip("\n") for part in (head, *sections.values())) + "\n"
+
+
+def _split(page: str) -> list[str]:
+    return re.split(r"^(?=## )", page.rstrip("\n") + "\n", flags=re.MULTILINE)
+
+
+def _title(section: str) -> str:
+    return section.partition("\n")[0]
 
 
 def _page(
