@@ -220,6 +220,36 @@ def test_a_timeout_cancels_the_call(hub: mooring.sync.Hub):
     assert _calls_under_way(hub) == 0
 
 
+def test_a_call_that_is_cancelled_before_it_begins_is_over(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mooring.sync.portal._GIVE_UP", 3600)
+    began: list[str] = []
+
+    async def work() -> None:
+        began.append("began")
+
+    def interrupted() -> None:
+        with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
+            portal.call(work)
+
+    portal = _portal()
+    busy = threading.Event()
+    portal.post(lambda: busy.wait(10))  # so that both come to the loop at once
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        interrupting = thread.submit(interrupted)
+        threading.Timer(0.3, busy.set).start()
+        interrupting.result(timeout=20)
+    portal.close()
+    assert began == []
+
+
+def _portal() -> Portal:
+    async def nothing() -> None: ...
+
+    portal = Portal("test", nothing, nothing)
+    portal.open()
+    return portal
+
+
 def test_a_deadline_keeps_nothing_from_being_left(hub: mooring.sync.Hub):
     with pytest.raises(TimeoutError), mooring.sync.timeout(0.2), hub.register(ECHO):
         hub.session().lost.wait()
@@ -239,8 +269,6 @@ def _calls_under_way(hub: mooring.sync.Hub) -> int:
 def test_what_was_entered_too_late_is_left_again():
     undone: list[str] = []
 
-    async def nothing() -> None: ...
-
     async def stubborn() -> None:
         try:
             await asyncio.Event().wait()
@@ -250,8 +278,7 @@ def test_what_was_entered_too_late_is_left_again():
     async def undo() -> None:
         undone.append("undone")
 
-    portal = Portal("test", nothing, nothing)
-    portal.open()
+    portal = _portal()
     with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
         portal.call(stubborn, undo=undo)
     portal.close()

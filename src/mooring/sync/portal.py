@@ -341,6 +341,7 @@ class _Call(Generic[T]):
 
     def begin(self, tasks: Tasks) -> None:
         self._task = tasks.start(self._run(), name=f"blocking call of {self._name}")
+        self._task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -357,6 +358,10 @@ class _Call(Generic[T]):
         else:
             self.answer.set_result(result)
         self._caller.answered()
+
+    def _ended(self, _: object) -> None:
+        if not self.answer.done():  # cancelled before its first step
+            self.refuse()
 
 
 def _left() -> float | None:
