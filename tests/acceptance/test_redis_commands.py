@@ -343,6 +343,12 @@ class TestServe:
             assert not any(line.startswith("cleanup") for line in served.lines)
             assert get(f"http://{served.http}/readyz") == (200, "ok\n")
 
+    def test_the_settings_of_its_cleanup_stand_in_its_file(self, url: str, tmp_path: Path):
+        (tmp_path / "config").write_text("registry:\n  cleanup: {interval: 7s}\n")
+        flags = (f"--registry={url}", f"--config={tmp_path}/config", "--etcd=off")
+        with Served("memory://", *flags) as served:
+            assert "cleanup  every 7s, after 2m without a heartbeat" in served.lines
+
     def test_it_is_not_ready_without_its_registry(self, fresh_redis: Callable[..., RedisServer]):
         server = fresh_redis()
         with Served("memory://", "--etcd=off", f"--registry={server.url}") as served:

@@ -43,6 +43,9 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"store: redis://h\netcd: 127.0.0.1:0", "no keys for etcd's API"),
         (b"store: redis://h\nregistry: redis://h", "keeps a registry and nothing else"),
         (b"cleanup: sometimes", r"\$\.cleanup"),
+        (b"registry: {cleanup: {intervall: 7s}}", r"registry\.cleanup\.intervall is no setting"),
+        (b"registry: {url: 7}", r"\$\.registry"),
+        (b"registry_settings: {}", "no setting 'registry_settings'"),
     ],
 )
 def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: str):
@@ -72,6 +75,24 @@ def test_a_registry_on_redis_is_cleaned_up(tmp_path: Path, content: str, etcd: s
     (tmp_path / "file").write_text(content)
     settings = load(tmp_path / "file")
     assert (settings.etcd, settings.sweeps) == (etcd, sweeps)
+
+
+@pytest.mark.parametrize(
+    ("content", "flag", "url"),
+    [
+        ("registry: {url: 'redis://h', cleanup: {interval: 7s}}", "", "redis://h"),
+        ("registry: {cleanup: {interval: 7s}}", "redis://h", "redis://h"),
+        ("registry: {url: 'redis://h', cleanup: {interval: 7s}}", "redis://i", "redis://i"),
+    ],
+)
+def test_the_registry_may_be_a_section_of_its_settings(
+    tmp_path: Path, content: str, flag: str, url: str
+):
+    (tmp_path / "file").write_text(f"store: memory://\n{content}\n")
+    settings = load(tmp_path / "file", registry=flag)
+    assert (settings.registry, settings.sweeps) == (url, True)
+    assert settings.registry_settings is not None
+    assert settings.registry_settings.cleanup.interval == 7
 
 
 def test_no_password_is_shown():

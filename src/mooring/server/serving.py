@@ -68,7 +68,11 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
 
 
 def _hub(settings: ServerSettings) -> Hub:
-    return connect(settings.store or str(settings.url()), registry=settings.registry)
+    return connect(
+        settings.store or str(settings.url()),
+        registry=settings.registry,
+        settings=settings.registry_settings,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import msgspec
 import yaml
 
 from mooring.errors import InvalidRequest
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.heartbeat.settings import parse as parse_registry
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
 from mooring.store.url import REDIS, StoreURL, parse
@@ -31,7 +34,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str = ""
     """The store's URL; by default a file in the user's data folder."""
     registry: str = ""
-    """The registry's URL where it is not in the store: `redis://…`."""
+    """The registry's URL where it is not in the store: `redis://…`. In the file it may be a section
+    instead: the registry's settings, and among them its `url`."""
+    registry_settings: RegistrySettings | None = None
+    """Those of that section, under the environment's; None where there is none."""
     cleanup: bool = True
     """Whether to take out the dead of a registry on Redis."""
     http: str = HTTP
@@ -74,8 +80,12 @@ def data_folder() -> Path:
 def load(file: Path | None, **flags: object) -> ServerSettings:
     """The settings of a file with the flags that were given over them."""
     told = {} if file is None else _read(file)
+    section = None
+    if isinstance(told.get("registry"), Mapping):
+        section = dict(told.pop("registry"))
+        told["registry"] = section.pop("url", "")
     told.update({name: value for name, value in flags.items() if value})
-    known = ServerSettings.__struct_fields__
+    known = [name for name in ServerSettings.__struct_fields__ if name != "registry_settings"]
     for name in told:
         if name not in known:
             raise InvalidRequest(f"{file} has no setting {name!r}{nearest(str(name), known)}")
@@ -88,6 +98,9 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
         settings = msgspec.convert(told, ServerSettings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{file or 'the settings'}: {error}") from error
+    if section is not None:
+        inner = parse_registry({"registry": section})
+        settings = msgspec.structs.replace(settings, registry_settings=inner)
     return checked(settings)
 
 
