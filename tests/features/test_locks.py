@@ -12,6 +12,7 @@ import pytest
 import mooring
 from mooring import Hub
 from mooring.errors import (
+    Closed,
     Conflict,
     InvalidName,
     InvalidRequest,
@@ -414,6 +415,47 @@ async def test_closing_the_hub_gives_everything_back(store_url: str, other: Hub)
     async with other.lock("lock", timeout=5):
         pass
     assert await contenders(other) == 0
+
+
+async def test_closed_the_hub_has_left_no_key(store_url: str, other: Hub):
+    """At once, and not only after a TTL: neither a holder's nor those of who waits."""
+    holder = await other.lock("lock").acquire()
+    async with mooring.connect(store_url) as hub:
+        apart = asyncio.Event()
+
+        async def hold() -> None:
+            async with hub.lock("lock/apart", ttl=600):
+                apart.set()
+                await asyncio.sleep(60)
+
+        holding = asyncio.get_running_loop().create_task(hold())
+        waiters = [Waiter(hub, ttl=600) for _ in range(3)]
+        await apart.wait()
+        await waiting(other, 5)
+    assert await contenders(other) == 1
+    for task in (holding, *(waiter.task for waiter in waiters)):
+        with pytest.raises((Closed, LockLost), match="closed"):
+            await task
+    await holder.release()
+
+
+async def test_asked_for_while_the_hub_closes_it_is_not_held(store_url: str, other: Hub):
+    """At whatever moment: who asks is told, nobody goes on as if nothing were, no key is left."""
+    for steps in (*range(24), 32, 48, 64, 96):
+        hub = await mooring.connect(store_url).__aenter__()
+
+        async def hold(hub: Hub = hub) -> None:
+            async with hub.lock("lock", ttl=600):
+                await asyncio.sleep(60)
+
+        task = asyncio.get_running_loop().create_task(hold())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await hub.__aexit__(None, None, None)
+        assert await contenders(other) == 0, steps
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done, f"after {steps} steps it hangs, or holds what is not there"
+        assert isinstance(task.exception(), mooring.errors.MooringError)
 
 
 @pytest.mark.parametrize("name", ["", "a/", "/", "a\nb", "a\0", "\ud800"])

@@ -31,7 +31,7 @@ _REVOKE_WITHIN = 3.0
 class Lease:
     """A session, and who is told when it is lost."""
 
-    __slots__ = ("asked", "idle_since", "lost", "session", "used")
+    __slots__ = ("asked", "end", "idle_since", "lost", "session", "used")
 
     def __init__(self, session: Session, asked: float) -> None:
         self.session, self.asked = session, asked
@@ -39,6 +39,8 @@ class Lease:
         self.used = False
         """Whether it had another user before."""
         self.lost: Callable[[str], None] | None = None
+        self.end: asyncio.Task[object] | None = None
+        """Its end, where that has begun."""
 
     @property
     def id(self) -> int:
@@ -47,7 +49,7 @@ class Lease:
     @property
     def certain(self) -> bool:
         """Whether the lease is certain to live."""
-        return self.session.state in ("alive", "suspended")
+        return self.end is None and self.session.state in ("alive", "suspended")
 
 
 class Leases:
@@ -55,14 +57,15 @@ class Leases:
         self._store = store
         self._idle: dict[float, list[Lease]] = {}
         self._all: set[Lease] = set()
-        self._tasks = Tasks()
+        """Those that may live in the store: also whose end is under way."""
+        self._tasks, self._ends = Tasks(), Tasks()
         self._sweeping: asyncio.TimerHandle | None = None
-        self._closed = False
+        self.closed = False
 
     async def take(self, ttl: float) -> Lease:
         """A lease for one contender. Raises what `Store.grant` raises, and `InvalidRequest` where
         the store keeps leases for longer than that. Cancellation loses none."""
-        if self._closed:
+        if self.closed:
             raise Closed(f"{self._store.url} is closed")
         idle = self._idle.get(ttl, [])
         while idle:
@@ -72,7 +75,8 @@ class Leases:
                 return lease
             self.discard_soon(lease)
         opened: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
+        task = self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
+        task.add_done_callback(lambda _: opened.cancel())  # also of one that never began
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:
@@ -95,9 +99,6 @@ class Leases:
         except MooringError as error:
             opened.set_exception(error)
             opened.exception()  # seen, though who asked may be gone
-        except BaseException:
-            opened.cancel()
-            raise
         else:
             self._tasks.start(self._await_loss(lease), name=f"lease {lease.id:x} of a lock")
             opened.set_result(lease)
@@ -115,7 +116,7 @@ class Leases:
         """Back from a contender, with nothing hanging on it."""
         lease.lost = None
         idle = self._idle.setdefault(lease.asked, [])
-        if len(idle) >= IDLE:
+        if self.closed or len(idle) >= IDLE:
             self.discard_soon(lease)
             return
         lease.idle_since = time.monotonic()
@@ -138,15 +139,15 @@ class Leases:
     async def discard(self, lease: Lease) -> None:
         """End a lease, and with it whatever hangs on it: also what is still under way to the store
         cannot hang on it then. Shielded and bounded; where the store is away, it expires."""
-        if lease in self._all:
-            self._all.discard(lease)
-            lease.lost = None
-            await cleanup(self._end(lease), within=2 * _REVOKE_WITHIN)
+        self.discard_soon(lease)
+        if lease.end is not None:
+            await cleanup(asyncio.wait([lease.end]), within=2 * _REVOKE_WITHIN)
 
     def discard_soon(self, lease: Lease) -> None:
         """The same without waiting for it."""
-        if lease in self._all:
-            self._tasks.start(self.discard(lease), name=f"end of lease {lease.id:x}")
+        lease.lost = None
+        if lease.end is None:
+            lease.end = self._ends.start(self._end(lease), name=f"end of lease {lease.id:x}")
 
     async def _end(self, lease: Lease) -> None:
         lost = lease.session.state == "lost"
@@ -158,14 +159,18 @@ class Leases:
                     await self._store.revoke(lease.id)
             except (StoreError, TimeoutError) as error:
                 log.debug("lease %x is left to expire: %s", lease.id, error)
+        self._all.discard(lease)
 
     async def aclose(self) -> None:
         """Revoke them all. Whoever still uses one is told that it is lost."""
-        self._closed = True
+        self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:
                 lease.lost("the hub was closed")
         if self._sweeping is not None:
             self._sweeping.cancel()
         await self._tasks.aclose()  # and so that none is granted any more
-        await asyncio.gather(*(self.discard(lease) for lease in tuple(self._all)))
+        for lease in tuple(self._all):
+            self.discard_soon(lease)
+        if ends := [lease.end for lease in self._all if lease.end is not None]:
+            await asyncio.wait(ends)

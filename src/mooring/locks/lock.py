@@ -178,7 +178,7 @@ class Lock:
                 except BaseException:
                     await self._withdraw(place, lease)
                     raise
-            if lease.certain and not place.gone:
+            if lease.certain and not place.gone and not self._queue.closed:
                 backoff.reset()
                 return self._hold(place, lease, by)
             self._queue.forget(place, self._start)
@@ -203,7 +203,9 @@ class Lock:
                 unknown = True
             except LeaseNotFound:
                 await self._queue.leases.discard(lease)
-                if not lease.used:  # else it was revoked while nobody used it: take another
+                # One that was revoked while nobody used it: take another. As is told where the
+                # hub was closed meanwhile.
+                if not (lease.used or self._queue.closed):
                     raise
             except BaseException:
                 await self._queue.leases.discard(lease)

@@ -19,7 +19,7 @@ import os
 import socket
 import time
 
-from mooring.errors import Conflict, InvalidRequest, LockLost
+from mooring.errors import Closed, Conflict, InvalidRequest, LockLost
 from mooring.locks.leases import Leases
 from mooring.locks.line import Line, Rule, read
 from mooring.locks.place import Place
@@ -48,6 +48,7 @@ class Queue:
         self.leases = Leases(store)
         self.owners: set[tuple[bytes, object]] = set()
         """Who here contends for what: nobody may do so twice."""
+        self.closed = False
         self.by = f"{socket.gethostname()}:{os.getpid()}"
         self._views: dict[bytes, LineView] = {}
         self._joining: dict[bytes, int] = {}
@@ -61,8 +62,9 @@ class Queue:
         """Take a place in the line of the keys below `start`, which ends with a slash. `certain`:
         it is known at once whether it may go ahead.
 
-        Raises `InvalidRequest` where the line is one of another kind, and what `Store.commit`
-        raises; after `OutcomeUnknown` and cancellation the caller revokes the lease.
+        Raises `InvalidRequest` where the line is one of another kind, `Closed` where this queue is,
+        and what `Store.commit` raises; after `OutcomeUnknown` and cancellation the caller revokes
+        the lease.
         """
         name = start + b"%x" % lease
         view = self._views.get(start)
@@ -83,6 +85,8 @@ class Queue:
             self._joining[start] -= 1
             if not self._joining[start]:
                 del self._joining[start]
+        if self.closed:  # meanwhile: the lease is being revoked
+            raise Closed(f"{self.store.url} was closed meanwhile")
         if entries and entries[0].key == name and rule.head:
             place.admit()  # alone, or first: the same in every rule
         elif entries:
@@ -174,6 +178,8 @@ class Queue:
     def view(self, start: bytes) -> LineView:
         """The line of a name, as seen from here."""
         if (view := self._views.get(start)) is None:
+            if self.closed:
+                raise Closed(f"{self.store.url} is closed")
             view = self._views[start] = LineView(self.store, start, self._end)
         return view
 
@@ -188,13 +194,14 @@ class Queue:
             self._tasks.start(view.mirror.aclose(), name="end of a line's watch")
 
     async def aclose(self) -> None:
+        self.closed = True
         if self._looking is not None:
             self._looking.cancel()
+        await self.leases.aclose()
         for view in tuple(self._views.values()):
             view.close()
         await asyncio.gather(*(view.mirror.aclose() for view in self._views.values()))
         self._views.clear()
-        await self.leases.aclose()
         await self._tasks.aclose()
 
 
