@@ -67,9 +67,9 @@ class Changes:
     @property
     def breaks(self) -> int:
         """How often it broke off or stood still so far: a number that is another than before says
-        that what is missing in Redis may be missing for that reason."""
+        that who is overdue may be so for that reason."""
         stalls = bool(self._asked) and time.monotonic() - self._asked > STALL
-        return self._breaks + self._connection.breaks + stalls
+        return self._breaks + stalls
 
     @property
     def heard(self) -> float:
@@ -157,7 +157,7 @@ class Changes:
         try:
             while True:
                 reply = await connection.read_response(timeout=float("inf"), push_request=True)
-                self._breaks, self._asked = self.breaks - self._connection.breaks, 0.0
+                self._breaks, self._asked = self.breaks, 0.0
                 self._heard = time.monotonic()
                 self._take(reply)
         except LOST as error:

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import random
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from mooring.errors import Closed
 from mooring.registry.redis.calls import Argument as Argument
 from mooring.registry.redis.calls import Call, plain, send
 from mooring.registry.redis.cluster import Cluster
-from mooring.registry.redis.failures import code_of, judge, kind_of, translate
+from mooring.registry.redis.failures import LOST, code_of, judge, kind_of, translate
 from mooring.registry.redis.scripts import Script
 from mooring.registry.redis.settings import Settings
 from mooring.tasks import Backoff, Tasks
@@ -48,17 +47,13 @@ class Connection:
         self.where = ",".join(settings.hosts)
         self.timeout = settings.timeout
         self.settings = settings
-        self._options = {**options_of(settings), "redis_connect_func": self._greet}
+        self._options = options_of(settings)
         self._sentinels: list[Redis] = []
         self._client = self._open()
         self._waiting: list[Call] = []
         self._lanes = asyncio.Semaphore(_LANES)
         self._tasks = Tasks()
         self._closed = False
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.breaks = 0
-        """How often a connection was lost or not made: Redis may be another than before. Not
-        counted on a cluster, where a node that is down does not concern all."""
 
     def _open(self) -> Redis | Cluster:
         settings, options = self.settings, self._options
@@ -66,7 +61,7 @@ class Connection:
         if settings.kind == "cluster":
             return Cluster(hosts, options)
         if settings.kind == "sentinel":
-            asking = {**_without_db(options_of(settings)), "username": None}
+            asking = {**_without_db(options), "username": None}
             asking["password"] = settings.sentinel_password or None
             sentinel = Sentinel(hosts, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
             self._sentinels = list(sentinel.sentinels)
@@ -74,12 +69,6 @@ class Connection:
             return client
         host, port = hosts[0]
         return Redis(host=host, port=port, **options)
-
-    async def _greet(self, connection: Any) -> None:
-        """A connection was made: for the first time, or since the driver found that it was lost."""
-        self.breaks += connection in self._made and not self.cluster
-        self._made.add(connection)
-        await connection.on_connect()
 
     async def run(
         self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
@@ -191,8 +180,7 @@ class Connection:
                 return await send(self._client, calls)
         except TimeoutError:
             return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
-        except (driver.RedisError, OSError, AttributeError, RuntimeError) as error:
-            self.breaks += not self.cluster
+        except LOST as error:
             if isinstance(error, AttributeError | RuntimeError):
                 # The driver's way of finding that a connection was closed under its hands.
                 error = driver.ConnectionError(f"the connection was lost: {error!r}")
