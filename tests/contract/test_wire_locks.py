@@ -13,6 +13,9 @@ import pytest
 
 import mooring
 from mooring import Hub
+from mooring.hub import open_store
+from mooring.locks.contests import Contests
+from mooring.store import Store, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
@@ -87,6 +90,83 @@ async def test_the_same_lease_has_one_place(calls: Methods, name: bytes):
     first, again = await lock(calls, name, one), await lock(calls, name, one)
     assert first.key == again.key
     assert await keys(calls, name) == 1
+
+
+async def test_who_asks_again_while_it_waits_is_answered_twice(calls: Methods, name: bytes):
+    """As a client does that retries: both calls stand on one place, and have it together."""
+    first = await lock(calls, name, await lease(calls))
+    two, three = await lease(calls), await lease(calls)
+    waiting = asyncio.ensure_future(lock(calls, name, two))
+    await stands(calls, name, 2)
+    again = asyncio.ensure_future(lock(calls, name, two))
+    third = asyncio.ensure_future(lock(calls, name, three))
+    await stands(calls, name, 3)
+    await calls.unlock(proto.UnlockRequest(key=first.key))
+    async with asyncio.timeout(10):
+        assert (await waiting).key == (await again).key == name + b"/%x" % two
+    assert await keys(calls, name) == 2
+    assert not third.done()
+    third.cancel()
+    await stands(calls, name, 1)
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[Store]:
+    async with open_store(f"memory://{uuid.uuid4().hex}") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def contests(memory: Store) -> AsyncIterator[Contests]:
+    made = Contests(memory)
+    yield made
+    await made.aclose()
+
+
+async def places(store: Store) -> int:
+    return len((await store.read(prefix(b"name/"))).entries)
+
+
+@pytest.mark.parametrize("gives_up", [0, 1])
+async def test_a_call_that_gives_up_leaves_the_place_to_the_other_one(
+    contests: Contests, memory: Store, gives_up: int
+):
+    one, two = (await memory.grant(60)).id, (await memory.grant(60)).id
+    first = await contests.win(b"name", one, b"")
+    both = [asyncio.ensure_future(contests.win(b"name", two, b"")) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    both[gives_up].cancel()
+    await asyncio.wait([both[gives_up]])
+    assert await places(memory) == 2
+    await contests.drop(first.key)
+    assert (await asyncio.wait_for(both[1 - gives_up], 5)).lease == two
+    assert await places(memory) == 1
+
+
+async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
+    contests: Contests, memory: Store
+):
+    """At whatever moment: the lease holds the lock since another call."""
+    lease = (await memory.grant(60)).id
+    await contests.win(b"name", lease, b"")
+    for steps in range(12):
+        again = asyncio.ensure_future(contests.win(b"name", lease, b""))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        again.cancel()
+        await asyncio.wait([again])
+        assert await places(memory) == 1, steps
+
+
+async def test_who_gives_up_at_whatever_moment_leaves_no_place(contests: Contests, memory: Store):
+    await contests.win(b"name", (await memory.grant(60)).id, b"")
+    for steps in range(12):
+        waits = asyncio.ensure_future(contests.win(b"name", (await memory.grant(60)).id, b""))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.wait([waits])
+        assert await places(memory) == 1, steps
 
 
 async def test_without_a_lease_it_gets_one(calls: Methods, name: bytes):

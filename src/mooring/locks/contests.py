@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from mooring.errors import Conflict, StoreError
+from mooring.errors import Conflict, StoreError, Unavailable
 from mooring.locks.line import ALONE, Line
 from mooring.locks.place import Place
 from mooring.locks.queue import Queue
@@ -17,6 +17,7 @@ from mooring.tasks import Backoff, Tasks, cleanup
 DEFAULT_TTL = 60.0
 """Seconds that the lease lives which is granted to who brings none (etcd's default)."""
 
+_ENTER_WITHIN = 30.0
 _LEAVE_WITHIN = 5.0
 
 
@@ -28,40 +29,75 @@ class Won(NamedTuple):
     lease: int
 
 
+class _Calls:
+    """The calls that stand on one place: a client may ask again with the same lease."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fresh = False
+        """Whether one of them took the place; else it may have been won long ago."""
+        self.won = False
+        self.changing = asyncio.Lock()
+
+
 class Contests:
     """Close it with `aclose`: whoever waits is cancelled by its own caller."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._queue = Queue(store)
+        self._calls: dict[bytes, _Calls] = {}
 
     async def win(self, name: bytes, lease: int, value: bytes) -> Won:
         """Get in line with a lease (0: with a new one), and wait for the turn. The lease is renewed
         while it waits. Asked twice with one lease, it has one place.
 
-        Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind.
+        Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind, but
+        the place where another call stands on it, or has won it.
         """
         start = name + b"/"
         if not lease:
             lease = (await self._store.grant(DEFAULT_TTL)).id
+        at = start + b"%x" % lease
+        calls = self._calls.setdefault(at, _Calls())
+        calls.count += 1
+        place: Place | None = None
+
+        async def enter() -> None:
+            nonlocal place
+            async with calls.changing:
+                place = await self._queue.join(start, lease, ALONE, value)
+                calls.fresh = calls.fresh or place.fresh
+
         try:
-            place = await self._queue.join(start, lease, ALONE, value)
-        except asyncio.CancelledError:
-            await self._leave(start + b"%x" % lease)
-            raise
-        if not place.admitted:
-            await self._wait(place)
-        self._queue.forget(place, start)
-        return Won(place.key, place.token, lease)
+            # To its end though cancelled: else nobody knew whether the place was taken here.
+            await cleanup(enter(), within=_ENTER_WITHIN)
+            if place is None:
+                raise Unavailable(f"no place in the line of {name!r} within {_ENTER_WITHIN:.0f} s")
+            if not place.admitted:
+                await self._wait(place)
+            calls.won = True
+            return Won(place.key, place.token, lease)
+        finally:
+            calls.count -= 1
+            if place is not None:
+                self._queue.forget(place, start)
+                if not (calls.won or calls.count or place.gone):
+                    await cleanup(self._abandon(calls, place), within=_LEAVE_WITHIN)
+            if not calls.count and self._calls.get(at) is calls:
+                del self._calls[at]
+
+    async def _abandon(self, calls: _Calls, place: Place) -> None:
+        """Give a place up, unless another call has come meanwhile that stands on it."""
+        async with calls.changing:
+            if not calls.count and calls.fresh:
+                await self.drop(place.key, place.token)
 
     async def _wait(self, place: Place) -> None:
         tasks = Tasks()
         tasks.start(self._renew(place.lease), name=f"lease {place.lease:x} in line")
         try:
             await place.turn()
-        except asyncio.CancelledError:
-            await self._leave(place.key)
-            raise
         finally:
             await tasks.aclose()
 
@@ -75,9 +111,6 @@ class Contests:
             except StoreError:
                 pause = backoff.next()
             await asyncio.sleep(pause)
-
-    async def _leave(self, name: bytes) -> None:
-        await cleanup(self.drop(name), within=_LEAVE_WITHIN)
 
     async def drop(self, name: bytes, created: int = 0) -> bool:
         """Give up what was won; whether it was still there. With `created` only that very one."""

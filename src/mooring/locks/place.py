@@ -13,9 +13,13 @@ from mooring.store.contract import Check, created_at
 class Place:
     """One contender's place in a line. Made by `Queue.join`."""
 
-    def __init__(self, key: bytes, created: int, lease: int, rule: Rule) -> None:
+    def __init__(
+        self, key: bytes, created: int, lease: int, rule: Rule, *, fresh: bool = True
+    ) -> None:
         self.key, self.token, self.lease = key, created, lease
         self.rule = rule
+        self.fresh = fresh
+        """Whether it was taken just now; else it stood already, for the same lease."""
         self.gone = ""
         """Why it is gone, where it is."""
         self.on_gone: Callable[[str], None] | None = None

@@ -116,7 +116,7 @@ class Queue:
             await self.store.commit(
                 Put(name, value, lease), require=[created_at(name, entry.created)]
             )
-        return Place(name, entry.created, lease, rule)
+        return Place(name, entry.created, lease, rule, fresh=False)
 
     def _check_kind(self, start: bytes, place: Place, entries: tuple[Entry, ...]) -> None:
         view = self._views.get(start)

@@ -30,8 +30,9 @@ class LineView:
         self.woken = 0
         """How often a contender was told that its turn has come."""
         self._ended = ended
-        self._ours: dict[bytes, Place] = {}
-        self._waiting: SortedDict[Mark, Place] = SortedDict()
+        self._ours: dict[Mark, set[Place]] = {}
+        """Several may stand on one mark: who asks twice with one lease."""
+        self._waiting: SortedDict[tuple[Mark, int], Place] = SortedDict()
         self._unseen: set[Place] = set()
         self._subscribers: list[Callable[[], None]] = []
         self._lingering: asyncio.TimerHandle | None = None
@@ -49,16 +50,18 @@ class LineView:
     def add(self, place: Place) -> None:
         """Tell a place when its turn comes, and when it is gone."""
         self._stay()
-        self._ours[place.key] = place
+        self._ours.setdefault(place.mark, set()).add(place)
         if not place.admitted:
-            self._waiting[place.mark] = place
+            self._waiting[place.mark, id(place)] = place
         self._unseen.add(place)
         self._look()
 
     def forget(self, place: Place) -> None:
-        if self._ours.get(place.key) is place:
-            del self._ours[place.key]
-        self._waiting.pop(place.mark, None)
+        together = self._ours.get(place.mark, set())
+        together.discard(place)
+        if not together:
+            self._ours.pop(place.mark, None)
+        self._waiting.pop((place.mark, id(place)), None)
         self._unseen.discard(place)
         self._go()
 
@@ -98,8 +101,9 @@ class LineView:
                 gone = self.line.remove(change.key)
             else:
                 gone = self.line.put(change.after)
-            if gone is not None and (place := self._ours.get(gone[1])) and place.mark == gone:
-                self._lose(place)
+            if gone is not None:
+                for place in tuple(self._ours.get(gone, ())):
+                    self._lose(place)
         self._look()
         for callback in tuple(self._subscribers):
             callback()
@@ -113,10 +117,10 @@ class LineView:
                 elif self.mirror.mark >= place.token:
                     self._lose(place)
         while self._waiting:
-            mark, place = self._waiting.peekitem(0)
-            if mark not in self.line or not place.rule.admits(self.line, mark):
+            at, place = self._waiting.peekitem(0)
+            if place.mark not in self.line or not place.rule.admits(self.line, place.mark):
                 return
-            del self._waiting[mark]
+            del self._waiting[at]
             self.woken += 1
             place.admit()
 
