@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import mooring.sync
 from mooring.errors import Conflict, LockLost, LockTimeout, Reentered
 from mooring.store import Put
+from mooring.sync.portal import Caller
 from tests.waiting import until
 
 
@@ -104,6 +105,30 @@ def test_opened_and_closed(hub: mooring.sync.Hub):
     assert taken is not None
     taken.release()
     assert hub.locks() == []
+
+
+ACQUIRE: dict[str, Callable[[mooring.sync.Hub], Callable[[], mooring.sync.Held | None]]] = {
+    "acquire": lambda hub: hub.lock("lock").acquire,
+    "try_acquire": lambda hub: hub.lock("lock").try_acquire,
+    "campaign": lambda hub: hub.election("lock").campaign("me").acquire,
+}
+
+
+@pytest.mark.parametrize("way", ACQUIRE)
+def test_what_is_got_as_its_time_ends_is_given_back(hub: mooring.sync.Hub, way: str):
+    class Late(Caller):
+        """One whose time is over in the instant before the answer."""
+
+        def answered(self) -> None: ...
+
+    acquire = ACQUIRE[way](hub)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mooring.sync.proxy.Caller", Late)
+        with pytest.raises(TimeoutError), mooring.sync.timeout(1):
+            acquire()
+    assert hub.locks() == []
+    with hub.lock("lock", timeout=5):
+        pass
 
 
 def test_everything_else_blocks_too(hub: mooring.sync.Hub):

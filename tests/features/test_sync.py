@@ -285,6 +285,30 @@ def test_what_was_entered_too_late_is_left_again():
     assert undone == ["undone"]
 
 
+def test_what_was_done_long_after_its_caller_left_is_undone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mooring.sync.portal._GIVE_UP", 0.05)
+    undone = threading.Event()
+    events: list[asyncio.Event] = []
+
+    async def stubborn() -> None:
+        events.append(asyncio.Event())
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await events[0].wait()
+
+    async def undo() -> None:
+        undone.set()
+
+    portal = _portal()
+    with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
+        portal.call(stubborn, undo=undo)
+    assert not undone.is_set()
+    portal.post(lambda: events[0].set())
+    assert undone.wait(10)
+    portal.close()
+
+
 def test_closing_ends_calls_that_are_under_way(store_url: str):
     hub = mooring.sync.connect(store_url).open()
     watch = hub.store.watch(prefix(b"/")).open()

@@ -162,25 +162,24 @@ class Portal:
     ) -> T:
         """Run a coroutine function on the loop, to its end; its result or error.
 
-        A caller that is interrupted (Ctrl-C, a deadline) cancels the work, and waits a few seconds
-        for it to end. Work that was done all the same is undone by `undo`, where that is given.
+        A caller that is interrupted (Ctrl-C, a deadline) cancels the work. Work that was done all
+        the same is undone by `undo`, where that is given. The caller waits a few seconds for the
+        end of that, and it goes on without the caller.
         """
         calls = self._reach()
         caller = caller or Caller()
-        call = _Call(self.name, work, caller)
+        call = _Call(self.name, work, caller, undo)
         context = copy_context()
         context.run(BEHIND.set, threading.current_thread())
-        calls.thread.post(calls.begin, call, context=context)
         try:
+            calls.thread.post(calls.begin, call, context=context)
             caller.wait()
+            return call.answer.result()
         except BaseException:
-            calls.thread.post(call.cancel)
-            concurrent.futures.wait([call.answer], timeout=_GIVE_UP)
-            if undo is not None and call.succeeded:
-                with cleaning():
-                    self.call(undo)
+            if not call.failed:
+                calls.thread.post(call.abandon, context=context)
+                concurrent.futures.wait([call.over], timeout=_GIVE_UP)
             raise
-        return call.answer.result()
 
     def post(self, work: Callable[[], object]) -> None:
         """Run a plain function on the loop, and do not wait for it. Nothing where it is closed."""
@@ -323,14 +322,23 @@ class Caller:
 class _Call(Generic[T]):
     """One function on its way through a portal."""
 
-    def __init__(self, name: str, work: Callable[[], Awaitable[T]], caller: Caller) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[T]],
+        caller: Caller,
+        undo: Callable[[], Awaitable[object]] | None,
+    ) -> None:
         self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._name, self._work, self._caller = name, work, caller
+        self.over: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when nothing of it is left, after `abandon`."""
+        self._name, self._work, self._caller, self._undo = name, work, caller, undo
+        self._tasks: Tasks
         self._task: asyncio.Task[object] | None = None
 
     @property
-    def succeeded(self) -> bool:
-        return self.answer.done() and self.answer.exception() is None
+    def failed(self) -> bool:
+        return self.answer.done() and self.answer.exception() is not None
 
     # What follows runs on the loop.
 
@@ -340,12 +348,17 @@ class _Call(Generic[T]):
         self._caller.answered()
 
     def begin(self, tasks: Tasks) -> None:
+        self._tasks = tasks
         self._task = tasks.start(self._run(), name=f"blocking call of {self._name}")
         self._task.add_done_callback(self._ended)
 
-    def cancel(self) -> None:
-        if self._task is not None:
+    def abandon(self) -> None:
+        """Nobody waits for it any more: it ends, and what it did nevertheless is undone."""
+        if self._task is None:
+            self.over.set_result(None)
+        else:
             self._task.cancel()
+            self._task.add_done_callback(self._clear_up)
 
     async def _run(self) -> None:
         try:
@@ -362,6 +375,19 @@ class _Call(Generic[T]):
     def _ended(self, _: object) -> None:
         if not self.answer.done():  # cancelled before its first step
             self.refuse()
+
+    def _clear_up(self, _: object) -> None:
+        if self._undo is None or self.failed:
+            self.over.set_result(None)
+            return
+        undoing = self._tasks.start(self._undone(self._undo), name=f"undoing of {self._name}")
+        undoing.add_done_callback(lambda _: self.over.set_result(None))
+
+    async def _undone(self, undo: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await undo()
+        except Exception as error:  # noqa: BLE001 - who is interrupted hears of that alone
+            log.warning("%s: what was done too late is not undone: %s", self._name, error)
 
 
 def _left() -> float | None:

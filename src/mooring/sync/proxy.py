@@ -120,13 +120,22 @@ def _function(portal: Portal, function: Callable[..., object]) -> Callable[..., 
                 bound.arguments[name] = _lent(portal, caller, bound.arguments[name])
             plain, named = list(bound.args), bound.kwargs
 
+        made: object = None
+
         async def on_loop() -> object:
+            nonlocal made
             result = function(*plain, **named)
             if inspect.isawaitable(result):
                 result = await result
+                made = None if awaited else result  # what callers' functions give is theirs
             return wrap(portal, result)
 
-        return portal.call(on_loop, caller=caller)
+        async def undo() -> None:
+            """Close what nobody has: a lock that was got as its caller gave up."""
+            if is_ours(type(made)) and (aclose := getattr(made, "aclose", None)) is not None:
+                await aclose()
+
+        return portal.call(on_loop, caller=caller, undo=undo)
 
     return functools.update_wrapper(call, function)
 
