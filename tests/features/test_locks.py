@@ -198,6 +198,27 @@ async def test_names_do_not_see_one_another(hub: Hub, other: Hub):
         pass
 
 
+async def test_names_below_that_came_before_are_not_seen(hub: Hub, other: Hub):
+    """Of whatever kind they are, also where it must be known at once who holds it."""
+    async with other.semaphore("/mylock/places", 2), other.lock("/mylock/below"):
+        for lock in (
+            hub.lock("/mylock"),
+            hub.semaphore("/mylock", 3),
+            hub.rwlock("/mylock").read(),
+        ):
+            async with lock as held:
+                held.ensure()
+            tried = await lock.try_acquire()
+            assert tried is not None
+            await tried.release()
+        async with hub.lock("/mylock", timeout=0):
+            pass
+        async with other.lock("/mylock"):
+            assert await hub.lock("/mylock").try_acquire() is None
+            with pytest.raises(InvalidRequest, match="another kind"):
+                await hub.semaphore("/mylock", 3).try_acquire()
+
+
 async def test_to_wait_for_oneself_is_refused(hub: Hub):
     lock = hub.lock("lock")
     async with lock:

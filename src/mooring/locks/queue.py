@@ -71,13 +71,15 @@ class Queue:
         asks = certain or not self._crowded(start)
         head = _head(start, 0 if certain and rule.head > 1 else rule.head) if asks else ()
         entries: tuple[Entry, ...] = ()
+        more = False
         self._joining[start] = self._joining.get(start, 0) + 1
         try:
             done = await self.store.commit(
                 Put(name, value, lease), require=[absent(name)], read=head
             )
             place = Place(name, done.revision, lease, rule)
-            entries = done.reads[0].entries if asks else ()
+            if asks:
+                entries, more = done.reads[0].entries, done.reads[0].more
         except Conflict:
             # It stands there already, for the same lease: whoever asks twice has one place.
             place = await self._standing(name, lease, rule, value)
@@ -89,15 +91,16 @@ class Queue:
             raise Closed(f"{self.store.url} was closed meanwhile")
         if entries and entries[0].key == name and rule.head:
             place.admit()  # alone, or first: the same in every rule
-        elif entries:
+        else:
             line = Line(start, entries)
+            if certain and more and not len(line):  # hidden behind those of names below this one
+                line = Line(start, (await self.store.read(prefix(start))).entries)
             if place.mark in line and rule.admits(line, place.mark):
                 place.admit()
-        try:
-            self._check_kind(start, place, entries)
-        except InvalidRequest:
-            await self.leave(place, start)
-            raise
+            first = line.first or (view.line.first if view is not None else None)
+            if first is not None and (problem := _misfit(start, place, first)):
+                await self.leave(place, start)
+                raise InvalidRequest(problem)
         if view is not None or not place.admitted:
             self.view(start).add(place)
         return place
@@ -117,24 +120,6 @@ class Queue:
                 Put(name, value, lease), require=[created_at(name, entry.created)]
             )
         return Place(name, entry.created, lease, rule, fresh=False)
-
-    def _check_kind(self, start: bytes, place: Place, entries: tuple[Entry, ...]) -> None:
-        view = self._views.get(start)
-        first = entries[0] if entries else view.line.first if view is not None else None
-        if first is None or first.key == place.key:
-            return
-        card = read(first.value)
-        if card.kind not in place.rule.kinds:
-            raise InvalidRequest(
-                f"{start[:-1].decode()!r} is in use as another kind of lock, by "
-                f"{card.by or first.key!r}: choose another name"
-            )
-        size = getattr(place.rule, "size", card.size)
-        if card.size != size:
-            raise InvalidRequest(
-                f"{start[:-1].decode()!r} has size {card.size} for {card.by}, not {size}: all "
-                "must agree"
-            )
 
     async def leave(self, place: Place, start: bytes) -> bool:
         """Give a place up; whether it stood until now. Raises what `Store.commit` raises."""
@@ -203,6 +188,20 @@ class Queue:
         await asyncio.gather(*(view.mirror.aclose() for view in self._views.values()))
         self._views.clear()
         await self._tasks.aclose()
+
+
+def _misfit(start: bytes, place: Place, first: Entry) -> str:
+    """Why a place cannot stand behind the first in its line; empty where it can."""
+    if first.key == place.key:
+        return ""
+    name, card = start[:-1].decode(errors="replace"), read(first.value)
+    if card.kind not in place.rule.kinds:
+        by = card.by or first.key
+        return f"{name!r} is in use as another kind of lock, by {by!r}: choose another name"
+    size = getattr(place.rule, "size", card.size)
+    if card.size != size:
+        return f"{name!r} has size {card.size} for {card.by}, not {size}: all must agree"
+    return ""
 
 
 @functools.lru_cache(maxsize=1024)
