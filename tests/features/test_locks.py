@@ -325,6 +325,19 @@ async def test_an_error_of_the_body_is_not_hidden_by_the_loss(hub: Hub, other: H
     assert "no longer ours" in raised.value.__notes__[0]
 
 
+async def test_a_body_that_closes_it_on_its_way_out_hides_no_loss(hub: Hub):
+    with pytest.raises(LockLost):
+        async with hub.lock("lock") as held:
+            try:
+                await lose(hub, held)
+                await asyncio.sleep(60)
+            finally:
+                await held.aclose()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
 async def test_a_cancellation_from_outside_wins_over_the_loss(hub: Hub, other: Hub):
     entered = asyncio.Event()
 

@@ -166,12 +166,15 @@ class Held:
         task, self._scope = self._scope, None
         # As `asyncio.timeout` does it: what we cancelled ends here, what others cancelled goes on.
         ours = self._cancelled and task is not None and task.uncancel() <= self._cancelling
+        ours = ours and isinstance(error, asyncio.CancelledError)
         if self._released:
+            if ours:
+                raise self._error() from error
             return
         try:
             await self.release()
         except LockLost as lost:
-            if error is None or (ours and isinstance(error, asyncio.CancelledError)):
+            if error is None or ours:
                 raise lost from error
             error.add_note(str(lost))
 
