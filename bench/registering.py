@@ -15,6 +15,11 @@ from bench.zookeeper import fresh_zookeeper
 
 _TARGET = Target("≥", 2.0)
 _PYTHON = Path(sys.executable)
+_REMARK = (
+    "By a profile of processor time a registration takes about 0.2 ms in this process: collecting "
+    "garbage among what was registered before, encoding and checking the instance, a task, a timer "
+    "and an event of its own. kazoo's node is one call, and nobody sees to it afterwards."
+)
 
 
 async def run(plan: Plan) -> list[Section]:
@@ -45,7 +50,7 @@ async def _compare(plan: Plan) -> list[Line]:
             }
             taken = await interleaved(plan, "registrations", sides, show)
     return [
-        compared(f"registrations, {name}", taken["ours"], theirs, _TARGET)
+        compared(f"registrations, {name}", taken["ours"], theirs, _TARGET, _REMARK)
         for name, theirs in taken.items()
         if name != "ours"
     ]

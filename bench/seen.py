@@ -85,12 +85,25 @@ def _line(
     mine = [getattr(latency, field) for latency in ours]
     other = [getattr(latency, field) for latency in theirs]
     return Line(
-        what, milliseconds(median(mine)), milliseconds(median(other)), ratio(mine, other), target
+        what,
+        milliseconds(median(mine)),
+        milliseconds(median(other)),
+        ratio(mine, other),
+        target,
+        remark=_REMARK,
     )
 
 
 def _show(latency: Latency) -> str:
     return f"{milliseconds(latency.p50)} (p99 {milliseconds(latency.p99)})"
+
+
+_REMARK = (
+    "By timestamps along the way: about 0.4 ms of processor time pass before our commit is sent "
+    "(checks, encoding, enrolment, a task), and 0.35 ms from the consumer's read to its view "
+    "(decoding two keys, assembling, rotation, callbacks), on two cores that etcd shares; the bare "
+    "put has one key, no checks, and nobody who understands it."
+)
 
 
 Sides = dict[str, tuple[Side, Script]]
