@@ -114,14 +114,14 @@ class RedisRegistry(Registry):
         return live
 
     async def groups(self) -> list[str]:
-        listed, described = await asyncio.gather(self._listed(), self._described())
+        listed, described = await self._listed(), await self._described()
         found = {split_service(name)[0] for name in (*listed, *described) if _is_service(name)}
         return sorted(found | {name[:-1] for name in described if _is_group(name)})
 
     async def names(self) -> list[str]:
         """The services that are known, in order: those that have instances, and those that are
         described. What is no service's name is left out."""
-        listed, described = await asyncio.gather(self._listed(), self._described())
+        listed, described = await self._listed(), await self._described()
         return sorted(name for name in {*listed, *described} if _is_service(name))
 
     async def _listed(self) -> list[str]:
