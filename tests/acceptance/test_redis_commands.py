@@ -200,10 +200,10 @@ class TestTheRegistry:
             await eventually(lambda: "+ 10.0.0.7:80 state up" in "".join(watching.out), within=10)
         await eventually(lambda: "- 10.0.0.7:80" in watching.out, within=10)
 
-    def test_what_does_not_answer_is_told_without_the_password(self):
+    def test_what_does_not_answer_is_told_once_and_without_the_password(self):
         where = "redis://app:hunter2@127.0.0.1:1?timeout=1s"
         done = mooring_command("services", f"--registry={where}", MOORING_STORE="")
-        assert "127.0.0.1:1 is not available" in refused(done)
+        assert refused(done).count("127.0.0.1:1 is not available") == 1
         assert "hunter2" not in done.stderr
 
     def test_settings_of_the_registry_are_not_its_url(self, run: Run):
@@ -414,6 +414,21 @@ class TestTheDoctor:
         done = mooring_command("doctor", f"{replica.url}?timeout=1s")
         assert done.returncode == 1
         assert f"is a replica of 127.0.0.1:{master.port}" in done.stdout
+        assert "so that none was made to arrive" in done.stdout
+        assert "! cleanup: not tried" in done.stdout
+
+    def test_a_sentinel_is_told_from_a_server(
+        self, redis: Callable[[str], RedisServer], redis_sentinel: SentinelGroup
+    ):
+        sentinel = redis_sentinel.url.removeprefix("redis+sentinel://").partition(",")[0]
+        done = mooring_command("doctor", f"redis://{sentinel}")
+        assert done.returncode == 1
+        assert f"is a sentinel and keeps no registry: write redis+sentinel://{sentinel}/NAME" in (
+            done.stdout
+        )
+        server = redis("7.0").address
+        done = mooring_command("doctor", f"redis+sentinel://{server}/main")
+        assert f"{server} is no sentinel" in done.stdout
 
     def test_what_a_user_may_not_do_is_found_by_doing_it(
         self, fresh_redis: Callable[..., RedisServer]

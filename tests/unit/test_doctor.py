@@ -75,6 +75,7 @@ def said(server: Server, *, alone: bool = True) -> dict[str, tuple[str, str]]:
         ({"valkey_version": "9.1.2"}, "version", "ok", "Valkey 9.1.2"),
         ({"redis_version": "6.0.16"}, "version", "warning", "6.2"),
         ({"role": "slave", "master_host": "h", "master_port": "1"}, "", "error", "replica of h:1"),
+        ({"redis_mode": "sentinel"}, "", "error", "redis+sentinel://h:1/NAME"),
         ({}, "memory", "ok", "without a limit"),
         ({"maxmemory": "9"}, "memory", "ok", "nothing is evicted"),
         ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, "memory", "warning", "registratio"),

@@ -36,6 +36,8 @@ async def examine_redis(registry: RedisRegistry) -> AsyncIterator[Finding]:
     if found.coverage is not None:
         yield judge_coverage(found.coverage)
     answering = [server for server in found.servers if server.latency is not None]
+    if answering and all(server.is_sentinel for server in answering):
+        return
     if not answering:
         yield Finding("error", "reachability", "no server answers: nothing more can be looked at")
         return
@@ -48,6 +50,14 @@ def judge_server(server: Server, *, alone: bool) -> Iterator[Finding]:
     """What to say of one server; `alone`: nobody leads us to another if it is a replica."""
     if server.latency is None:
         yield Finding("error", server.address, server.problem)
+        return
+    if server.is_sentinel:
+        yield Finding(
+            "error",
+            server.address,
+            f"is a sentinel and keeps no registry: write redis+sentinel://{server.address}/NAME, "
+            "with the name of the master that it guards",
+        )
         return
     yield _judge_version(server)
     clock = judge_clock(
@@ -181,7 +191,10 @@ async def _try_out_redis(trial: Trial) -> AsyncIterator[Finding]:
     if registering.level == "ok":
         yield await attempt("heartbeat", timed(trial.beat))
     yield await attempt("changes", _hear(trial))
-    yield await attempt("cleanup", timed(trial.scan, 1))
+    if trial.masters:
+        yield await attempt("cleanup", timed(trial.scan, 1))
+    else:
+        yield Finding("warning", "cleanup", "not tried: no master answers")
     try:
         await trial.aclose()
     except StoreError as error:
@@ -189,7 +202,10 @@ async def _try_out_redis(trial: Trial) -> AsyncIterator[Finding]:
 
 
 async def _hear(trial: Trial) -> str:
-    return f"allowed, one arrives after {show(await trial.hear())}"
+    took = await trial.hear()
+    if took is None:
+        return "may be listened to; nothing is registered, so that none was made to arrive"
+    return f"allowed, one arrives after {show(took)}"
 
 
 def _size(count: int) -> str:

@@ -46,6 +46,10 @@ class Server:
     def is_replica(self) -> bool:
         return self.told.get("role") in ("slave", "replica")
 
+    @property
+    def is_sentinel(self) -> bool:
+        return self.told.get("redis_mode") == "sentinel"
+
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
@@ -134,9 +138,14 @@ async def _asked(client: Any, *command: str) -> Any:
     try:
         return await client.execute_command(*command)
     except driver.ResponseError as error:
-        if code_of(error) in ("NOPERM", "ERR"):  # forbidden, or renamed away
+        if code_of(error) == "NOPERM" or _is_unknown(error):  # forbidden, or renamed away
             return None
         raise
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Whether a server does not know a command. The driver takes Redis' `ERR` off."""
+    return "unknown command" in str(error)
 
 
 async def _told(client: Any) -> dict[str, str]:
@@ -240,6 +249,8 @@ def _in_words(address: str, error: BaseException, settings: Settings) -> str:
             f"{address} does not answer: is the address right, is a firewall in between, is the "
             f"server paused{tls}?"
         )
+    if _is_unknown(error) and "SENTINEL" in text:
+        return f"{address} is no sentinel: is the port right? A server alone is named with redis://"
     if isinstance(error, driver.ConnectionError) and "closed" in text and settings.tls is None:
         return f"{address} closes the connection: does it speak TLS? Then use rediss://, or tls=on"
     return f"{address} cannot be asked: {_first_line(error)}"

@@ -27,7 +27,7 @@ class Trial:
     """An instance that nobody calls is registered for a moment."""
 
     def __init__(self, registry: RedisRegistry, masters: Sequence[str]) -> None:
-        self._registry, self._masters = registry, masters
+        self._registry, self.masters = registry, masters
         named = Instance(SCRATCH, "doctor.invalid", 1, id=uuid.uuid4().hex, weight=0, enabled=False)
         self.instance, _ = registry.prepare(named)
         self._enrolment: Enrolment | None = None
@@ -51,17 +51,19 @@ class Trial:
         assert self._enrolment is not None
         await self._enrolment.beat(self.instance, update=False)
 
-    async def hear(self) -> float:
-        """Listen to the changes, and make one; the seconds until it is heard."""
+    async def hear(self) -> float | None:
+        """Listen to the changes, and make one; the seconds until it is heard. None where nothing
+        is registered that could change."""
         connection, keys = self._registry.connection, self._registry.keys.of(SCRATCH)
         try:
             async with asyncio.timeout(_PATIENCE), _listening(connection) as listening:
                 await listening.subscribe(keys.changes)
                 await _heard(listening, "subscribe")
+                if self._enrolment is None or not self._registered:
+                    return None
                 started = time.monotonic()
-                if self._enrolment is not None and self._registered:
-                    await self._enrolment.beat(self.instance, update=True)
-                    await _heard(listening, "message")
+                await self._enrolment.beat(self.instance, update=True)
+                await _heard(listening, "message")
                 return time.monotonic() - started
         except TimeoutError as error:
             raise Unavailable(
@@ -75,7 +77,7 @@ class Trial:
     async def scan(self) -> None:
         """The first step of what cleanup does to find remains."""
         settings, pattern = self._registry.connection.settings, f"{self._registry.keys.services}:*"
-        for address in self._masters:
+        for address in self.masters:
             try:
                 async with client_of(settings, address) as client:
                     await client.execute_command("SCAN", "0", "MATCH", pattern, "COUNT", "10")
