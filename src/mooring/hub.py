@@ -140,6 +140,9 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         raise MissingExtra(f"{url.scheme}://", "redis") from error
     kind = {"redis+cluster": "cluster", "redis+sentinel": "sentinel"}.get(url.scheme, "single")
     encrypted = url.scheme == "rediss" or url.options.get("tls") == "on"
+    tls = TLS(url.path("ca"), url.path("cert"), url.path("key")) if encrypted else None
+    if tls is not None:
+        tls.check()
     segments = list(url.segments)
     told = settings.redis
     where = Settings(
@@ -150,7 +153,7 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         user=url.user,
         password=url.password,
         sentinel_password=url.options.get("sentinel_password", ""),
-        tls=TLS(url.path("ca"), url.path("cert"), url.path("key")) if encrypted else None,
+        tls=tls,
         timeout=url.seconds("timeout", told.connection_timeout),
     )
     keys = Keys(

@@ -125,6 +125,21 @@ async def test_what_cannot_be_used_is_named(text: str, says: str):
         open_store(text)
 
 
+@pytest.mark.parametrize("scheme", ["rediss", "redis+sentinel", "redis+cluster"])
+async def test_a_file_of_tls_that_is_no_good_is_named(scheme: str, tmp_path: Path):
+    (tmp_path / "junk").write_text("junk")
+    place = {"redis+sentinel": "h/main?tls=on", "redis+cluster": "h?tls=on"}.get(scheme, "h?")
+    for option, says in (
+        ("ca=/does/not/exist.pem", "ca=/does/not/exist.pem cannot be read"),
+        (f"ca={tmp_path}/junk", "no certificate"),
+        (f"cert={tmp_path}/junk&key={tmp_path}/junk", "no certificate with its key"),
+    ):
+        url = f"{scheme}://{place}&{option}".replace("?&", "?")
+        with pytest.raises(InvalidURL, match=says):
+            async with connect(url) as hub:
+                await hub.registry.services()
+
+
 @pytest.mark.parametrize("tail", ["?tmeout=1s", "/path", ":port", "?x", "#y", "?timeout=5"])
 async def test_no_error_shows_a_password(tail: str):
     with pytest.raises(InvalidURL) as caught:
