@@ -85,7 +85,7 @@ class Sweeper:
         while True:
             try:
                 if not self._keys.cluster:  # there, a node that is down is not everybody's matter
-                    await self._watch(self._connection.call("TIME", what="cleanup"))
+                    await self._watch(self._connection.call("TIME", what="read of the clock"))
                 if time.monotonic() >= max(due, self._calm_until()):
                     due = time.monotonic() + self._settings.interval
                     told(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
@@ -142,7 +142,9 @@ class Sweeper:
     async def sweep(self, *, orphans: bool = True) -> Swept:
         """One pass over all services. Raises what a store raises."""
         swept = Swept()
-        names = await self._connection.call("SMEMBERS", self._keys.services, what="cleanup")
+        names = await self._connection.call(
+            "SMEMBERS", self._keys.services, what="list of services"
+        )
         services = {_text(name) for name in names}
         remains: dict[str, list[str]] = {}
         if orphans:
@@ -188,7 +190,7 @@ class Sweeper:
                     await drop_service(self._connection, self._keys, name)
                 else:
                     await self._connection.call(
-                        "SADD", self._keys.services, name, what="cleanup", writes=True
+                        "SADD", self._keys.services, name, what=f"cleanup of {name}", writes=True
                     )
         except InvalidName as error:
             swept.problems.append(f"{self._keys.services} holds what is no service: {error}")
@@ -196,7 +198,7 @@ class Sweeper:
             if isinstance(error, Unavailable | OutcomeUnknown):
                 self._be_calm("did not answer", name)
             swept.problems.append(str(error))
-            log.warning("cleanup of %s: %s", name, error)
+            log.warning("%s", error)  # which says of what service
 
     async def _expire(self, keys: ServiceKeys, remains: list[str], swept: Swept) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
