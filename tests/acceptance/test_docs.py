@@ -41,12 +41,15 @@ class Reader:
     ) -> None:
         self.folder = folder
         self._start_etcd, self._start_redis = start_etcd, start_redis
-        self._address = ""
+        self._address = self._python = ""
         self._redis: RedisServer | None = None
         self.served = contextlib.ExitStack()
 
     def follow(self, language: str, code: str) -> None:
         if language == "python":
+            if "import " not in code:  # it goes on with the one above
+                code = self._python + code
+            self._python = code
             self.run([sys.executable, "-W", "error", "-c", code])
             return
         for line in code.splitlines():
