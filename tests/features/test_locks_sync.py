@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +88,44 @@ def test_a_loss_is_seen_and_leaving_raises_and_the_check_fails(hub: mooring.sync
     with pytest.raises(LockLost):
         body()
     with hub.lock("lock", timeout=5):
+        pass
+
+
+def test_closing_the_hub_is_a_loss_like_any_other(store_url: str):
+    hub = mooring.sync.connect(store_url).open()
+    held, closed = threading.Event(), threading.Event()
+    seen: list[object] = []
+
+    def body() -> None:
+        with hub.lock("lock", ttl=5) as mine:
+            lost = mine.lost
+            held.set()
+            assert closed.wait(20)
+            seen.extend([lost.is_set(), mine.lost.is_set(), mine.state])
+            with pytest.raises(LockLost):
+                mine.ensure()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        running = thread.submit(body)
+        assert held.wait(20)
+        hub.close()
+        closed.set()
+        with pytest.raises(LockLost, match="the hub was closed"):
+            running.result(timeout=20)
+    assert seen == [True, True, "lost"]
+
+
+def test_leaving_while_the_hub_is_closed_releases_it_or_says_that_it_is_lost(store_url: str):
+    for _ in range(20):
+        hub = mooring.sync.connect(store_url).open()
+        lock = hub.lock("lock", ttl=5)
+        lock.open()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            closing = thread.submit(hub.close)
+            with contextlib.suppress(LockLost):
+                lock.close()
+            closing.result(timeout=20)
+    with mooring.sync.connect(store_url) as hub, hub.lock("lock", timeout=0):
         pass
 
 

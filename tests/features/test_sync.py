@@ -320,6 +320,20 @@ def test_closing_ends_calls_that_are_under_way(store_url: str):
             waiting.result(timeout=5)
 
 
+def test_what_was_closed_with_its_hub_can_be_looked_at_and_left(store_url: str):
+    hub = mooring.sync.connect(store_url).open()
+    with hub.register(ECHO) as registration, hub.session() as session, hub.discover("a") as view:
+        watch = hub.store.watch(prefix(b"/")).open()
+        hub.close()
+        assert registration.state == "closed"
+        assert view.seen.instances == ()
+        with pytest.raises(Closed):
+            session.lost.wait()
+    watch.close()
+    with pytest.raises(Closed, match="not open"):
+        hub.lock("lock")
+
+
 def test_closing_leaves_nobody_waiting(store_url: str):
     """Whenever a call meets the end of the loop, it has an answer or is told."""
     for _ in range(20):

@@ -72,6 +72,7 @@ class Portal:
         self.name = name
         self._enter, self._leave = enter, leave
         self._calls: _Calls | None = None
+        self._outliving: _Calls | None = None
         self._changing = threading.RLock()
         self._under_way = self._unwanted = False
         _portals.add(self)
@@ -80,6 +81,12 @@ class Portal:
     def running(self) -> bool:
         """Whether it can be called from this process."""
         return self._calls is not None and self._calls.process == os.getpid()
+
+    @property
+    def was_running(self) -> bool:
+        """Whether it was opened in this process, and what `outlives` it can be called."""
+        calls = self._outliving
+        return calls is not None and calls.process == os.getpid() and not calls.thread.ended
 
     def open(self) -> None:
         """Enter the resource, where that was not done yet. Raises what entering raises, and
@@ -91,7 +98,7 @@ class Portal:
                 return
             if self._calls is not None:
                 raise self._forked()
-            self._calls = _Calls(loop_thread())
+            self._calls, self._outliving = _Calls(loop_thread()), _Calls(loop_thread())
             try:
                 self.call(self._enter, undo=self._leave)
             except BaseException:
@@ -159,14 +166,18 @@ class Portal:
         *,
         undo: Callable[[], Awaitable[object]] | None = None,
         caller: Caller | None = None,
+        outlives: bool = False,
     ) -> T:
         """Run a coroutine function on the loop, to its end; its result or error.
 
         A caller that is interrupted (Ctrl-C, a deadline) cancels the work. Work that was done all
         the same is undone by `undo`, where that is given. The caller waits a few seconds for the
         end of that, and it goes on without the caller.
+
+        Closing cancels what is under way, and nothing is begun afterwards. What `outlives` that is
+        neither: for what is over at once, or has bounds of its own.
         """
-        calls = self._reach()
+        calls = self._reach(self._outliving if outlives else self._calls)
         caller = caller or Caller()
         call = _Call(self.name, work, caller, undo)
         context = copy_context()
@@ -187,9 +198,8 @@ class Portal:
         if calls is not None and calls.process == os.getpid():
             calls.thread.post(work)
 
-    def _reach(self) -> _Calls:
-        calls = self._calls
-        if calls is None:
+    def _reach(self, calls: _Calls | None) -> _Calls:
+        if calls is None or calls.thread.ended:
             raise Closed(f"{self.name} is not open: use `with mooring.sync.connect(…) as hub`")
         if calls.process != os.getpid():
             raise self._forked()
@@ -213,6 +223,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.process = os.getpid()
+        self.ended = False
+        """Whether the interpreter ends, and nothing is run here any more."""
         ready: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(ready,), name="mooring", daemon=True
@@ -247,6 +259,7 @@ class LoopThread:
 
     def _at_exit(self) -> None:
         if self.process == os.getpid():
+            self.ended = True
             self.post(self.loop.stop)
             self._thread.join(2 * _END)
 

@@ -33,7 +33,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from mooring.errors import InvalidRequest
+from mooring.errors import Closed, InvalidRequest
 from mooring.sync.portal import Caller, Portal, cleaning
 
 T = TypeVar("T")
@@ -63,8 +63,10 @@ class Blocking:
             inspect.getattr_static(type(target), name, None),
             (FunctionType, staticmethod, classmethod),
         ):
-            return _function(self._portal, getattr(target, name))
-        return run(self, lambda: getattr(target, name))
+            function = getattr(target, name)
+            told = not self._owns and not inspect.iscoroutinefunction(function)
+            return _function(self._portal, function, outlives=told)
+        return _look(self, lambda: getattr(target, name))
 
     def __dir__(self) -> list[str]:
         return [name for name in dir(self._target) if not name.startswith("_")]
@@ -92,6 +94,11 @@ def run(proxy: Blocking, work: Callable[[], Any], **options: Any) -> Any:
     return portal.call(on_loop, **options)
 
 
+def _look(proxy: Blocking, work: Callable[[], Any]) -> Any:
+    """The same for what is there to be seen, also when its hub is closed: a lock is lost then."""
+    return run(proxy, work, outlives=not proxy._owns)
+
+
 @overload
 def within(proxy: object, work: Callable[[Any], Awaitable[T]]) -> T: ...
 @overload
@@ -108,7 +115,9 @@ def behind(proxy: object) -> tuple[Portal, Any]:
     return proxy._portal, proxy._target
 
 
-def _function(portal: Portal, function: Callable[..., object]) -> Callable[..., object]:
+def _function(
+    portal: Portal, function: Callable[..., object], *, outlives: bool = False
+) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         caller = Caller()
         awaited = _awaited(getattr(function, "__func__", function))
@@ -135,7 +144,7 @@ def _function(portal: Portal, function: Callable[..., object]) -> Callable[..., 
             if is_ours(type(made)) and (aclose := getattr(made, "aclose", None)) is not None:
                 await aclose()
 
-        return portal.call(on_loop, caller=caller, undo=undo)
+        return portal.call(on_loop, caller=caller, undo=undo, outlives=outlives)
 
     return functools.update_wrapper(call, function)
 
@@ -257,13 +266,19 @@ def _exit(
     error: BaseException | None = None,
     trace: TracebackType | None = None,
 ) -> bool | None:
-    if not self._portal.running:
-        return None  # closed with its hub, or inherited by a forked child, which leaves it alone
+    if not self._portal.was_running:
+        return None  # inherited by a forked child, which leaves it alone, or the interpreter ends
     if self._owns:
         self._portal.close()
         return None
+    work = functools.partial(self._target.__aexit__, kind, error, trace)
     with cleaning():
-        return bool(run(self, lambda: self._target.__aexit__(kind, error, trace)))
+        try:
+            return bool(run(self, work, outlives=True))
+        except Closed:
+            if self._portal.running:
+                raise
+            return None  # closed with its hub
 
 
 def _close(self: Blocking) -> None:
@@ -283,11 +298,11 @@ def _aiter(self: Blocking) -> Iterator[object]:
 
 
 def _iter(self: Blocking) -> Iterator[object]:
-    return iter(run(self, lambda: list(self._target)))
+    return iter(_look(self, lambda: list(self._target)))
 
 
 def _special(name: str) -> Callable[..., object]:
     def special(self: Blocking, *args: object) -> object:
-        return run(self, lambda: getattr(self._target, name)(*args))
+        return _look(self, lambda: getattr(self._target, name)(*args))
 
     return special
