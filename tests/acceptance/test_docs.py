@@ -140,6 +140,7 @@ class Reader:
         return words_here, environment
 
 
+@pytest.mark.timeout(240)  # a page starts servers and some twenty processes
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_its_code_runs(
     page: Path,

@@ -30,7 +30,7 @@ class Reading:
 
     async def keyspace(self) -> Keyspace:
         """Which services v1 has. It goes over the whole Redis, in small steps."""
-        found = await self._connection.scan(self._v1.pattern)
+        found = await self._connection.scan(self._v1.pattern, what="search for version 1.0")
         return sorted_out(set(found), self._v1, self._v2)
 
     async def services(self) -> list[str]:

@@ -199,15 +199,13 @@ class Connection:
         host, port = random.choice(await self._client.masters())
         return Redis(host=host, port=port, **self._options)
 
-    async def scan(self, pattern: str) -> list[str]:
+    async def scan(self, pattern: str, *, what: str = "search for keys") -> list[str]:
         """The keys that match, wherever they lie. It goes over the whole Redis, in small steps."""
         try:
             found = [key async for key in self._client.scan_iter(pattern, count=1000)]
             return [key.decode(errors="surrogateescape") for key in found]
-        except (driver.RedisError, OSError) as error:
-            raise translate(
-                error, what=f"scan for {pattern}", where=self.where, writes=False
-            ) from error
+        except LOST as error:
+            raise translate(error, what=what, where=self.where, writes=False) from error
 
     async def aclose(self) -> None:
         if self._closed:
