@@ -159,6 +159,31 @@ async def test_all_must_agree_on_the_places(hub: Hub, other: Hub):
             await other.semaphore("sem", 2, timeout=0).acquire()
 
 
+async def test_all_must_agree_on_the_places_in_a_crowd_too(hub: Hub, other: Hub):
+    """Also where they come all at once, so that nobody is asked who is first."""
+    sizes: list[int] = []
+    together: list[set[int]] = []
+    refused: list[int] = []
+
+    async def use(of: Hub, size: int) -> None:
+        try:
+            async with of.semaphore("places", size, timeout=30):
+                sizes.append(size)
+                together.append(set(sizes))
+                await asyncio.sleep(0.01)
+                sizes.remove(size)
+        except InvalidRequest as error:
+            assert "must agree" in str(error)  # noqa: PT017 - some are refused, others are not
+            refused.append(size)
+
+    crowd = [2] * 20 + [6] * 10
+    await asyncio.gather(*(use(hub if n % 2 else other, size) for n, size in enumerate(crowd)))
+    assert all(len(each) == 1 for each in together)
+    assert len(together) + len(refused) == len(crowd)
+    assert 6 in refused
+    await nothing_is_left(hub)
+
+
 @pytest.mark.parametrize("size", [0, -1, 1.5, None])
 async def test_a_bad_size_is_refused(hub: Hub, size: int):
     with pytest.raises(InvalidRequest, match="places"):

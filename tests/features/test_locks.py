@@ -326,13 +326,16 @@ async def test_an_error_of_the_body_is_not_hidden_by_the_loss(hub: Hub, other: H
 
 
 async def test_a_body_that_closes_it_on_its_way_out_hides_no_loss(hub: Hub):
-    with pytest.raises(LockLost):
+    async def body() -> None:
         async with hub.lock("lock") as held:
             try:
                 await lose(hub, held)
                 await asyncio.sleep(60)
             finally:
                 await held.aclose()
+
+    with pytest.raises(LockLost):
+        await body()
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()

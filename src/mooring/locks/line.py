@@ -199,6 +199,20 @@ class Gathered:
         return all(passed for mark, passed in line.parties() if mark[0] <= bound)
 
 
+def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
+    """Why who has this key and rule cannot stand behind the first in line; empty where it can."""
+    if first.key == key:
+        return ""
+    name, card = start[:-1].decode(errors="replace"), read(first.value)
+    if card.kind not in rule.kinds:
+        by = card.by or first.key
+        return f"{name!r} is in use as another kind of lock, by {by!r}: choose another name"
+    size = getattr(rule, "size", card.size)
+    if card.size != size:
+        return f"{name!r} has size {card.size} for {card.by}, not {size}: all must agree"
+    return ""
+
+
 ALONE = Alone()
 SHARED_RULE = Shared()
 

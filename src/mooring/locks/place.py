@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mooring.errors import LockLost
+from mooring.errors import InvalidRequest, LockLost
 from mooring.locks.line import Mark, Rule
 from mooring.store.contract import Check, created_at
 
@@ -22,6 +22,8 @@ class Place:
         """Whether it was taken just now; else it stood already, for the same lease."""
         self.gone = ""
         """Why it is gone, where it is."""
+        self.refused = ""
+        """Why it cannot stand in this line, where it cannot."""
         self.on_gone: Callable[[str], None] | None = None
         self._turn: asyncio.Future[None] | None = None
         self._admitted = False
@@ -40,15 +42,22 @@ class Place:
         return self._admitted
 
     async def turn(self) -> None:
-        """Wait until it may go ahead. Raises `LockLost` where the place is gone."""
-        if not self._admitted and not self.gone:
+        """Wait until it may go ahead. Raises `LockLost` where the place is gone, and
+        `InvalidRequest` where the line is one of another kind."""
+        if not (self._admitted or self.gone or self.refused):
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self.gone:
             raise LockLost(f"the place {self.key!r} in the line is gone: {self.gone}")
+        if self.refused:
+            raise InvalidRequest(self.refused)
 
     def admit(self) -> None:
         self._admitted = True
+        self._wake()
+
+    def refuse(self, reason: str) -> None:
+        self.refused = reason
         self._wake()
 
     def lose(self, reason: str) -> None:

@@ -21,7 +21,7 @@ import time
 
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost
 from mooring.locks.leases import Leases
-from mooring.locks.line import Line, Rule, read
+from mooring.locks.line import Line, Rule, misfit
 from mooring.locks.place import Place
 from mooring.locks.view import CROWD, LineView
 from mooring.store.contract import (
@@ -98,7 +98,7 @@ class Queue:
             if place.mark in line and rule.admits(line, place.mark):
                 place.admit()
             first = line.first or (view.line.first if view is not None else None)
-            if first is not None and (problem := _misfit(start, place, first)):
+            if first is not None and (problem := misfit(start, first, place.key, rule)):
                 await self.leave(place, start)
                 raise InvalidRequest(problem)
         if view is not None or not place.admitted:
@@ -188,20 +188,6 @@ class Queue:
         await asyncio.gather(*(view.mirror.aclose() for view in self._views.values()))
         self._views.clear()
         await self._tasks.aclose()
-
-
-def _misfit(start: bytes, place: Place, first: Entry) -> str:
-    """Why a place cannot stand behind the first in its line; empty where it can."""
-    if first.key == place.key:
-        return ""
-    name, card = start[:-1].decode(errors="replace"), read(first.value)
-    if card.kind not in place.rule.kinds:
-        by = card.by or first.key
-        return f"{name!r} is in use as another kind of lock, by {by!r}: choose another name"
-    size = getattr(place.rule, "size", card.size)
-    if card.size != size:
-        return f"{name!r} has size {card.size} for {card.by}, not {size}: all must agree"
-    return ""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from sortedcontainers import SortedDict
 
-from mooring.locks.line import Line, Mark
+from mooring.locks.line import Line, Mark, misfit
 from mooring.locks.place import Place
 from mooring.mirror import Mirror, RangeFeed, Step, Steps, Update
 from mooring.store.contract import Entry, Range, Store, Watch, prefix
@@ -114,6 +114,7 @@ class LineView:
             for place in tuple(self._unseen):
                 if place.mark in self.line:
                     self._unseen.discard(place)
+                    self._refuse_misfit(place)
                 elif self.mirror.mark >= place.token:
                     self._lose(place)
         while self._waiting:
@@ -121,8 +122,20 @@ class LineView:
             if place.mark not in self.line or not place.rule.admits(self.line, place.mark):
                 return
             del self._waiting[at]
+            if self._refuse_misfit(place):
+                continue
             self.woken += 1
             place.admit()
+
+    def _refuse_misfit(self, place: Place) -> bool:
+        """Whether one who waits cannot stand in this line. Who came in a crowd did not ask."""
+        first = self.line.first
+        if place.admitted or first is None:
+            return False
+        if problem := misfit(self.start, first, place.key, place.rule):
+            self.forget(place)
+            place.refuse(problem)
+        return bool(problem)
 
     def _lose(self, place: Place) -> None:
         self.forget(place)
