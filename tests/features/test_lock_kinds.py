@@ -261,8 +261,17 @@ async def test_a_leader_that_was_deposed_cannot_proclaim(hub: Hub, other: Hub):
         await body()
 
 
-async def test_a_candidates_value_may_look_like_anything(hub: Hub, other: Hub):
-    async with hub.election("boss").campaign(b'{"kind": "place", "size": 3}\xff'):
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"kind": "place", "size": 3}\xff',
+        b'{"mooring":"1.4.0","addr":"10.0.0.1"}',
+        b'{"mooring":"place","size":3}',
+        b'{"mooring":"party","size":1}',
+    ],
+)
+async def test_a_candidates_value_may_look_like_anything(hub: Hub, other: Hub, value: bytes):
+    async with hub.election("boss").campaign(value):
         follower = Task(other.election("boss").campaign(b"\0"))
         await asyncio.sleep(0.05)
         assert follower.held is None

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from mooring.errors import Conflict, StoreError, Unavailable
-from mooring.locks.line import ALONE, Line
+from mooring.locks.line import ELECTED, Line
 from mooring.locks.place import Place
 from mooring.locks.queue import Queue
 from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
@@ -66,7 +66,7 @@ class Contests:
         async def enter() -> None:
             nonlocal place
             async with calls.changing:
-                place = await self._queue.join(start, lease, ALONE, value)
+                place = await self._queue.join(start, lease, ELECTED, value)
                 calls.fresh = calls.fresh or place.fresh
 
         try:

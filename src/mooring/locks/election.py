@@ -11,7 +11,7 @@ import msgspec
 from mooring.errors import Conflict, InvalidRequest
 from mooring.locks.held import Held
 from mooring.locks.leases import Lease
-from mooring.locks.line import ALONE, Line
+from mooring.locks.line import ELECTED, Line
 from mooring.locks.lock import Lock, check_name, check_times
 from mooring.locks.place import Place
 from mooring.locks.queue import Queue
@@ -79,7 +79,7 @@ class Election:
         return Campaign(
             self._queue,
             self.name,
-            rule=ALONE,
+            rule=ELECTED,
             value=as_value(value),
             ttl=self._ttl,
             timeout=self._timeout,

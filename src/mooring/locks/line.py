@@ -18,6 +18,7 @@ Mark = tuple[int, bytes]
 """A place in a line: when its key was created, and the key."""
 
 EXCLUSIVE, SHARED, PLACE, PARTY = "lock", "read", "place", "party"
+_KINDS = frozenset({EXCLUSIVE, SHARED, PLACE, PARTY})
 
 
 class Card(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,9 +46,10 @@ def written(card: Card) -> bytes:
 def read(value: bytes) -> Card:
     """The card in a value; an empty one where it is none of ours."""
     try:
-        return _decoder.decode(value)
+        card = _decoder.decode(value)
     except (ValueError, RecursionError):
         return _FOREIGN
+    return card if card.kind in _KINDS else _FOREIGN
 
 
 _FOREIGN = Card("")
@@ -133,13 +135,20 @@ class Rule(Protocol):
 
 
 class Alone:
-    """The first in line: a lock, an election, a writer."""
+    """The first in line: a lock, a writer."""
 
     head = 1
     kinds = frozenset({"", EXCLUSIVE, SHARED})
 
     def admits(self, line: Line, mark: Mark) -> bool:
         return line.ahead(mark) == 0
+
+
+class Elected(Alone):
+    """The first in line, whatever the values say: those of candidates are their own. So it is for
+    an election, and for who locks from elsewhere and knows no kinds."""
+
+    kinds = Alone.kinds | _KINDS
 
 
 class Shared:
@@ -214,6 +223,7 @@ def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
 
 
 ALONE = Alone()
+ELECTED = Elected()
 SHARED_RULE = Shared()
 
 
