@@ -314,6 +314,13 @@ async def test_a_barrier_is_used_again_and_again(hub: Hub, other: Hub):
     await nothing_is_left(hub)
 
 
+async def test_each_round_of_a_barrier_has_its_numbers(hub: Hub, other: Hub):
+    """Also where two rounds pass at the same time."""
+    parties = [of.barrier("start", 2, timeout=20).wait() for of in (hub, other) * 4]
+    assert sorted(await asyncio.gather(*parties)) == [0] * 4 + [1] * 4
+    await nothing_is_left(hub)
+
+
 async def test_a_party_that_gives_up_does_not_count(hub: Hub, other: Hub):
     with pytest.raises(LockTimeout):
         await other.barrier("start", 2, timeout=0.2).wait()

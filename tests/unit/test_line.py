@@ -87,10 +87,21 @@ def test_names_below_do_not_count():
 
 
 def test_values_of_others_are_no_cards():
-    for value in (b"", b"{}", b"[1]", b"\xff", b'{"kind":"read"}', b'{"mooring":5}'):
+    mine = (b'{"kind":"read"}', b'{"mooring":5}', b'{"mooring":"1.4.0","size":2}')
+    for value in (b"", b"{}", b"[1]", b"\xff", *mine):
         assert read(value).kind == ""
     card = Card(PARTY, "host:1", 3, 17)
     assert read(written(card)) == card
+
+
+def test_parties_are_numbered_in_their_round():
+    """Whoever of the round before still stands there is none of theirs."""
+    rule = Gathered(2)
+    before = [entry(2, Card(PARTY, "", 2, 3)), entry(3, Card(PARTY, "", 2))]
+    now = [entry(4, Card(PARTY, "", 2, 5)), entry(5, Card(PARTY, "", 2))]
+    line = line_of(*before, *now)
+    assert [rule.number(line, (each.created, each.key)) for each in line] == [0, 1, 0, 1]
+    assert rule.number(line_of(*now), (5, now[1].key)) == 1
 
 
 @given(some.integers(1, 5), some.integers(1, 4), some.randoms())

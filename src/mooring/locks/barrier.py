@@ -56,7 +56,7 @@ class Barrier:
                 held.ensure()
                 await changed.wait()
                 changed.clear()
-            number = view.line.ahead(mark)
+            number = self._rule.number(view.line, mark)
             card = Card(PARTY, self._queue.by, self.parties, bound)
             await self._queue.store.commit(
                 Put(held.key, written(card), held._place.lease), require=[held.check]

@@ -203,6 +203,12 @@ class Gathered:
         bound = waiting[self.size - 1][0]
         return bound if mark[0] <= bound else 0
 
+    def number(self, line: Line, mark: Mark) -> int:
+        """The number in its round of who stands there, for whom it is open; from 0."""
+        parties = line.parties()
+        before = max((bound for _, bound in parties if bound < mark[0]), default=0)
+        return sum(before < each[0] < mark[0] for each, _ in parties)
+
     def all_passed(self, line: Line, bound: int) -> bool:
         """Whether everybody for whom it opened has seen it."""
         return all(passed for mark, passed in line.parties() if mark[0] <= bound)
