@@ -269,3 +269,26 @@ def test_locks_are_listed(url: str, hub: mooring.sync.Hub, run: Callable[..., Ru
         assert lines[0].split("\t")[:3] == [f"{name}/ours", "held", "lock"]
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.ends() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["lock", "elect", "register"])
+def test_a_command_runs_where_standard_descriptors_are_closed(
+    tmp_path: Path, command: str, closed: str
+):
+    """As some supervisors start what they run. What is opened next must not take their place."""
+    ran = tmp_path / "ran"
+    body = f"cat; echo out; echo err >&2; echo ran > {ran}"
+    ours = [*MOORING, command, "it", "--store", "memory://", "--", "sh", "-c", body]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *ours],
+        input="in\n",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ran.read_text() == "ran\n"
+    given = "" if "<" in closed else "in\n"
+    assert done.stdout == ("" if closed.count(">") - closed.count("2>") else f"{given}out\n")

@@ -23,6 +23,7 @@ from mooring.cli import (
     store,
     watch,
 )
+from mooring.cli.running import fill_descriptors
 from mooring.cli.stdout import guarded
 from mooring.errors import MooringError
 
@@ -76,6 +77,7 @@ def version() -> None:
 
 def main() -> None:
     """Errors of ours are for people: one line, and exit code 1. Anything else is a bug."""
+    fill_descriptors()
     sys.stdout = guarded(sys.stdout)
     try:
         app()

@@ -1,8 +1,10 @@
-"""How commands run: the event loop, and the store that they work on."""
+"""How commands run: their descriptors, the event loop, and the store that they work on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Annotated, TypeVar
 
@@ -16,6 +18,19 @@ StoreOption = Annotated[
         "--store", envvar="MOORING_STORE", metavar="URL", help="memory://, etcd://HOST:2379, …"
     ),
 ]
+
+
+def fill_descriptors() -> None:
+    """Open standard descriptors that were closed by who started this, on nothing: a socket of the
+    event loop would take their place, and be a command's input or be written to."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as this
 
 
 def run(work: Coroutine[object, object, T]) -> T:
