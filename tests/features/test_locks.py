@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator
 
@@ -339,6 +340,30 @@ async def test_a_body_that_closes_it_on_its_way_out_hides_no_loss(hub: Hub):
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
+
+
+async def test_a_forked_child_that_leaves_the_body_takes_nothing(hub: Hub):
+    """It goes through the same blocks on its way out, but holds nothing."""
+    lock, queue = hub.lock("lock"), hub._queue()
+    async with lock as held:
+        child = os.fork()
+        if not child:
+            silent = False
+            try:
+                with contextlib.suppress(NotHeld):
+                    held.ensure()
+                    os._exit(2)
+                for leaving in (lock.__aexit__(), held.aclose(), queue.aclose()):
+                    with contextlib.suppress(StopIteration):
+                        leaving.send(None)  # asks nothing of the store
+                        os._exit(3)
+                silent = True
+            finally:
+                os._exit(0 if silent else 1)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await contenders(hub) == 1
+        held.ensure()
 
 
 async def test_a_cancellation_from_outside_wins_over_the_loss(hub: Hub, other: Hub):

@@ -77,7 +77,7 @@ class Held:
         """By this machine's clock: right also where the event loop was held up."""
         if self._reason:
             return "lost"
-        if self._released:
+        if self._released or self._forked:
             return "released"
         if not self._lease.certain:
             return "lost"
@@ -89,7 +89,15 @@ class Held:
         if state == "lost":
             raise self._error()
         if state == "released":
-            raise NotHeld(f"the lock {self.name!r} was released")
+            raise self._not_held()
+
+    @property
+    def _forked(self) -> bool:
+        return self._queue.leases.forked
+
+    def _not_held(self) -> NotHeld:
+        why = "is that of the process that forked this one" if self._forked else "was released"
+        return NotHeld(f"the lock {self.name!r} {why}")
 
     def _error(self) -> LockLost:
         reason = self._reason or _LATE
@@ -121,8 +129,8 @@ class Held:
 
         Cancellation does not keep it: the lease is revoked then.
         """
-        if self._released:
-            raise NotHeld(f"the lock {self.name!r} was released already")
+        if self._released or self._forked:
+            raise self._not_held()
         stood = False
         lost = self.state == "lost"
         self._released = True
@@ -163,6 +171,8 @@ class Held:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._forked:  # the child of a fork leaves the body too, but holds nothing
+            return
         task, self._scope = self._scope, None
         # As `asyncio.timeout` does it: what we cancelled ends here, what others cancelled goes on.
         ours = self._cancelled and task is not None and task.uncancel() <= self._cancelling
@@ -180,7 +190,7 @@ class Held:
 
     async def aclose(self) -> None:
         """Release it where that was not done yet; no error where it is lost."""
-        if not self._released:
+        if not (self._released or self._forked):
             try:
                 await self.release()
             except LockLost as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -61,6 +62,12 @@ class Leases:
         self._tasks, self._ends = Tasks(), Tasks()
         self._sweeping: asyncio.TimerHandle | None = None
         self.closed = False
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child: what it has in hand is its parent's."""
+        return os.getpid() != self._process
 
     async def take(self, ttl: float) -> Lease:
         """A lease for one contender. Raises what `Store.grant` raises, and `InvalidRequest` where
@@ -146,7 +153,7 @@ class Leases:
     def discard_soon(self, lease: Lease) -> None:
         """The same without waiting for it."""
         lease.lost = None
-        if lease.end is None:
+        if lease.end is None and not self.forked:
             lease.end = self._ends.start(self._end(lease), name=f"end of lease {lease.id:x}")
 
     async def _end(self, lease: Lease) -> None:

@@ -219,6 +219,8 @@ class Lock:
     async def _withdraw(self, place: Place, lease: Lease) -> None:
         """Leave the line. Shielded and bounded; in doubt the lease is revoked."""
         lease.lost = None
+        if self._queue.leases.forked:
+            return
         clean = False
 
         async def leave() -> None:
@@ -248,6 +250,8 @@ class Lock:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
+        if self._queue.leases.forked:
+            return
         if not self._entered:
             raise NotHeld(f"the lock {self.name!r} was not entered")
         at = -1

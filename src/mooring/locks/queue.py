@@ -179,6 +179,8 @@ class Queue:
             self._tasks.start(view.mirror.aclose(), name="end of a line's watch")
 
     async def aclose(self) -> None:
+        if self.leases.forked:
+            return
         self.closed = True
         if self._looking is not None:
             self._looking.cancel()
