@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -24,6 +25,8 @@ from mooring.errors import (
 )
 from mooring.locks.held import Held
 from mooring.store import Delete, Put, Range, key, prefix
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
 
 LOCKS = prefix(b"lock/")
@@ -163,6 +166,35 @@ async def test_a_timeout_names_the_holder_and_leaves_nothing(hub: Hub, other: Hu
         assert await contenders(hub) == 1
     async with other.lock("lock", timeout=5):
         pass
+
+
+@pytest.mark.parametrize("stands", [True, False])
+async def test_a_timeout_is_one_also_where_nothing_is_answered(
+    etcd: Callable[[str], EtcdServer], stands: bool
+):
+    """Within a second more, for who stands in line and for who comes; and nothing is left."""
+    url = f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
+    async with (
+        FaultProxy(etcd("3.5").address) as proxy,
+        mooring.connect(url) as other,
+        mooring.connect(url.replace(etcd("3.5").address, proxy.address)) as hub,
+        other.lock("lock"),
+    ):
+        async with hub.lock("before"):  # its lease is in hand
+            pass
+        if not stands:
+            proxy.blackhole()
+        asked = time.monotonic()
+        waiter = Waiter(hub, timeout=2)
+        if stands:
+            await waiting(other, 2)
+            proxy.blackhole()
+        with pytest.raises(LockTimeout):
+            await waiter.task
+        assert time.monotonic() - asked < 2 + 1 + 1  # and one for a busy machine
+        proxy.heal()
+        proxy.reset()
+        await waiting(other, 1)
 
 
 async def test_a_cancelled_wait_leaves_nothing(hub: Hub, other: Hub):

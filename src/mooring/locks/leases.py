@@ -17,7 +17,7 @@ from mooring import durations
 from mooring.errors import Closed, InvalidRequest, MooringError, StoreError
 from mooring.session import Session
 from mooring.store.contract import Store
-from mooring.tasks import Tasks, cleanup
+from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,19 @@ IDLE = 64
 IDLE_FOR = 10.0
 """…and for how many seconds."""
 
+GRACE = 1.0
+"""Seconds that who gives up waits for what it leaves behind to be gone; it goes on without it."""
+
 _REVOKE_WITHIN = 3.0
+
+
+async def patiently(task: asyncio.Task[object], *, within: float) -> None:
+    """Wait for a task for so long, or a moment more where the caller is cancelled. It goes on."""
+    try:
+        await asyncio.wait([task], timeout=within)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=min(within, GRACE))
+        raise
 
 
 class Lease:
@@ -143,12 +155,13 @@ class Leases:
         if any(self._idle.values()):
             self._sweep_later()
 
-    async def discard(self, lease: Lease) -> None:
+    async def discard(self, lease: Lease, *, within: float = 2 * _REVOKE_WITHIN) -> None:
         """End a lease, and with it whatever hangs on it: also what is still under way to the store
-        cannot hang on it then. Shielded and bounded; where the store is away, it expires."""
+        cannot hang on it then. It goes on where it takes longer than `within`, or the caller is
+        cancelled; where the store is away, the lease expires."""
         self.discard_soon(lease)
         if lease.end is not None:
-            await cleanup(asyncio.wait([lease.end]), within=2 * _REVOKE_WITHIN)
+            await patiently(lease.end, within=within)
 
     def discard_soon(self, lease: Lease) -> None:
         """The same without waiting for it."""

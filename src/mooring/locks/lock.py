@@ -21,21 +21,18 @@ from mooring.errors import (
     NotHeld,
     OutcomeUnknown,
     Reentered,
-    StoreError,
     Unavailable,
 )
 from mooring.locks.callers import caller
 from mooring.locks.held import Held
-from mooring.locks.leases import Lease
+from mooring.locks.leases import GRACE, Lease, patiently
 from mooring.locks.line import Rule, read
 from mooring.locks.place import Place
 from mooring.locks.queue import Queue
 from mooring.store.rules import check_ttl
-from mooring.tasks import Backoff, cleanup
+from mooring.tasks import Backoff
 
 log = logging.getLogger(__name__)
-
-_LEAVE_WITHIN = 5.0
 
 
 def check_name(name: str) -> bytes:
@@ -207,6 +204,9 @@ class Lock:
                 # hub was closed meanwhile.
                 if not (lease.used or self._queue.closed):
                     raise
+            except asyncio.CancelledError:
+                await self._queue.leases.discard(lease, within=GRACE)
+                raise
             except BaseException:
                 await self._queue.leases.discard(lease)
                 raise
@@ -217,26 +217,12 @@ class Lock:
         return Held(self._queue, self._start, place, lease, by)
 
     async def _withdraw(self, place: Place, lease: Lease) -> None:
-        """Leave the line. Shielded and bounded; in doubt the lease is revoked."""
+        """Leave the line. Where that takes longer, it goes on without the caller."""
         lease.lost = None
-        if self._queue.leases.forked:
-            return
-        clean = False
-
-        async def leave() -> None:
-            nonlocal clean
-            try:
-                clean = await self._queue.leave(place, self._start)
-            except StoreError as error:
-                log.debug("%r is left by revoking its lease: %s", self.name, error)
-
-        try:
-            await cleanup(leave(), within=_LEAVE_WITHIN)
-        finally:
-            if clean:
-                self._queue.leases.give(lease)
-            else:
-                await self._queue.leases.discard(lease)
+        if not self._queue.leases.forked:
+            await patiently(self._queue.withdraw(place, self._start, lease), within=GRACE)
+            if lease.end is not None:
+                await patiently(lease.end, within=GRACE)
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()

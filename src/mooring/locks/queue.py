@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import socket
 import time
 
-from mooring.errors import Closed, Conflict, InvalidRequest, LockLost
-from mooring.locks.leases import Leases
+from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
+from mooring.locks.leases import Lease, Leases
 from mooring.locks.line import Line, Rule, misfit
 from mooring.locks.place import Place
 from mooring.locks.view import CROWD, LineView
@@ -37,6 +38,9 @@ from mooring.store.contract import (
 )
 from mooring.tasks import Tasks
 
+log = logging.getLogger(__name__)
+
+_LEAVE_WITHIN = 5.0
 _BRIEF = 1.0  # seconds after which a holder's key is watched, though nobody waits
 
 
@@ -130,6 +134,25 @@ class Queue:
         except Conflict:
             return False
         return True
+
+    def withdraw(self, place: Place, start: bytes, lease: Lease) -> asyncio.Task[object]:
+        """Give a place up, and its lease back; in doubt the lease is revoked."""
+        return self._tasks.start(
+            self._withdraw(place, start, lease), name=f"end of a place in {start!r}"
+        )
+
+    async def _withdraw(self, place: Place, start: bytes, lease: Lease) -> None:
+        clean = False
+        try:
+            async with asyncio.timeout(_LEAVE_WITHIN):
+                clean = await self.leave(place, start)
+        except (StoreError, TimeoutError) as error:
+            log.debug("%r is left by revoking its lease: %s", place.key, error)
+        finally:
+            if clean:
+                self.leases.give(lease)
+            else:
+                self.leases.discard_soon(lease)
 
     def watch_over(self, place: Place, start: bytes) -> None:
         """Have a place told when it is gone, though nobody waits for its name."""
