@@ -145,6 +145,28 @@ async def test_one_task_may_hold_several_places(hub: Hub):
     await nothing_is_left(hub)
 
 
+async def test_who_leaves_it_for_another_task_releases_that_ones_own(hub: Hub):
+    """As where a generator that has entered it is closed by whoever comes by."""
+    semaphore = hub.semaphore("places", 3)
+
+    async def generate() -> AsyncIterator[Held]:
+        async with semaphore as held:
+            yield held
+
+    run = asyncio.get_running_loop().create_task
+    generator = generate()
+    first: Held = await run(anext(generator))  # type: ignore[arg-type]
+    async with semaphore as second:
+        await run(generator.aclose())  # type: ignore[attr-defined]
+        assert (first.state, second.state) == ("released", "held")
+        # Of two whose tasks live nobody can say whose it is: it is not guessed.
+        await semaphore.__aenter__()
+        with pytest.raises(NotHeld, match="which"):
+            await run(semaphore.__aexit__())
+        await semaphore.__aexit__()
+        assert second.state == "held"
+
+
 async def test_all_must_agree_on_the_places(hub: Hub, other: Hub):
     async with hub.semaphore("sem", 2):
         with pytest.raises(InvalidRequest, match=r"2 for .*, not 3"):

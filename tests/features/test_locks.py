@@ -575,9 +575,10 @@ async def test_a_ttl_that_the_store_cannot_keep_is_refused(hub: Hub, backend: st
         await hub.lock("lock", ttl=1).acquire()
 
 
-async def test_a_bad_timeout_is_refused(hub: Hub):
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])
+async def test_a_bad_timeout_is_refused(hub: Hub, timeout: float):
     with pytest.raises(InvalidRequest, match="timeout"):
-        hub.lock("lock", timeout=-1)
+        hub.lock("lock", timeout=timeout)
 
 
 async def test_who_holds_and_who_waits_is_told(hub: Hub, other: Hub):

@@ -12,3 +12,10 @@ BEHIND: ContextVar[threading.Thread | None] = ContextVar("thread behind a task",
 
 def caller() -> object:
     return BEHIND.get() or asyncio.current_task()
+
+
+def has_ended(who: object) -> bool:
+    """Whether a caller of before can do nothing any more."""
+    if isinstance(who, threading.Thread):
+        return not who.is_alive()
+    return not isinstance(who, asyncio.Task) or who.done()

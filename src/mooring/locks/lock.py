@@ -23,7 +23,7 @@ from mooring.errors import (
     Reentered,
     Unavailable,
 )
-from mooring.locks.callers import caller
+from mooring.locks.callers import caller, has_ended
 from mooring.locks.held import Held
 from mooring.locks.leases import GRACE, Lease, patiently
 from mooring.locks.line import Rule, read
@@ -57,8 +57,12 @@ def check_times(ttl: float, timeout: float | None) -> None:
     check_ttl(ttl)
     if ttl < 1:
         raise InvalidRequest(f"a TTL of {ttl} s is less than any store can keep: at least 1 s")
-    if timeout is not None and not timeout >= 0:
-        raise InvalidRequest(f"a timeout of {timeout} s is not possible: 0 or more, or None")
+    if timeout is not None and not _is_timeout(timeout):
+        raise InvalidRequest(f"timeout={timeout!r} is not possible: seconds, 0 or more, or None")
+
+
+def _is_timeout(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and given >= 0
 
 
 class Lock:
@@ -240,11 +244,19 @@ class Lock:
             return
         if not self._entered:
             raise NotHeld(f"the lock {self.name!r} was not entered")
-        at = -1
-        if len(self._entered) > 1:
-            # Whoever entered it leaves it; who hands it to another task to leave has the last one.
-            by = caller()
-            mine = [n for n, (who, _) in enumerate(self._entered) if who is by]
-            at = mine[-1] if mine else -1
-        _, held = self._entered.pop(at)
+        _, held = self._entered.pop(self._mine() if len(self._entered) > 1 else 0)
         await held.__aexit__(kind, error, trace)
+
+    def _mine(self) -> int:
+        """Which of those who entered it leaves now: whoever is here, or else the one who has ended
+        since, and so must leave it to another."""
+        by = caller()
+        if mine := [n for n, (who, _) in enumerate(self._entered) if who is by]:
+            return mine[-1]
+        left = [n for n, (who, _) in enumerate(self._entered) if has_ended(who)]
+        if len(left) != 1:
+            raise NotHeld(
+                f"the lock {self.name!r} was entered by several, and nobody can say which of them "
+                "leaves it here: leave it where it was entered, or use `acquire` and `release`"
+            )
+        return left[0]
