@@ -236,3 +236,16 @@ async def test_a_hub_of_two_has_both(server: RedisServer, space: str):
         assert held.token > 0
         assert isinstance(hub.registry, RedisRegistry)
         assert instance.port == 1
+
+
+async def test_who_leaves_while_a_view_is_opened_is_not_kept(server: RedisServer, space: str):
+    url = f"{server.url}?namespace={space}"
+    async with mooring.connect(url, settings=QUICK) as hub:
+        for number in range(20):
+            one = hub.register(Instance("echo", "10.0.0.1", 1 + number))
+            await one.__aenter__()
+            async with mooring.connect(url, settings=QUICK) as other:
+                leaving = asyncio.create_task(one.aclose())
+                async with other.discover("echo") as view:
+                    await leaving
+                    await eventually(lambda: not view.instances, within=3)

@@ -136,3 +136,17 @@ async def test_wrong_credentials_are_told(server: RedisServer):
         with pytest.raises(AccessDenied):
             async with hub.register(Instance("echo", "10.0.0.9", 9)):
                 pass
+
+
+async def test_who_hears_no_changes_still_sees_who_leaves(server: RedisServer):
+    server.command("ACL", "SETUSER", "consumer", "resetchannels", "-subscribe")
+    async with (
+        connect(server, "provider") as provider,
+        connect(server, "consumer") as consumer,
+        fleet(provider, 2),
+        consumer.discover("echo") as view,
+    ):
+        assert len(view.instances) == 2
+        async with fleet(provider, 1, first=7):
+            await eventually(lambda: len(view.instances) == 3, within=4)
+        await eventually(lambda: len(view.instances) == 2, within=4)

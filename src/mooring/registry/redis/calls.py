@@ -15,6 +15,10 @@ from mooring.registry.redis.scripts import Script
 
 Argument: TypeAlias = str | bytes | int | float
 
+LANES = 16
+"""Batches on their way to a server at the most: each has a connection, and a Redis that stood still
+shall not find hundreds of them."""
+
 _pack: Any = hiredis.pack_command  # whose types know tuples of one alone
 
 

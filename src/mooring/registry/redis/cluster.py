@@ -16,7 +16,7 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from mooring.registry.redis.calls import Call, plain, send
+from mooring.registry.redis.calls import LANES, Call, plain, send
 from mooring.registry.redis.failures import LOST
 
 Node: TypeAlias = tuple[str, int]
@@ -33,6 +33,7 @@ class Cluster:
         self._moved: dict[int, Node] = {}
         """Slots that were said to be elsewhere since the last look."""
         self._suspects: set[Node] = set()
+        self._lanes: dict[Node, asyncio.Semaphore] = {}
         self._looking = asyncio.Lock()
         self._looks = 0
 
@@ -75,7 +76,8 @@ class Cluster:
         if node is None:
             return [driver.ClusterDownError("CLUSTERDOWN nobody holds this slot")] * len(calls)
         try:
-            results = await send(self.client(node), calls)
+            async with self._lanes.setdefault(node, asyncio.Semaphore(LANES)):
+                results = await send(self.client(node), calls)
         except LOST as error:
             self._suspects.add(node)
             return [error] * len(calls)

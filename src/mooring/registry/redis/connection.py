@@ -21,8 +21,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from mooring.errors import Closed
+from mooring.registry.redis.calls import LANES, Call, plain, send
 from mooring.registry.redis.calls import Argument as Argument
-from mooring.registry.redis.calls import Call, plain, send
 from mooring.registry.redis.cluster import Cluster
 from mooring.registry.redis.failures import LOST, code_of, judge, kind_of, translate
 from mooring.registry.redis.scripts import Script
@@ -31,9 +31,6 @@ from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
-_LANES = 16
-"""Batches under way at the most: each has a connection, and a Redis that stood still shall not find
-hundreds of them."""
 _BATCH = 500
 """Commands that go out together at the most."""
 
@@ -51,7 +48,7 @@ class Connection:
         self._sentinels: list[Redis] = []
         self._client = self._open()
         self._waiting: list[Call] = []
-        self._lanes = asyncio.Semaphore(_LANES)
+        self._lanes = asyncio.Semaphore(LANES)
         self._tasks = Tasks()
         self._closed = False
 
@@ -174,10 +171,11 @@ class Connection:
         """The answer to each, or the error in its place."""
         left = max(deadline - time.monotonic(), 0.05)
         try:
-            async with asyncio.timeout(left), self._lanes:
+            async with asyncio.timeout(left):
                 if isinstance(self._client, Cluster):
                     return await self._client.send(calls)
-                return await send(self._client, calls)
+                async with self._lanes:
+                    return await send(self._client, calls)
         except TimeoutError:
             return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
         except LOST as error:

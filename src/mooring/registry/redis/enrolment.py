@@ -14,7 +14,6 @@ from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.contract import Enrolment
 from mooring.registry.redis import fields
 from mooring.registry.redis.beats import Beat
-from mooring.registry.redis.changes import Message
 from mooring.registry.redis.failures import refused
 from mooring.registry.redis.service import LiveService
 
@@ -32,7 +31,7 @@ class RedisEnrolment(Enrolment):
     ) -> None:
         self.disturbed = False
         self._service, self._leave, self._most = service, leave, most
-        self._id, self._incarnation = instance.id, instance.incarnation
+        self.id, self._incarnation = instance.id, instance.incarnation
         self._place = f"{instance.incarnation} {secrets.token_hex(4)}"
         self._head = service.head(instance.id, instance)
         self._tried = False
@@ -50,7 +49,7 @@ class RedisEnrolment(Enrolment):
     @property
     def config(self) -> Config:
         told = self._service.config
-        return told.get(self._id, NO_CONFIG).over(told.get("", NO_CONFIG))
+        return told.get(self.id, NO_CONFIG).over(told.get("", NO_CONFIG))
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -66,14 +65,12 @@ class RedisEnrolment(Enrolment):
         self._service.leave(self)
         await self._leave()
 
-    def hear(self, message: Message) -> None:
-        """Something was said about this instance or its service."""
-        if message.action == "removed" and message.instance_id == self._id:
-            self.disturbed = True
+    def configured(self) -> None:
+        """The operator's word is another than before."""
         self._tell()
 
     async def look(self) -> None:
-        """After a break: is the record still there?"""
+        """Is the record still there? Something was said of it, or may have been during a break."""
         if self._last is None or self.disturbed:
             return
         stands, doubt = True, ""
@@ -88,7 +85,7 @@ class RedisEnrolment(Enrolment):
     async def put(self, instance: Instance, *, fresh: bool) -> None:
         told = self._fields(instance)
         self.disturbed = False
-        self._head = self._service.head(self._id, instance)
+        self._head = self._service.head(self.id, instance)
         self._tried = True
         self._registered = await self._service.register(
             *(instance, told),
@@ -102,7 +99,7 @@ class RedisEnrolment(Enrolment):
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
-            self._head = self._service.head(self._id, instance)
+            self._head = self._service.head(self.id, instance)
         beat = self._as_beat(instance, self._fields(instance) if update else {})
         await self._beat(beat)
         self._last = beat._replace(fields={})
@@ -115,7 +112,7 @@ class RedisEnrolment(Enrolment):
 
     def _as_beat(self, instance: Instance, told: dict[str, str] | None = None) -> Beat:
         return Beat(
-            self._id,
+            self.id,
             self._incarnation,
             self._registered,
             instance.status.healthy,
@@ -129,8 +126,8 @@ class RedisEnrolment(Enrolment):
         if result == "ok":
             return True
         if result not in ("gone", "superseded"):
-            what = f"heartbeat of {self._service.name} {self._id}"
-            raise refused(result, what=what, key=self._service.key_of(self._id))
+            what = f"heartbeat of {self._service.name} {self.id}"
+            raise refused(result, what=what, key=self._service.key_of(self.id))
         self.disturbed = True  # `put` finds out whether a successor lives
         return False
 
@@ -148,18 +145,18 @@ class RedisEnrolment(Enrolment):
         if fields.size(told) <= self._most:
             self._metadata = instance.metadata
         elif self._metadata is None:
-            raise TooLarge(f"{self._service.name} {self._id}: {problem}: say less, or raise it")
+            raise TooLarge(f"{self._service.name} {self.id}: {problem}: say less, or raise it")
         else:
             told = fields.encode(msgspec.structs.replace(instance, metadata=self._metadata))
             left_out = "the metadata stays as it was, and no metrics are sent"
         if self._too_large != left_out:
-            log.warning("%s %s: %s: %s", self._service.name, self._id, problem, left_out)
+            log.warning("%s %s: %s: %s", self._service.name, self.id, problem, left_out)
             self._too_large = left_out
         return told
 
     async def withdraw(self) -> None:
         if self._tried:  # whether or not that was answered
             await self._service.deregister(
-                self._id, self._incarnation, head=self._head, place=self._place
+                self.id, self._incarnation, head=self._head, place=self._place
             )
         self._last = None

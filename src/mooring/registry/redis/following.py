@@ -106,7 +106,9 @@ class ServiceFeed:
         known = {} if whole else self._raw
         unknown = [id for id in scores if id not in known]
         details = await self._reader.details(self._service, unknown)
-        self._raw = {id: known[id] for id in scores if id in known} | details.instances
+        raw = {id: known[id] for id in scores if id in known} | details.instances
+        gone = gone | await self._departed(self._shown, raw, gone)
+        self._raw = raw
         if whole:
             self._problems = {}
         self._report(details.problems)
@@ -121,6 +123,8 @@ class ServiceFeed:
         state, details = await asyncio.gather(
             self._reader.state(self._service), self._reader.details(self._service, ids)
         )
+        held = {id: self._shown[id] for id in ids if id in self._shown}
+        gone = gone | await self._departed(held, details.instances, gone)
         self._hear_of_a_break(asked)
         self._config = state.config
         self._hear_of_the_brake(state)
@@ -134,6 +138,17 @@ class ServiceFeed:
         after = self._standing(details.instances, before, gone)
         self._shown |= after
         return differing(before, after)
+
+    async def _departed(
+        self, held: Mapping[str, Instance], listed: Mapping[str, Instance], gone: Set[str]
+    ) -> set[str]:
+        """Those who left without being heard: before the channel was, or since it is not."""
+        missing = {
+            id: instance
+            for id, instance in held.items()
+            if id not in listed and id not in gone and id not in self._since
+        }
+        return await self._reader.departed(self._service, missing)
 
     def _standing(
         self, listed: Mapping[str, Instance], held: Mapping[str, Instance], gone: Set[str]
@@ -240,7 +255,7 @@ class _Following:
             self._ids.add(message.instance_id)
             if message.action == "removed":
                 self._feed.gone.add(message.instance_id)
-            else:
+            elif message.action == "added":
                 self._feed.gone.discard(message.instance_id)
         self._wake.set()
 

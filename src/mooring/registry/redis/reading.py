@@ -87,6 +87,18 @@ class Reader:
             if int(cursor) == 0:
                 return dict(sorted(found.items(), key=lambda item: item[1]))
 
+    async def departed(self, service: ServiceKeys, missing: Mapping[str, Instance]) -> set[str]:
+        """Those of some instances that are no longer there of whom it is remembered that they left,
+        or were taken out."""
+        if not missing:
+            return set()
+        told = await self._connection.call(
+            "ZRANGE", service.removed, 0, -1, what=f"read of {service.name}"
+        )
+        members = [member.decode(errors="backslashreplace") for member in told]
+        left = {tuple(member.split(" ")[:2]) for member in members}
+        return {id for id, each in missing.items() if (id, each.incarnation) in left}
+
     async def between(
         self, service: ServiceKeys, since: float, until: float
     ) -> list[tuple[str, float]]:

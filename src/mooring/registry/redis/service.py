@@ -35,7 +35,9 @@ _encode = msgspec.json.Encoder().encode
 class Member(Protocol):
     """An instance that is registered here."""
 
-    def hear(self, message: Message) -> None: ...
+    id: str
+
+    def configured(self) -> None: ...
     async def look(self) -> None: ...
 
 
@@ -91,7 +93,8 @@ class LiveService:
             self._due.set()
         if message.action == "removed":
             for member in self._members:
-                member.hear(message)
+                if member.id == message.instance_id:  # it, or who had its place before
+                    self._tasks.start(member.look(), name=f"a look at {self.name}")
 
     async def _follow_config(self) -> None:
         trouble = ""
@@ -114,7 +117,7 @@ class LiveService:
             if state.config != self.config:
                 self.config = state.config
                 for member in tuple(self._members):
-                    member.hear(Message(self.name))
+                    member.configured()
 
     async def register(
         self,
