@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from mooring.errors import InvalidRequest
 from mooring.model import NO_CONFIG, Config, Group, Instance, Service
@@ -50,22 +50,7 @@ CARRIES: Mapping[str, frozenset[Carried]] = {
     "endpoints": frozenset(
         {"protocol", "version", "zone", "weight", "metadata", "ports", "incarnation"}
     ),
-    "redis": frozenset(
-        {
-            "protocol",
-            "version",
-            "zone",
-            "weight",
-            "metadata",
-            "ports",
-            "status",
-            "config",
-            "incarnation",
-            "id",
-            "description",
-            "ephemeral",
-        }
-    ),
+    "redis": frozenset(get_args(Carried)),
     "hprose": frozenset({"protocol", "id"}),
     "plain": frozenset(),
 }
