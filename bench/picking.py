@@ -143,9 +143,8 @@ def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
 
 
 _REMARK = (
-    "By a profile the choice itself is a third; the rest is entering and leaving an async context, "
-    "two readings of the clock and what is learnt from the call. With many instances, memory that "
-    "is not in the cache."
+    "The choice alone is in the table above; the rest is entering and leaving the context and what "
+    "is learnt from the call. It was not profiled further."
 )
 
 

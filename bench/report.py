@@ -56,8 +56,9 @@ def _page(
     yield "# Benchmarks"
     yield ""
     yield (
-        f"Written by `make bench ARGS=--write`. Each number is the median of {rounds} interleaved "
-        f"rounds of {seconds:g} s a side, or of more and shorter ones that add up to as much. A "
+        "Written by `make bench ARGS=--write`, or in parts with `--only`. Each number is the "
+        "median of interleaved rounds, as many as its section says, or of more and shorter ones that add "
+        "up to as much. A "
         "ratio is the median of the rounds' own ratios, since the machine's noise lasts longer "
         "than a round, and in brackets is between what that median lies with 95 % confidence. "
         "Where the target is in between as well, it is unclear whether it is met. Compare ratios, "
@@ -66,7 +67,8 @@ def _page(
     yield ""
     yield from (f"- {line}" for line in machine)
     for section in sections:
-        yield from ("", f"## {section.title}", "", section.text, "")
+        yield from ("", f"## {section.title}", "", f"{rounds} rounds of {seconds:g} s a side.")
+        yield from ("", section.text, "")
         yield f"| {' | '.join(_COLUMNS)} |"
         yield "|---|---:|---|---:|---:|---|"
         yield from (f"| {' | '.join(_cells(line))} |" for line in section.lines)

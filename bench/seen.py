@@ -99,10 +99,8 @@ def _show(latency: Latency) -> str:
 
 
 _REMARK = (
-    "By timestamps along the way: about 0.4 ms of processor time pass before our commit is sent "
-    "(checks, encoding, enrolment, a task), and 0.35 ms from the consumer's read to its view "
-    "(decoding two keys, assembling, rotation, callbacks), on two cores that etcd shares; the bare "
-    "put has one key, no checks, and nobody who understands it."
+    "By timestamps along the way, on a busy machine: 0.36 to 0.42 ms pass before our commit is "
+    "sent, and 0.34 to 0.37 ms from the consumer's read to its view."
 )
 
 
