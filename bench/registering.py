@@ -17,8 +17,8 @@ _TARGET = Target("≥", 2.0)
 _PYTHON = Path(sys.executable)
 _REMARK = (
     "Measured beside this: about 0.2 ms of processor time a registration in our process. In "
-    "samples taken before the last improvements, over a third of it was the garbage collector's once there "
-    "were 10,000; encoding the instance and its task, timer and event were next."
+    "samples taken before the last improvements, over a third of it was the garbage collector's "
+    "once there were 10,000; encoding the instance and its task, timer and event were next."
 )
 
 
