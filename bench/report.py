@@ -59,7 +59,8 @@ def _page(
         "Written by `make bench ARGS=--write`, or in parts with `--only`. Each number is the "
         "median of interleaved rounds, as many as its section says, or of more and shorter "
         "ones that add up to as much. A ratio is the median of the rounds' own ratios, since the "
-        "machine's noise lasts longer than a round, and in brackets is between what that median lies with 95 % confidence. "
+        "machine's noise lasts longer than a round, and in brackets is between what "
+        "that median lies with 95 % confidence. "
         "Where the target is in between as well, it is unclear whether it is met. Compare ratios, "
         "not numbers: those come and go with what else the machine does."
     )
