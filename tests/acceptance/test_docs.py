@@ -96,7 +96,7 @@ class Reader:
     def watch(self, arguments: list[str]) -> None:
         """In a terminal of its own, to the end of the page: it shows what is written."""
         command, environment = self._prepared(arguments)
-        shown = self.served.enter_context((self.folder / "terminal").open("w+"))
+        shown = self.served.enter_context((self.folder / "etcdctl").open("w+"))
         process = subprocess.Popen(command, env=environment, stdout=shown)
         self.served.callback(process.wait)
         self.served.callback(process.kill)
@@ -105,7 +105,7 @@ class Reader:
 
         def told() -> bool:
             self.run([*arguments[:position], "put", key, "something"])
-            return f"PUT\n{key}\nsomething\n" in (self.folder / "terminal").read_text()
+            return f"PUT\n{key}\nsomething\n" in (self.folder / "etcdctl").read_text()
 
         until(told, within=20)
 
