@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mooring.errors import InvalidURL
+from mooring.store.certificates import client_context
 
 Kind = Literal["single", "sentinel", "cluster"]
 
@@ -23,23 +22,7 @@ class TLS:
     def check(self) -> None:
         """Raise `InvalidURL` for a file that is no good: the driver would take it for a server that
         does not answer, and would not name it."""
-        for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
-            try:
-                if path is not None:
-                    path.read_bytes()
-            except OSError as error:
-                raise InvalidURL(f"{name}={path} cannot be read: {error.strerror}") from error
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-        except ssl.SSLError as error:
-            raise InvalidURL(f"ca={self.ca} holds no certificate in PEM format") from error
-        try:
-            if self.cert:
-                context.load_cert_chain(self.cert, self.key)
-        except ssl.SSLError as error:
-            raise InvalidURL(
-                f"cert={self.cert} and key={self.key} are no certificate with its key in PEM format"
-            ) from error
+        client_context(self.ca, self.cert, self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from mooring.errors import InvalidURL
+from mooring.store.certificates import client_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +34,7 @@ class TLS:
 
     def context(self) -> ssl.SSLContext:
         """The same for Python's own TLS; raises `InvalidURL` where a file is no good."""
-        for name in ("ca", "cert", "key"):
-            path: Path | None = getattr(self, name)
-            try:
-                if path is not None:
-                    path.read_bytes()
-            except OSError as error:
-                raise InvalidURL(f"{name}={path} cannot be read: {error.strerror}") from error
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-        except ssl.SSLError as error:
-            raise InvalidURL(f"ca={self.ca} holds no certificate in PEM format") from error
-        try:
-            if self.cert:
-                context.load_cert_chain(self.cert, self.key)
-        except ssl.SSLError as error:
-            raise InvalidURL(
-                f"cert={self.cert} and key={self.key} are no certificate with its key in PEM format"
-            ) from error
-        return context
+        return client_context(self.ca, self.cert, self.key)
 
 
 @dataclass(frozen=True, slots=True)
