@@ -30,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long campaigns run with `make soak` and never otherwise."""
+    """Long campaigns run with `make soak` and never otherwise; every fault is about time."""
+    for item in items:
+        if item.path.parent.name == "faults":
+            item.add_marker("timed")
     soaking = bool(config.getoption("--soak"))
     chosen = [item for item in items if bool(item.get_closest_marker("soak")) is soaking]
     if len(chosen) != len(items):

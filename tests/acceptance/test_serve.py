@@ -56,6 +56,7 @@ async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path
             assert (await store.read(key(b"/a"))).first is not None
 
 
+@pytest.mark.timed
 def test_it_is_ready_in_under_two_seconds(tmp_path: Path):
     """The best of three: the others' tests run at the same time."""
     times = []

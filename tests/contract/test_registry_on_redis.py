@@ -238,6 +238,7 @@ async def test_a_hub_of_two_has_both(server: RedisServer, space: str):
         assert instance.port == 1
 
 
+@pytest.mark.timed
 async def test_who_leaves_while_a_view_is_opened_is_not_kept(server: RedisServer, space: str):
     url = f"{server.url}?namespace={space}"
     async with mooring.connect(url, settings=QUICK) as hub:

@@ -40,6 +40,7 @@ async def other(store_url: str, place: tuple[str, str]) -> AsyncIterator[Hub]:
         yield opened
 
 
+@pytest.mark.timed
 async def test_a_revoked_lease_is_replaced(hub: Hub, other: Hub):
     async with hub.register(at(1)), hub.register(at(2)):
         held = (await hub.store.read(everything())).entries

@@ -693,6 +693,7 @@ class TestWatches:
                 (message,) = await stream.take(1)
                 assert len(message.events) == 1
 
+    @pytest.mark.timed
     async def test_a_reader_that_sleeps_holds_back_nobody(self, pair: Pair):
         """50 MB for a client that takes none of them: the other has them all at once, the
         server keeps none for it beside the history, and once that is compacted it is told."""

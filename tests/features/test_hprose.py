@@ -488,6 +488,7 @@ class TestRegister:
         async with mooring.hprose.register(hub, "a", "http://:8080/") as mine:
             assert mine.registrations[0].instance.host
 
+    @pytest.mark.timed
     async def test_the_heartbeat_is_what_it_is_told(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ):
@@ -577,6 +578,7 @@ class TestOnEtcd:
                 assert await remote.hello("y") == "hello y"
                 proxy.heal()
 
+    @pytest.mark.timed
     async def test_a_store_that_is_away_holds_up_no_server(
         self, etcd: Callable[[str], EtcdServer], hub: Hub, store_url: str
     ):

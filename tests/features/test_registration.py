@@ -151,6 +151,7 @@ async def test_draining_takes_it_out_before_it_returns():
         assert not any(entry.lease for entry in (await hub.store.read(everything())).entries)
 
 
+@pytest.mark.timed
 async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
     etcd: Callable[[str], object], caplog: pytest.LogCaptureFixture
 ):
@@ -184,6 +185,7 @@ async def test_why_it_is_not_registered_is_told_once_it_is_known(
             await eventually(lambda: one.state == "registered", within=10)
 
 
+@pytest.mark.timed
 async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str], object]):
     server = etcd("3.5")
     async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
@@ -200,6 +202,7 @@ async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str]
     assert states == ["registering", "registered", "suspended", "registered", "closed"]
 
 
+@pytest.mark.timed
 async def test_a_process_held_up_for_three_ttls_comes_back():
     async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
         time.sleep(3)  # noqa: ASYNC251 - that is the point
@@ -269,6 +272,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("reachable", [True, False])
 async def test_sigterm_drains_and_ends_within_its_grace(
     etcd: Callable[[str], object], reachable: bool

@@ -43,6 +43,7 @@ async def test_a_revoked_lease_is_a_lost_session(store: Store):
             session.check()
 
 
+@pytest.mark.timed
 async def test_a_blocked_event_loop_loses_it_by_its_own_clock(store: Store):
     """Nobody renews while the loop stands still: it must not trust a lease that may be gone."""
     async with Session(store, ttl=1) as session:
@@ -75,6 +76,7 @@ async def test_a_cancelled_body_revokes_the_lease(store: Store):
         await store.renew(leases[0])
 
 
+@pytest.mark.timed
 async def test_many_sessions_live_side_by_side(store: Store):
     sessions = [Session(store, ttl=2) for _ in range(30)]
     for session in sessions:

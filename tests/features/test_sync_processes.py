@@ -137,6 +137,7 @@ def test_the_end_of_the_interpreter_deregisters(etcd_url: str, end: str):
     assert _registered(etcd_url) == []
 
 
+@pytest.mark.timed
 async def test_the_end_of_the_interpreter_does_not_wait_for_a_store_that_is_away(
     etcd: Callable[[str], EtcdServer],
 ):

@@ -7,6 +7,8 @@ import threading
 import time
 import uuid
 
+import pytest
+
 from mooring.hub import connect
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.engine import Engine
@@ -40,6 +42,7 @@ async def test_a_name_is_forgotten_though_things_hang_on_it():
                 await hub.store.commit(Put(b"/a", b""))
 
 
+@pytest.mark.timed
 async def test_a_lease_expires_though_its_store_is_closed():
     url = f"memory://{uuid.uuid4().hex}"
     async with connect(url) as one, connect(url) as two:
@@ -50,6 +53,7 @@ async def test_a_lease_expires_though_its_store_is_closed():
             await eventually(lambda: not mirror.items, within=3)
 
 
+@pytest.mark.timed
 async def test_a_busy_loop_of_calls_lets_a_session_live():
     async with connect("memory://") as hub, hub.session(ttl=1) as session:
         until = time.monotonic() + 2
@@ -82,6 +86,7 @@ async def test_event_loops_in_other_threads_share_it():
         assert len((await hub.store.read(prefix(b"/"))).entries) == threads * each
 
 
+@pytest.mark.timed
 async def test_a_lease_expires_though_nobody_calls():
     async with connect("memory://") as hub:
         lease = await hub.store.grant(1)

@@ -57,6 +57,7 @@ async def test_cleanup_outlives_a_cancellation():
     assert done.is_set()
 
 
+@pytest.mark.timed
 async def test_cleanup_is_bounded():
     started = time.monotonic()
     assert not await cleanup(asyncio.Event().wait(), within=0.1)
