@@ -27,7 +27,7 @@ run: setup  ## start Mooring on the embedded store
 
 test: check tools  ## lint, types and tests; brings what they need
 	$(BIN)/pytest -n 6 --dist worksteal -m 'not timed'
-	$(BIN)/pytest -n 2 --dist worksteal -m timed
+	$(BIN)/pytest -n 3 --dist worksteal -m timed
 
 check: $(VENV)/.developing  ## lint and types
 	$(BIN)/ruff format --check .

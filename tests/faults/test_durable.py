@@ -98,12 +98,9 @@ async def test_ten_kills_lose_nothing_that_was_acknowledged(tmp_path: Path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-async def test_hundreds_of_kills(tmp_path: Path, soak_seconds: float):
-    until = time.monotonic() + soak_seconds
-    rounds = 0
-    while time.monotonic() < until and rounds < 500:
-        await kill_and_look(tmp_path / f"store{rounds}", 10)
-        rounds += 10
+async def test_five_hundred_kills(tmp_path: Path):
+    for number in range(50):
+        await kill_and_look(tmp_path / f"store{number}", 10)
 
 
 async def test_leases_live_on_with_their_remaining_time(tmp_path: Path):
