@@ -90,6 +90,8 @@ async def _through_views(plan: Plan) -> Section:
                 sides[size] = _calls(policy, view, plan.seconds)
             rates = await interleaved(plan, f"view.pick, {policy}", sides, _each)
         lines += _lines(policy, rates, VIEW_TARGETS.get(policy))
+    empty = await interleaved(plan, "an empty context", {"": _empty(plan.seconds)}, _each)
+    lines.append(Line("an `async with` that does nothing", _each(median(empty[""]))))
     text = (
         "`async with view.pick()` around nothing: the choice, the start and the end of a call, and "
         "what is kept of how it ended."
@@ -127,6 +129,32 @@ def _calls(policy: str, view: View, seconds: float) -> Callable[[], Awaitable[fl
     return measure
 
 
+class _Nothing:
+    __slots__ = ()
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def _empty(seconds: float) -> Callable[[], Awaitable[float]]:
+    """What Python itself takes for such a statement."""
+
+    async def measure() -> float:
+        clock, done = time.perf_counter, 0
+        start = clock()
+        while (elapsed := clock() - start) < seconds:
+            for _ in repeat(None, _STRETCH):
+                async with _Nothing():
+                    pass
+            done += _STRETCH
+        return done / elapsed
+
+    return measure
+
+
 def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
     few, many = median(rates[FEW]), median(rates[MANY])
     if most is None:
@@ -143,8 +171,11 @@ def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
 
 
 _REMARK = (
-    "The choice alone is in the table above; the rest is entering and leaving the context and what "
-    "is learnt from the call. It was not profiled further."
+    'The parts, each measured here: the choice with the start and the end of a call is "Picking, '
+    'with feedback", and what Python takes for the statement is the last line. What is left is '
+    "the object that stands for the call, two looks at the clock and four calls from the view to "
+    "the picker: without two of these calls it took 5 to 8 % less, which was not worth writing the same "
+    "lines twice."
 )
 
 
