@@ -174,8 +174,8 @@ _REMARK = (
     'The parts, each measured here: the choice with the start and the end of a call is "Picking, '
     'with feedback", and what Python takes for the statement is the last line. What is left is '
     "the object that stands for the call, two looks at the clock and four calls from the view to "
-    "the picker: without two of these calls it took 5 to 8 % less, which was not worth writing the same "
-    "lines twice."
+    "the picker: without two of these calls it took 5 to 8 % less, which was not worth writing the "
+    "same lines twice."
 )
 
 

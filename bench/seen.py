@@ -18,7 +18,13 @@ from bench.roles.consumer import BARE, NODES
 from bench.zookeeper import KazooClient, client, fresh_zookeeper
 from mooring import Hub, connect
 from mooring.registry.registration import Registration
-from mooring.store.etcd.proto import DeleteRangeRequest, Methods, PutRequest
+from mooring.store.etcd.proto import (
+    DeleteRangeRequest,
+    Methods,
+    PutRequest,
+    RequestOp,
+    TxnRequest,
+)
 from mooring.testing.etcd import EtcdServer
 
 OTHERS = 100
@@ -59,6 +65,7 @@ async def run(plan: Plan) -> list[Section]:
     lines = [
         _line("p50, bare driver", ours, driver, Target("≤", 1.5)),
         _line("p99, bare driver", ours, driver),
+        _line("p50, bare driver with our writes", ours, taken["same"]),
         _line("p50 of the first, bare driver", taken["first"], driver),
     ]
     if problem:
@@ -70,7 +77,8 @@ async def run(plan: Plan) -> list[Section]:
         "From just before `hub.register` until a view in another process has the instance, one at "
         f"a time, {OTHERS} others being there; each leaves again before the next comes. Bare is a "
         "put of one key with the bare driver, until its event was read from the bare stream in "
-        "another process. kazoo is the creation of one ephemeral node, until another process's "
+        "another process; with our writes it is one transaction of what a registration writes, two "
+        "puts and a deletion. kazoo is the creation of one ephemeral node, until another process's "
         "`ChildrenWatch` gives it. The process that registers has another instance of the service "
         "already, save for the first, which is the first of its process: it needs a lease before. "
         "Ratios are of time."
@@ -157,6 +165,7 @@ async def _on_etcd() -> AsyncIterator[Sides]:
                     "ours": (_Ours(hub), view),
                     "first": (_Ours(another), view),
                     "bare": (_Bare(methods), stream),
+                    "same": (_SameKeys(methods), stream),
                 }
 
 
@@ -196,6 +205,23 @@ class _Bare:
     async def leave(self, number: int) -> None:
         request = DeleteRangeRequest(key=BARE.start + b"%d" % number)
         await self._methods.delete_range(request, timeout=TIMEOUT, metadata=METADATA)
+
+
+class _SameKeys(_Bare):
+    """All that a registration writes, of which the stream sees one key."""
+
+    async def join(self, number: int) -> str:
+        puts = [PutRequest(key=name, value=_data(number)) for name in self._names(number)[:2]]
+        deletion = DeleteRangeRequest(key=self._names(number)[2])
+        operations = [RequestOp(request_put=put) for put in puts]
+        operations.append(RequestOp(request_delete_range=deletion))
+        request = TxnRequest(success=operations)
+        await self._methods.txn(request, timeout=TIMEOUT, metadata=METADATA)
+        return self._names(number)[0].decode()
+
+    def _names(self, number: int) -> tuple[bytes, bytes, bytes]:
+        watched = BARE.start + b"%d" % number
+        return watched, b"/bench/status/%d" % number, b"/bench/gone/%d" % number
 
 
 @asynccontextmanager
