@@ -119,7 +119,7 @@ class Mirror(Generic[K, V]):
         self._returned = returned
         self._turn = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
-        self._callbacks: list[Callable[[Update[K, V]], None]] = []
+        self._callbacks: dict[object, Callable[[Update[K, V]], None]] = {}
         self._closed = False
         self._mistake = ""
         """What went wrong that should not, and was told."""
@@ -156,9 +156,14 @@ class Mirror(Generic[K, V]):
 
     def subscribe(self, callback: Callable[[Update[K, V]], None]) -> Callable[[], None]:
         """Call back at each update, after it was applied. It must not block. What is returned
-        ends it."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        ends it, and does nothing more when it is called again."""
+        subscription = object()
+        self._callbacks[subscription] = callback
+
+        def end() -> None:
+            self._callbacks.pop(subscription, None)
+
+        return end
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[Update[K, V]]]:
@@ -297,7 +302,7 @@ class Mirror(Generic[K, V]):
     def _tell(self, update: Update[K, V]) -> None:
         for reader in self._readers:
             reader.put(update)
-        for callback in tuple(self._callbacks):
+        for callback in tuple(self._callbacks.values()):
             try:
                 callback(update)
             except Exception:

@@ -67,6 +67,18 @@ async def test_a_subscriber_that_fails_does_not_stop_it(store: Store, caplog):
     assert "a subscriber's mistake" in caplog.text
 
 
+async def test_a_subscription_may_be_ended_twice_and_ends_no_other(store: Store):
+    seen: list[Update[bytes, Entry]] = []
+    async with mirror_of(store) as mirror:
+        end = mirror.subscribe(seen.append)
+        mirror.subscribe(seen.append)
+        end()
+        end()
+        await store.commit(Put(b"/m/a", b"1"))
+        await eventually(lambda: b"/m/a" in mirror.items)
+        assert len(seen) == 1
+
+
 async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(store: Store):
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await store.commit(Put(b"/m/gone", b""))
