@@ -136,8 +136,10 @@ class Mirror(Generic[K, V]):
         return self._loaded
 
     async def ready(self, *, or_failing: bool = False) -> None:
-        """Wait for the first snapshot, or until it is clear that there is none for now."""
+        """Wait for the first snapshot, or until it is clear that there is none for now. Raises
+        `Closed` where there will be none any more."""
         while not (self._loaded or (or_failing and self.error is not None)):
+            self._check_open()
             self._turn.clear()
             await self._turn.wait()
 
@@ -187,23 +189,27 @@ class Mirror(Generic[K, V]):
     def start(self) -> None:
         """Follow, without waiting for anything. Nothing happens where it does already. Raises
         `Closed` where it will not any more."""
-        if self._closed:
-            raise Closed(f"the mirror of {self._feed.name} is closed: make another")
+        self._check_open()
         if self._started:
             return
         self._started = True
         self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the mirror of {self._feed.name} is closed: make another")
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
         """Stop following. Those who read its changes come to an end."""
-        self._end_readers()
+        self._end()
         await self._tasks.aclose()
 
-    def _end_readers(self) -> None:
+    def _end(self) -> None:
         self._closed = True
+        self._turn.set()
         for reader in self._readers:
             reader.end()
 
@@ -225,7 +231,7 @@ class Mirror(Generic[K, V]):
                 log.info("%s: reads again: %s", self._feed.name, error)
                 self.mark = 0
             except Closed:
-                return self._end_readers()
+                return self._end()
             except StoreError as error:
                 self._breaks(error)
             except Exception as error:  # noqa: BLE001 - no mistake may leave a copy to stand still

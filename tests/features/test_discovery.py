@@ -14,7 +14,7 @@ import pytest
 import mooring
 from mooring import Instance, Resilience
 from mooring.discovery.copies import Copies
-from mooring.errors import InvalidRequest, NoInstance, Unavailable
+from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.heartbeat.settings import MetricsSettings, RegistrySettings
 from mooring.hub import Hub
 from mooring.store import Delete, prefix
@@ -294,6 +294,18 @@ class TestTheRegistryAway:
             with pytest.raises(Unavailable, match="instances of echo cannot be read"):
                 async with hub.discover("echo", wait=1):
                     pass
+
+    async def test_a_view_that_opens_while_its_hub_closes_says_so_at_once(self):
+        hub = await mooring.connect("etcd://127.0.0.1:1").__aenter__()
+        view = hub.discover("echo", wait=60)
+        opening = asyncio.ensure_future(view.__aenter__())
+        await eventually(lambda: view._mirror.error is not None)
+        await hub.__aexit__()
+        async with asyncio.timeout(5):
+            with pytest.raises(Closed):
+                await opening
+            with pytest.raises(Closed):
+                await view.__aenter__()
 
     async def test_a_damaged_copy_is_not_used(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

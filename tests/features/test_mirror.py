@@ -162,6 +162,19 @@ async def test_one_that_is_closed_does_not_start_again(store: Store):
         mirror.start()
 
 
+@pytest.mark.parametrize("what", ["mirror", "store"])
+async def test_who_waits_for_the_first_snapshot_hears_that_it_is_closed(what: str):
+    async with open_store("etcd://127.0.0.1:1") as store:
+        mirror = Mirror(RangeFeed(store, prefix(b"/m/")), wait=False)
+        async with mirror:
+            waiting = asyncio.ensure_future(mirror.ready())
+            await eventually(lambda: mirror.error is not None)
+            await (mirror if what == "mirror" else store).aclose()
+            async with asyncio.timeout(5):
+                with pytest.raises(Closed):
+                    await waiting
+
+
 class Stumbling:
     """A feed of numbers that fails, as no feed should, each time that it follows."""
 
