@@ -344,3 +344,86 @@ async def test_one_that_is_too_large_is_refused():
             await asyncio.wait_for(hub.register(large).__aenter__(), 3)
         async with hub.register(ONE) as one:
             assert one.state == "registered"
+
+
+@pytest.mark.parametrize("url", ["memory://", "redis"])
+async def test_who_closes_it_while_it_is_closed_waits_until_it_is(
+    url: str, redis: Callable[[str], RedisServer], monkeypatch: pytest.MonkeyPatch
+):
+    """A hub that is left meanwhile must not close the store under who deregisters."""
+    if url == "redis":
+        url = f"{redis('7.0').url}?namespace={time.monotonic_ns()}"
+    async with mooring.connect(url) as hub:
+        one = await hub.register(ONE).__aenter__()
+        held, at_work = asyncio.Event(), asyncio.Event()
+        withdraw = one._enrolment.withdraw
+
+        async def slow() -> None:
+            at_work.set()
+            await held.wait()
+            await withdraw()
+
+        monkeypatch.setattr(one._enrolment, "withdraw", slow)
+        first = asyncio.ensure_future(one.aclose())
+        await at_work.wait()
+        second = asyncio.ensure_future(one.aclose())
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        held.set()
+        await second
+        assert one.state == "closed"
+        assert (await hub.registry.instances("echo")).instances == ()
+        await first
+
+
+async def test_one_that_is_closed_while_it_opens_says_so_at_once():
+    async with mooring.connect("etcd://127.0.0.1:1?timeout=1s") as hub:
+        registration = hub.register(ONE, wait=60)
+        opening = asyncio.ensure_future(registration.__aenter__())
+        await eventually(lambda: registration.state == "registering")
+        await registration.aclose()
+        with pytest.raises(Closed, match="echo"):
+            await asyncio.wait_for(opening, 5)
+
+
+async def test_a_second_drain_brings_nothing_back():
+    states: list[str] = []
+    async with mooring.connect() as hub, hub.discover("echo") as view:
+        one = await hub.register(ONE).__aenter__()
+        view.subscribe(
+            lambda update: states.extend(
+                change.after.status.state if change.after else "gone" for change in update.changes
+            )
+        )
+        first = asyncio.ensure_future(one.drain(linger=0.3))
+        await eventually(lambda: "gone" in states)
+        await one.drain(linger=0.1)
+        assert one.state == "closed"
+        await first
+        await asyncio.sleep(0.1)
+    assert states == ["draining", "gone"]
+
+
+async def test_to_close_it_while_it_drains_waits_until_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with mooring.connect() as hub:
+        one = await hub.register(ONE).__aenter__()
+        held, at_work = asyncio.Event(), asyncio.Event()
+        put = one._enrolment.put
+
+        async def slow(instance: Instance, *, fresh: bool) -> None:
+            at_work.set()
+            await held.wait()
+            await put(instance, fresh=fresh)
+
+        monkeypatch.setattr(one._enrolment, "put", slow)
+        draining = asyncio.ensure_future(one.drain(linger=0.1))
+        await at_work.wait()
+        closing = asyncio.ensure_future(one.aclose())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        held.set()
+        await closing
+        await draining
+        assert not any(entry.lease for entry in (await hub.store.read(everything())).entries)

@@ -9,6 +9,7 @@ it out (`removed`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import logging
 import os
@@ -79,7 +80,7 @@ class Registration:
         "__weakref__",
         "_beats",
         "_callbacks",
-        "_closed",
+        "_closing",
         "_config",
         "_config_callbacks",
         "_dirty",
@@ -91,6 +92,7 @@ class Registration:
         "_healthy",
         "_instance",
         "_labels",
+        "_leaving",
         "_life",
         "_lost_fields",
         "_merged",
@@ -134,7 +136,10 @@ class Registration:
         self._state: RegistrationState = "closed"
         self._phase: RegistrationState = "registering"
         self._fresh = True
-        self._entered = self._closed = False
+        self._entered = False
+        self._leaving: asyncio.Event | None = None
+        self._closing: asyncio.Event | None = None
+        """Once somebody drains it, or closes it; set when that is done."""
         self._callbacks: tuple[Callable[[RegistrationState], None], ...] = ()
         self._config_callbacks: tuple[Callable[[Config], None], ...] = ()
         self._config = NO_CONFIG
@@ -206,7 +211,7 @@ class Registration:
         self._wake.set()
 
     async def __aenter__(self) -> Self:
-        if self._closed:
+        if self._closing is not None:
             raise Closed("the registration of {} {} is closed: make another".format(*self._labels))
         if self._metrics is not None:
             self._metrics.start()
@@ -237,6 +242,8 @@ class Registration:
         if self._failed is not None:
             await self.aclose()
             raise self._failed
+        if self._closing is not None:
+            raise Closed("the registration of {} {} was closed meanwhile".format(*self._labels))
         return self
 
     def _collected(self) -> None:
@@ -256,7 +263,7 @@ class Registration:
             while self.state != "registered":
                 if self._failed is not None:
                     raise self._failed
-                if self._closed:
+                if self._closing is not None:
                     raise Closed("the registration of {} {} is closed".format(*self._labels))
                 changed.clear()
                 await changed.wait()
@@ -421,10 +428,17 @@ class Registration:
         if self.state in ("superseded", "removed", "closed"):
             return await self.aclose()
         deadline = time.monotonic() + grace
-        await self._tasks.aclose()
-        self._enter("draining")
-        self._life = "draining"
-        await cleanup(self._leave(), within=grace / 2)
+        if self._leaving is None:
+            self._leaving = asyncio.Event()
+            try:
+                await self._tasks.aclose()
+                self._enter("draining")
+                self._life = "draining"
+                await cleanup(self._leave(), within=grace / 2)
+            finally:
+                self._leaving.set()
+        else:
+            await _set(self._leaving, within=grace / 2)
         if (left := min(linger, (deadline - time.monotonic()) / 2)) > 0:
             await asyncio.sleep(left)
         await self.aclose(within=max(deadline - time.monotonic(), 0.1))
@@ -439,18 +453,27 @@ class Registration:
             log.info("%s %s: left to expire: %s", *self._labels, error)
 
     async def aclose(self, *, within: float = _WITHDRAW_WITHIN) -> None:
-        """Deregister, within a few seconds whatever the store does; then it expires by itself."""
-        if self._process != os.getpid() or self._closed:
+        """Deregister, within a few seconds whatever the store does; then it expires by itself. Who
+        closes it while somebody else does waits for the same end."""
+        if self._process != os.getpid():
             return
-        self._closed = True
-        if not self._entered:
-            return  # there is nothing to take back
-        await cleanup(self._close(within), within=within + 1)
+        if self._closing is not None:
+            await self._closing.wait()
+            return
+        self._closing = asyncio.Event()
+        self._settled.set()  # who still enters it hears of this at once
+        try:
+            if self._entered:  # otherwise there is nothing to take back
+                await cleanup(self._close(within), within=within + 1)
+        finally:
+            self._closing.set()
 
     async def _close(self, within: float) -> None:
         deadline = time.monotonic() + within
         await self._tasks.aclose()
         self._end_metrics()
+        if self._leaving is not None:  # what is under way needs what is freed here
+            await _set(self._leaving, within=within / 2)
         try:
             if self._phase in ("registering", "registered", "suspended"):
                 async with asyncio.timeout(within / 2):
@@ -465,6 +488,13 @@ class Registration:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _set(event: asyncio.Event, *, within: float) -> None:
+    """Wait for an event, but not for longer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await event.wait()
 
 
 def _cancelled() -> bool:
