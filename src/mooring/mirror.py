@@ -135,6 +135,12 @@ class Mirror(Generic[K, V]):
         """Whether there ever was a snapshot."""
         return self._loaded
 
+    def stand_in(self, items: Mapping[K, V]) -> None:
+        """What was known before, until there is a snapshot: that tells the difference to it. It is
+        not what is there, and the mirror stays `stale`. Only before the first snapshot."""
+        assert not self._loaded
+        self._items.update(items)
+
     async def ready(self, *, or_failing: bool = False) -> None:
         """Wait for the first snapshot, or until it is clear that there is none for now. Raises
         `Closed` where there will be none any more."""

@@ -17,6 +17,7 @@ from mooring.discovery.copies import Copies
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.heartbeat.settings import MetricsSettings, RegistrySettings
 from mooring.hub import Hub
+from mooring.mirror import Update
 from mooring.store import Delete, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -65,6 +66,21 @@ async def test_changes_can_be_iterated_and_called_back(hub: Hub):
         async with hub.register(at(2)):
             await eventually(lambda: len(view.instances) == 1)
         assert len(seen) <= count + 1
+
+
+async def test_who_subscribes_before_it_is_entered_is_told_after_the_change_too(hub: Hub):
+    seen: list[tuple[set[str], set[str]]] = []
+    view = hub.discover("echo")
+
+    def told(update: Update[str, Instance]) -> None:
+        changed = {change.key for change in update.changes}
+        seen.append((changed, {instance.id for instance in view.instances}))
+
+    view.subscribe(told)
+    async with hub.register(at(1)), view, hub.register(at(2)):
+        await view.wait(2, timeout=5)
+        assert all(changed <= there for changed, there in seen)
+        assert {id for changed, _ in seen for id in changed} == {"10.0.0.1:1", "10.0.0.1:2"}
 
 
 async def test_calls_are_spread_by_weight(hub: Hub):
@@ -265,6 +281,37 @@ class TestTheRegistryAway:
                     assert instance.port == 1
                 proxy.heal()
                 await eventually(lambda: not view.stale and not view.instances, within=5)
+
+    async def test_after_a_start_from_disk_the_difference_to_the_copy_is_told(
+        self, etcd: Callable[[str], EtcdServer], tmp_path: Path
+    ):
+        server = etcd("3.5")
+        async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:
+            name = f"namespace=/{tmp_path.name}"
+            url, cache = f"etcd://{proxy.address}?{name}&timeout=1s", tmp_path / "cache"
+            async with mooring.connect(f"{server.url}?{name}") as near, near.register(at(1)):
+                async with (
+                    near.register(at(2)),
+                    mooring.connect(url, cache=cache) as far,
+                    far.discover("echo"),
+                ):
+                    await eventually(lambda: bool(copies_of("echo", cache)))
+                proxy.refuse()
+                async with (
+                    mooring.connect(url, cache=cache) as far,
+                    far.discover("echo") as view,
+                    near.register(at(3)),
+                ):
+                    known = {instance.id for instance in view.instances}
+                    assert known == {"10.0.0.1:1", "10.0.0.1:2"}
+                    async with view.changes() as changes, asyncio.timeout(10):
+                        proxy.heal()
+                        async for update in changes:
+                            for change in update.changes:
+                                (known.discard if change.after is None else known.add)(change.key)
+                            if known == {instance.id for instance in view.instances}:
+                                break
+                    assert known == {"10.0.0.1:1", "10.0.0.1:3"}
 
     async def test_what_changes_while_the_copy_is_saved_is_saved_next(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

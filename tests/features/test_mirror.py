@@ -175,6 +175,26 @@ async def test_who_waits_for_the_first_snapshot_hears_that_it_is_closed(what: st
                     await waiting
 
 
+async def test_the_first_snapshot_tells_the_difference_to_what_stood_in(store: Store):
+    async with mirror_of(store) as mirror:
+        await store.commit(Put(b"/m/old", b"1"), Put(b"/m/same", b"1"))
+        await eventually(lambda: len(mirror.items) == 2)
+        known = dict(mirror.items)
+    await store.commit(Delete(key(b"/m/old")), Put(b"/m/new", b"1"))
+    mirror = mirror_of(store)
+    mirror.stand_in(known)
+    assert mirror.stale
+    assert not mirror.loaded
+    told: list[Update[bytes, Entry]] = []
+    mirror.subscribe(told.append)
+    async with mirror:
+        assert [(c.key, c.after is None) for c in told[0].changes] == [
+            (b"/m/old", True),
+            (b"/m/new", False),
+        ]
+        assert sorted(mirror.items) == [b"/m/new", b"/m/same"]
+
+
 class Stumbling:
     """A feed of numbers that fails, as no feed should, each time that it follows."""
 

@@ -60,8 +60,9 @@ class View:
     """Made by `hub.discover`; use it as an async context manager.
 
     Entering waits for the first list, for at most `wait` seconds; where the registry is away, a
-    copy from disk stands in, and without one it raises `Unavailable`. From then on a failure never
-    takes instances away: the last list is kept and called `stale`.
+    copy from disk stands in, and without one it raises `Unavailable`. Where its hub is closed
+    meanwhile, it raises `Closed` at once. From then on a failure never takes instances away: the
+    last list is kept and called `stale`.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class View:
         self._empty: Empty = empty
         self._copies, self._wait = copies, wait
         self._mirror: Mirror[str, Instance] = Mirror(feed, wait=False)
+        self._mirror.subscribe(self._apply)  # before anybody else, who is told what was applied
         self._from_disk = self._kept = self._entered = False
         self._changed, self._unsaved = asyncio.Event(), asyncio.Event()
         self._tasks = Tasks()
@@ -155,7 +157,8 @@ class View:
         return self._mirror.subscribe(callback)
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Update[str, Instance]]]:
-        """Changes from now on: `async with view.changes() as changes: async for …`."""
+        """Changes from now on: `async with view.changes() as changes: async for …`. After a start
+        from disk the first is the difference to the copy."""
         return self._mirror.changes()
 
     async def wait(self, count: int = 1, *, timeout: float | None = None) -> None:
@@ -174,7 +177,6 @@ class View:
             ) from None
 
     async def __aenter__(self) -> Self:
-        self._mirror.subscribe(self._apply)
         self._mirror.start()
         try:
             await self._first_list()
@@ -201,19 +203,21 @@ class View:
             raise Unavailable(f"the instances of {self.service} cannot be read: {why}")
         log.warning("%s: the copy of %s stands in: %s", self.service, copy.saved_at, why)
         self._from_disk = True
+        self._mirror.stand_in({instance.id: instance for instance in copy.instances})
         for instance in copy.instances:
             self.rotation.put(instance, time.monotonic(), first=True)
 
     def _apply(self, update: Update[str, Instance]) -> None:
         moment = time.monotonic()
         there = self._mirror.items
+        self._from_disk = False
         if not there and self._empty == "keep" and len(self.rotation):
             if not self._kept:
                 log.warning("%s has no instances left: the last list is kept", self.service)
-            self._kept, self._from_disk = True, False
+            self._kept = True
             return
-        if self._kept or self._from_disk:
-            self._kept = self._from_disk = False
+        if self._kept:
+            self._kept = False
             for id in [seat.instance.id for seat in self.rotation if seat.instance.id not in there]:
                 self.rotation.remove(id)
         changes: Sequence[Change[str, Instance]] = update.changes
