@@ -135,6 +135,11 @@ class Mirror(Generic[K, V]):
         """Whether there ever was a snapshot."""
         return self._loaded
 
+    @property
+    def closed(self) -> bool:
+        """Whether it will not follow any more: it or its store is closed."""
+        return self._closed
+
     def stand_in(self, items: Mapping[K, V]) -> None:
         """What was known before, until there is a snapshot: that tells the difference to it. It is
         not what is there, and the mirror stays `stale`. Only before the first snapshot."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -40,6 +41,13 @@ def copies_of(service: str, cache: Path) -> list[Path]:
 
 def called(view: mooring.discovery.view.View) -> list[int]:
     return sorted(seat.instance.port for seat in view.rotation if seat.seated)
+
+
+def fail(view: mooring.discovery.view.View, port: int) -> None:
+    """A call to an instance fails."""
+    node = next(seat.node for seat in view.rotation if seat.instance.port == port)
+    view.rotation.picker.started(node)
+    view.rotation.finished(node, 0.01, False, time.monotonic())
 
 
 async def test_the_snapshot_has_a_mark_an_age_and_is_not_stale(hub: Hub):
@@ -188,6 +196,67 @@ async def test_waiting_for_instances(hub: Hub):
         waiting = asyncio.ensure_future(view.wait(2, timeout=5))
         async with hub.register(at(1)), hub.register(at(2)):
             await waiting
+
+
+async def test_waiting_counts_those_of_other_zones(hub: Hub):
+    async with (
+        hub.register(at(1, zone="a")),
+        hub.register(at(2, zone="b")),
+        hub.discover("echo", zone="a") as view,
+    ):
+        await view.wait(2, timeout=5)
+        assert called(view) == [1]
+
+
+async def test_waiting_ends_when_an_ejection_does(hub: Hub):
+    soon = Resilience(
+        consecutive_failures=1, ejection=0.5, recovery_spacing=0, slow_start=0, panic_threshold=0
+    )
+    async with hub.register(at(1)), hub.register(at(2)), hub.discover("echo", resilience=soon) as v:
+        fail(v, 1)
+        assert called(v) == [2]
+        await v.wait(2, timeout=5)
+        assert called(v) == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["view", "hub"])
+async def test_waiting_ends_with_the_view_and_with_its_hub(what: str):
+    async with mooring.connect() as hub, hub.discover("echo") as view:
+        waiting = asyncio.ensure_future(view.wait())
+        await asyncio.sleep(0)
+        await (view.aclose() if what == "view" else hub.__aexit__())
+        async with asyncio.timeout(5):
+            with pytest.raises(Closed, match="view of echo"):
+                await waiting
+
+
+async def test_a_long_ejection_holds_up_nothing_else(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    long = Resilience(
+        consecutive_failures=1, ejection=60, slow_start=2, recovery_spacing=0, panic_threshold=0
+    )
+    async with (
+        hub.register(at(1)),
+        hub.register(at(2)),
+        hub.register(at(3)),
+        hub.discover("echo", resilience=long) as view,
+    ):
+        fail(view, 1)
+        pauses: list[float] = []
+        tick = view.rotation.tick
+
+        def noted(now: float) -> float | None:
+            pause = tick(now)
+            pauses.append(pause or 0.0)
+            return pause
+
+        monkeypatch.setattr(view.rotation, "tick", noted)
+        await eventually(lambda: bool(pauses))
+        assert pauses[0] > 50
+        async with hub.register(at(4)):
+            await view.wait(3, timeout=5)
+            node = next(seat.node for seat in view.rotation if seat.instance.port == 4)
+            assert node.weight < 1
+            await eventually(lambda: node.weight == 1)
 
 
 async def test_the_draining_and_the_disabled_are_not_called(hub: Hub):

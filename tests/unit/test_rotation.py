@@ -38,7 +38,7 @@ def test_a_successor_is_not_blamed_for_calls_to_who_was_there_before():
         rotation = rotation_of(one(1, incarnation="a"), one(2), one(3))
         before = next(seat.node for seat in rotation if seat.instance.port == 1)
         if leaves:
-            rotation.remove(before.id)
+            rotation.remove(before.id, 1.0)
         rotation.put(one(1, incarnation="b"), 1.0)
         assert not any(rotation.finished(before, 0.1, False, 2.0) for _ in range(10))
         assert called(rotation) == [1, 2, 3]
@@ -116,7 +116,7 @@ def test_a_zone_is_preferred_and_left_when_nobody_is_there():
         one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), wanted=Wanted(zone="a")
     )
     assert called(rotation) == [1]
-    rotation.remove("10.0.0.1:1")
+    rotation.remove("10.0.0.1:1", 1.0)
     assert called(rotation) == [2, 3]
 
 
@@ -133,6 +133,31 @@ def test_who_fails_is_ejected_and_comes_back():
     assert pause > 5
     rotation.tick(60.0)
     assert called(rotation) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["it leaves", "it is disabled"])
+def test_the_last_one_left_comes_back_as_the_other_goes(how: str):
+    rotation = Rotation("echo", resilience=Resilience(consecutive_failures=1, panic_threshold=0))
+    rotation.put(one(1), 0.0, first=True)
+    rotation.put(one(2), 0.0, first=True)
+    assert rotation.finished(next(iter(rotation)).node, 0.1, False, 1.0)
+    assert called(rotation) == [2]
+    if how == "it leaves":
+        rotation.remove("10.0.0.1:2", 2.0)
+    else:
+        rotation.put(one(2, enabled=False), 2.0)
+    assert called(rotation) == [1]
+
+
+def test_those_of_other_zones_are_available_too():
+    rotation = rotation_of(
+        one(1, zone="a"), one(2, zone="b"), one(3, healthy=False), wanted=Wanted(zone="a")
+    )
+    assert called(rotation) == [1]
+    assert rotation.available == 2
+    rotation.put(one(2, zone="b", healthy=False), 1.0)
+    assert rotation.mode == "panic"
+    assert rotation.available == 3
 
 
 def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
@@ -261,7 +286,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     @rule(port=st.integers(1, 6))
     def remove(self, port: int) -> None:
         self.there.pop(port, None)
-        self.rotation.remove(f"10.0.0.1:{port}")
+        self.rotation.remove(f"10.0.0.1:{port}", self.now)
 
     @rule(ok=st.booleans())
     def call(self, ok: bool) -> None:
@@ -281,7 +306,9 @@ class AgainstTheModel(RuleBasedStateMachine):
         may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
         well = {p: i for p, i in may.items() if i.status.healthy and p not in ejected}
         here = {p for p, i in well.items() if i.zone == "a"}
-        expected = set(may) if len(well) < len(may) * 0.5 else (here or set(well))
+        panics = len(well) < len(may) * 0.5
+        expected = set(may) if panics else (here or set(well))
+        assert self.rotation.available == len(may if panics else well)
         assert set(called(self.rotation)) == expected
         assert len(self.rotation.picker) == len(expected)
 

@@ -121,6 +121,11 @@ class Rotation:
     def __iter__(self) -> Iterator[Seat]:
         return iter(self._seats.values())
 
+    @property
+    def available(self) -> int:
+        """How many may be called, in whatever zone: callers leave theirs when they have to."""
+        return self._admissible if self.mode == "panic" else self._well
+
     def put(self, instance: Instance, now: float, *, first: bool = False) -> None:
         """An instance is there, or changed. `first`: it was there before anybody looked, so that
         it has no slow start."""
@@ -140,13 +145,15 @@ class Rotation:
         self._count(seat, +1)
         self._reweigh(seat, now)
         self._settle(seat)
+        self._let_back(now)
 
-    def remove(self, id: str) -> None:
+    def remove(self, id: str, now: float) -> None:
         seat = self._seats.pop(id, None)
         if seat is None:
             return
         self._drop(seat)
         self._settle(None)
+        self._let_back(now)
 
     def _drop(self, seat: Seat) -> None:
         id = seat.instance.id
@@ -228,11 +235,7 @@ class Rotation:
     def tick(self, now: float) -> float | None:
         """Let time pass: ejected ones come back, new ones warm up. Seconds until it is worth
         calling again; None where only an event can change anything."""
-        for id in self._outliers.due(now):
-            if (seat := self._seats.get(id)) is not None:
-                self._eject(seat, False)
-                seat.since = now
-                self._reweigh(seat, now)
+        self._let_back(now)
         window = self.resilience.slow_start
         for seat in tuple(self._warming.values()):
             if int(_STEPS * (now - seat.since) / window) != seat.step:
@@ -240,12 +243,20 @@ class Rotation:
         for id, last in tuple(self._failing.items()):
             if now - last > self.resilience.failure_rate_window:
                 del self._failing[id]
-                if (seat := self._seats.get(id)) is not None:
-                    seat.failing = False
+                if id in self._seats:
+                    self._seats[id].failing = False
         if self._warming:
             return 0.5
         due = self._outliers.next_due()
         return None if due is None else max(due - now, 0.05)
+
+    def _let_back(self, now: float) -> None:
+        """Those whose ejection is over, or is one too many since others are gone."""
+        for id in self._outliers.due(now):
+            if (seat := self._seats.get(id)) is not None:
+                self._eject(seat, False)
+                seat.since = now
+                self._reweigh(seat, now)
 
     def _eject(self, seat: Seat, ejected: bool) -> None:
         self._count(seat, -1)

@@ -21,7 +21,7 @@ from mooring import telemetry
 from mooring.discovery.copies import Copies
 from mooring.discovery.resilience import Resilience, RetryBudget
 from mooring.discovery.rotation import Explanation, Rotation, Wanted
-from mooring.errors import NoInstance, Unavailable
+from mooring.errors import Closed, NoInstance, Unavailable
 from mooring.mirror import Change, Feed, Mirror, Update
 from mooring.model import Instance
 from mooring.tasks import Tasks
@@ -33,6 +33,7 @@ T = TypeVar("T")
 Empty = Literal["accept", "keep"]
 """What to do where a service truly has no instances left: believe it, or keep the last list."""
 
+_LOOK_AGAIN = 1.0  # seconds at most that time passes unnoticed: a call may eject somebody meanwhile
 _SAVE_AFTER = 1.0  # seconds: changes that come together are saved together
 
 
@@ -162,18 +163,19 @@ class View:
         return self._mirror.changes()
 
     async def wait(self, count: int = 1, *, timeout: float | None = None) -> None:
-        """Wait until at least so many instances may be called. Raises `NoInstance` after
-        `timeout` seconds."""
+        """Wait until at least so many instances may be called, in whatever zone. Raises
+        `NoInstance` after `timeout` seconds, and `Closed` where the view is closed."""
         try:
             async with asyncio.timeout(timeout):
-                while len(self.rotation.picker) < count:
+                while self.rotation.available < count:
+                    if self._mirror.closed:
+                        raise Closed(f"the view of {self.service} is closed")
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            there = len(self.rotation.picker)
             raise NoInstance(
-                f"{self.service} has {there} of {count} instances that may be called after "
-                f"{timeout:g} s"
+                f"{self.service} has {self.rotation.available} of {count} instances that may be "
+                f"called after {timeout:g} s"
             ) from None
 
     async def __aenter__(self) -> Self:
@@ -219,13 +221,13 @@ class View:
         if self._kept:
             self._kept = False
             for id in [seat.instance.id for seat in self.rotation if seat.instance.id not in there]:
-                self.rotation.remove(id)
+                self.rotation.remove(id, moment)
         changes: Sequence[Change[str, Instance]] = update.changes
         if not self._entered:  # callers that start together must not march in step
             changes = random.sample(changes, len(changes))
         for change in changes:
             if change.after is None:
-                self.rotation.remove(change.key)
+                self.rotation.remove(change.key, moment)
             else:
                 self.rotation.put(change.after, moment, first=not self._entered)
         self._count_shown.set(len(self.rotation))
@@ -237,7 +239,8 @@ class View:
         while True:
             pause = self.rotation.tick(time.monotonic())
             self._stale_shown.set(self.stale)
-            await asyncio.sleep(1.0 if pause is None else pause)
+            self._changed.set()
+            await asyncio.sleep(_LOOK_AGAIN if pause is None else min(pause, _LOOK_AGAIN))
 
     async def _save(self, copies: Copies) -> None:
         while True:
@@ -250,6 +253,7 @@ class View:
     async def aclose(self) -> None:
         await self._tasks.aclose()
         await self._mirror.aclose()
+        self._changed.set()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
