@@ -12,7 +12,7 @@ ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
     {"errors", "version"},
-    {"names", "durations", "tasks"},
+    {"names", "descriptors", "durations", "tasks"},
     {"addresses"},
     {"model"},
     {"telemetry"},
@@ -31,7 +31,7 @@ LAYERS = [
 
 DRIVERS = {
     "grpc": ("store/etcd", "store/embedded/wire"),
-    "google": ("store/etcd",),
+    "google": ("descriptors.py", "store/etcd"),
     "hprose": ("hprose/",),
     "httpx": ("httpx/",),
     "redis": ("registry/redis",),

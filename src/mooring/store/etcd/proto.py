@@ -1,25 +1,21 @@
 """The part of etcd's v3 wire format that we speak, as messages built at import.
 
-No generated code: what today's generator writes refuses older protobuf runtimes, while descriptors
-built here work with protobuf 5, 6 and 7. They live in a pool and a package of their own, so that
-other etcd clients can be imported beside us; only field numbers and method paths are on the wire.
+They live in a pool and a package of their own (`mooring.descriptors`), so that other etcd clients
+can be imported beside us; only field numbers and method paths are on the wire.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf import message
 
-_PACKAGE = "mooring.etcd"
+from mooring.descriptors import build
 
 DecodeError = message.DecodeError
 """Raised for bytes that are not the message they should be."""
 
-# One message a name, one field a word: `name=number:type`, `*` for repeated; fields joined by `|`
-# are one oneof. A type that is no scalar is a message. `mooring_time` is ours, and unknown to
-# others: the clock of `mooring serve`, seconds since 1970.
+# `mooring_time` is ours, and unknown to others: the clock of `mooring serve`, seconds since 1970.
 _MESSAGES = {
     "ResponseHeader": "cluster_id=1:uint64 member_id=2:uint64 revision=3:int64 raft_term=4:uint64",
     "KeyValue": """key=1:bytes create_revision=2:int64 mod_revision=3:int64 version=4:int64
@@ -140,42 +136,7 @@ _METHODS = {
 }
 
 
-def _build() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="mooring/etcd.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for name, fields in _MESSAGES.items():
-        kind = file.message_type.add(name=name)
-        for word in re.sub(r"\|\s+", "|", fields).split():
-            choices = word.split("|")
-            if len(choices) > 1:
-                kind.oneof_decl.add(name=f"choice{len(kind.oneof_decl)}")
-            for choice in choices:
-                field = _add_field(kind, choice)
-                if len(choices) > 1:
-                    field.oneof_index = len(kind.oneof_decl) - 1
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in _MESSAGES
-    }
-
-
-def _add_field(message: Any, text: str) -> Any:
-    name, rest = text.split("=")
-    number, kind = rest.split(":")
-    field = message.field.add(name=name, number=int(number))
-    repeated, kind = kind.startswith("*"), kind.lstrip("*")
-    field.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-    if kind in _MESSAGES:
-        field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
-    else:
-        field.type = getattr(field, f"TYPE_{kind.upper()}")
-    return field
-
-
-_classes = _build()
+_classes = build("mooring.etcd", _MESSAGES)
 
 ResponseHeader = _classes["ResponseHeader"]
 KeyValue = _classes["KeyValue"]
