@@ -159,7 +159,8 @@ class Mirror(Generic[K, V]):
         """Seconds since the other side was last heard; infinite before the first snapshot."""
         if not self.loaded:
             return float("inf")
-        heard = max(self._heard, self._steps.heard) if self._steps else self._heard
+        steps = self._steps  # once: this may be another thread
+        heard = max(self._heard, steps.heard) if steps else self._heard
         return max(time.monotonic() - heard, 0.0)
 
     @property

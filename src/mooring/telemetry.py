@@ -3,12 +3,12 @@ registry of `prometheus_client` exposes them too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from typing import Protocol, get_args
 from weakref import WeakValueDictionary
 
-from prometheus_client import REGISTRY, Counter, Gauge
-from prometheus_client.core import StateSetMetricFamily
+from prometheus_client import REGISTRY, Counter
+from prometheus_client.core import GaugeMetricFamily, StateSetMetricFamily
 from prometheus_client.registry import Collector
 
 from mooring.model import RegistrationState
@@ -56,6 +56,47 @@ REPAIRS = Counter(
     ["service", "instance"],
 )
 
-VIEW_INSTANCES = Gauge("mooring_view_instances", "Instances of a service as seen here", ["service"])
 
-VIEW_STALE = Gauge("mooring_view_stale", "1 where a service's instances may be old", ["service"])
+class Viewed(Protocol):
+    service: str
+
+    @property
+    def rotation(self) -> Sized: ...
+    @property
+    def stale(self) -> bool: ...
+
+
+class Views(Collector):
+    """The views that are open in this process, looked at when somebody asks. Of several views of
+    one service the longest list counts, and whether any may be old."""
+
+    def __init__(self) -> None:
+        self._shown: WeakValueDictionary[int, Viewed] = WeakValueDictionary()
+
+    def show(self, view: Viewed) -> None:
+        self._shown[id(view)] = view
+
+    def hide(self, view: Viewed) -> None:
+        self._shown.pop(id(view), None)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        counts: dict[str, int] = {}
+        stale: dict[str, bool] = {}
+        for shown in self._shown.valuerefs():  # a list: this may be another thread
+            if (view := shown()) is not None:
+                name = view.service
+                counts[name] = max(counts.get(name, 0), len(view.rotation))
+                stale[name] = stale.get(name, False) or view.stale
+        yield _gauges("mooring_view_instances", "Instances of a service as seen here", counts)
+        yield _gauges("mooring_view_stale", "1 where a service's instances may be old", stale)
+
+
+def _gauges(name: str, told: str, by_service: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, told, labels=["service"])
+    for service, value in by_service.items():
+        family.add_metric([service], value)
+    return family
+
+
+VIEWS = Views()
+REGISTRY.register(VIEWS)

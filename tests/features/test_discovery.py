@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 import mooring
 from mooring import Instance, Resilience
@@ -89,6 +90,21 @@ async def test_who_subscribes_before_it_is_entered_is_told_after_the_change_too(
         await view.wait(2, timeout=5)
         assert all(changed <= there for changed, there in seen)
         assert {id for changed, _ in seen for id in changed} == {"10.0.0.1:1", "10.0.0.1:2"}
+
+
+def shown(metric: str) -> float | None:
+    return REGISTRY.get_sample_value(f"mooring_view_{metric}", {"service": "echo"})
+
+
+async def test_its_metrics_are_there_while_it_is_open(hub: Hub):
+    assert shown("instances") is None
+    async with hub.register(at(1)), hub.discover("echo") as view:
+        async with hub.register(at(2)), hub.discover("echo", version="2"):
+            await view.wait(2, timeout=5)
+            assert (shown("instances"), shown("stale")) == (2, 0)
+        assert shown("stale") == 0
+    assert shown("instances") is None
+    assert shown("stale") is None
 
 
 async def test_calls_are_spread_by_weight(hub: Hub):
@@ -320,6 +336,7 @@ class TestTheRegistryAway:
             ):
                 proxy.blackhole()
                 await eventually(lambda: view.stale, within=5)
+                assert shown("stale") == 1
                 async with view.pick() as instance:
                     assert instance.port == 1
                 async with near.register(at(2)):

@@ -90,8 +90,6 @@ class View:
         self._from_disk = self._kept = self._entered = False
         self._changed, self._unsaved = asyncio.Event(), asyncio.Event()
         self._tasks = Tasks()
-        self._count_shown = telemetry.VIEW_INSTANCES.labels(service)
-        self._stale_shown = telemetry.VIEW_STALE.labels(service)
 
     @property
     def seen(self) -> Seen:
@@ -186,6 +184,7 @@ class View:
             await self.aclose()
             raise
         self._entered = True
+        telemetry.VIEWS.show(self)
         self._tasks.start(self._tick(), name=f"view of {self.service}")
         if self._copies is not None:
             self._tasks.start(self._save(self._copies), name=f"copy of {self.service}")
@@ -230,7 +229,6 @@ class View:
                 self.rotation.remove(change.key, moment)
             else:
                 self.rotation.put(change.after, moment, first=not self._entered)
-        self._count_shown.set(len(self.rotation))
         self._changed.set()
         self._unsaved.set()
 
@@ -238,7 +236,6 @@ class View:
         """Let time pass for those who were ejected or are new."""
         while True:
             pause = self.rotation.tick(time.monotonic())
-            self._stale_shown.set(self.stale)
             self._changed.set()
             await asyncio.sleep(_LOOK_AGAIN if pause is None else min(pause, _LOOK_AGAIN))
 
@@ -251,6 +248,7 @@ class View:
             await asyncio.sleep(_SAVE_AFTER)
 
     async def aclose(self) -> None:
+        telemetry.VIEWS.hide(self)
         await self._tasks.aclose()
         await self._mirror.aclose()
         self._changed.set()
