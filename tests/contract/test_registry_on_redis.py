@@ -11,7 +11,7 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.errors import InvalidName, InvalidRequest
+from mooring.errors import Closed, InvalidName, InvalidRequest, StoreError
 from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
@@ -250,3 +250,43 @@ async def test_who_leaves_while_a_view_is_opened_is_not_kept(server: RedisServer
                 async with other.discover("echo") as view:
                     await leaving
                     await eventually(lambda: not view.instances, within=3)
+
+
+@pytest.mark.parametrize("kind", ["redis-6.2", "redis-valkey-9", "redis-cluster", "redis-sentinel"])
+async def test_what_cannot_be_sent_is_refused_to_who_asked_and_to_nobody_else(
+    request: pytest.FixtureRequest, redis: Callable[[str], RedisServer], space: str, kind: str
+):
+    if kind in ("redis-cluster", "redis-sentinel"):
+        where = request.getfixturevalue(kind.replace("-", "_")).url
+    else:
+        where = redis(kind.removeprefix("redis-")).url
+    async with mooring.connect(f"{where}?namespace={space}", settings=QUICK) as hub:
+        good = [hub.registry.info(service="echo") for _ in range(5)]
+        bad = [
+            hub.registry.config("echo", "\ud800"),
+            hub.registry.configure("echo", "\ud800", set={"weight": 1}),
+            hub.registry.deregister("echo", "\udcff:1"),
+        ]
+        told = await asyncio.gather(*good, *bad, return_exceptions=True)
+        assert [type(each) for each in told[5:]] == [InvalidRequest] * 3
+        assert all("half a character" in str(each) for each in told[5:])
+        assert not any(isinstance(each, Exception) for each in told[:5])
+
+
+async def test_a_mistake_of_ours_is_not_taken_for_the_end(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    registry = hub.registry
+    assert isinstance(registry, RedisRegistry)
+    async with hub.register(Instance("echo", "10.0.0.1", 1)) as one:
+
+        async def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(registry.connection, "_answer_within", broken)
+            with pytest.raises(StoreError, match="ZeroDivisionError") as told:
+                await registry.services()
+            assert not isinstance(told.value, Closed)
+            await eventually(lambda: one.state == "suspended")
+        await eventually(lambda: one.state == "registered")

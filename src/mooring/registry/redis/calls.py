@@ -11,6 +11,7 @@ import hiredis
 from redis import exceptions as driver
 from redis.asyncio import Redis
 
+from mooring.errors import InvalidRequest
 from mooring.registry.redis.scripts import Script
 
 Argument: TypeAlias = str | bytes | int | float
@@ -29,10 +30,17 @@ class Call(NamedTuple):
     """Its name in errors."""
     writes: bool
     answer: asyncio.Future[Any]
+    packed: bytes
+    """As it goes out: what cannot is refused before it waits among others."""
 
     def hears(self, reply: Any) -> None:
         if not self.answer.done():
             self.answer.set_result(reply)
+
+    def whole(self, script: Script) -> Call:
+        """The same with the script's text, for a Redis that does not know it by its digest."""
+        command = ("EVAL", script.text, *self.command[2:])
+        return self._replace(command=command, packed=_packed(command, self.what))
 
     @property
     def keys(self) -> tuple[Argument, ...]:
@@ -42,9 +50,32 @@ class Call(NamedTuple):
         return self.command[3 : 3 + int(self.command[2])]
 
 
+def scripted(
+    script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
+) -> Call:
+    """A script, by its digest. Raises `InvalidRequest` for what cannot be sent, as does `plain`."""
+    command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
+    return _call(command, script, what, writes=script.name not in ("list", "state"))
+
+
 def plain(*command: Argument, what: str, writes: bool = False) -> Call:
     """A command that is no script."""
-    return Call(command, None, what, writes, asyncio.get_running_loop().create_future())
+    return _call(command, None, what, writes=writes)
+
+
+def _call(command: tuple[Argument, ...], script: Script | None, what: str, *, writes: bool) -> Call:
+    packed = _packed(command, what)
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    return Call(command, script, what, writes, answer, packed)
+
+
+def _packed(command: tuple[Argument, ...], what: str) -> bytes:
+    try:
+        packed: bytes = _pack(command)
+        return packed
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidRequest(f"{what}: {half!r} is half a character: it cannot be sent") from error
 
 
 async def send(
@@ -62,7 +93,7 @@ async def send(
     first = _pack(before_each) if before_each else b""
     try:
         # The connection closes itself where one of these fails or is cancelled.
-        packed = b"".join([first + _pack(call.command) for call in calls])
+        packed = b"".join([first + call.packed for call in calls])
         await connection.send_packed_command(packed, check_health=False)
         replies = []
         for call in calls:

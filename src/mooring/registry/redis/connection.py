@@ -20,8 +20,8 @@ from redis.asyncio import Redis, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from mooring.errors import Closed
-from mooring.registry.redis.calls import LANES, Call, plain, send
+from mooring.errors import Closed, StoreError
+from mooring.registry.redis.calls import LANES, Call, plain, scripted, send
 from mooring.registry.redis.calls import Argument as Argument
 from mooring.registry.redis.cluster import Cluster
 from mooring.registry.redis.failures import LOST, code_of, judge, kind_of, translate
@@ -71,9 +71,7 @@ class Connection:
         self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
     ) -> Any:
         """Run a script; `what` names it in errors. Raises what a store raises."""
-        command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
-        writes = script.name not in ("list", "state")
-        return await self._send(Call(command, script, what, writes, _future()))
+        return await self._send(scripted(script, keys, arguments, what=what))
 
     async def call(self, *command: Argument, what: str, writes: bool = False) -> Any:
         """One plain command."""
@@ -90,7 +88,7 @@ class Connection:
     def _flush(self) -> None:
         calls, self._waiting = self._waiting, []
         if self._closed:
-            return self._let_go(calls)
+            return self._let_go(calls, self._was_closed())
         for together in self._together(calls):
             for first in range(0, len(together), _BATCH):
                 batch = together[first : first + _BATCH]
@@ -109,13 +107,20 @@ class Connection:
         """Send calls until each has its answer."""
         try:
             await self._answer_within(calls)
+        except Exception as error:
+            # A mistake of ours: those who asked hear that it failed, and not that this is the end.
+            self._let_go(calls, StoreError(f"{self.where}: not sent, or not understood: {error!r}"))
+            raise
         finally:
-            self._let_go(calls)
+            self._let_go(calls, self._was_closed())
 
-    def _let_go(self, calls: list[Call]) -> None:
+    def _was_closed(self) -> Closed:
+        return Closed(f"{self.url} was closed meanwhile")
+
+    def _let_go(self, calls: list[Call], why: StoreError) -> None:
         for call in calls:
             if not call.answer.done():
-                call.answer.set_exception(Closed(f"{self.url} was closed meanwhile"))
+                call.answer.set_exception(why)
                 call.answer.exception()  # who asked may have gone, and nobody else shall hear of it
 
     async def _answer_within(self, calls: list[Call]) -> None:
@@ -130,8 +135,7 @@ class Connection:
                     continue
                 verdict = judge(result)
                 if verdict == "script" and call.script is not None:
-                    whole = ("EVAL", call.script.text, *call.command[2:])
-                    left.append(call._replace(command=whole))
+                    left.append(call.whole(call.script))
                 elif verdict == "final" or time.monotonic() >= deadline:
                     self._fail(call, result, await self._wrong_keys(call, result, deadline))
                 else:
@@ -212,10 +216,6 @@ class Connection:
         await self._tasks.aclose()
         for client in (self._client, *self._sentinels):
             await client.aclose()
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 def _split(host: str) -> tuple[str, int]:
