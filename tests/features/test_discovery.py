@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
+import socket
+import ssl
 import stat
 import threading
 import time
@@ -16,6 +20,7 @@ from prometheus_client import REGISTRY
 import mooring
 from mooring import Instance, Resilience
 from mooring.discovery.copies import Copies
+from mooring.discovery.view import blames
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.heartbeat.settings import MetricsSettings, RegistrySettings
 from mooring.hub import Hub
@@ -190,6 +195,46 @@ async def test_an_error_of_the_caller_s_own_blames_nobody(hub: Hub):
                 async with view.pick():
                     raise KeyError("mine")
         assert called(view) == [1, 2]
+
+
+class Failed(OSError):
+    """As libraries have it: an error with a number, but of a type of their own."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        TimeoutError(),
+        asyncio.IncompleteReadError(b"", 5),
+        socket.gaierror(socket.EAI_NONAME, "no such host"),
+        ssl.SSLCertVerificationError("expired"),
+        OSError(errno.EHOSTUNREACH, "no route to host"),
+        OSError("Multiple exceptions: refused, refused"),
+        Failed(errno.ECONNRESET, "reset"),
+        Failed(),
+    ],
+    ids=repr,
+)
+def test_what_happens_on_the_way_is_blamed_on_the_instance(error: Exception):
+    assert blames(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "no such file"),
+        PermissionError(errno.EACCES, "not allowed"),
+        OSError(errno.ENOSPC, "disk full"),
+        OSError(errno.EMFILE, "too many open files"),
+        OSError(errno.EADDRNOTAVAIL, "no local port is left"),
+        io.UnsupportedOperation("not writable"),
+        KeyError("mine"),
+    ],
+    ids=repr,
+)
+def test_what_happens_here_is_not_blamed_on_the_instance(error: Exception):
+    assert not blames(error)
 
 
 async def test_pick_works_without_async_too(hub: Hub):

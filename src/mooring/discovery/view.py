@@ -8,8 +8,11 @@ async with hub.discover("Common/AuthenticationService") as auth:
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -51,10 +54,34 @@ class Seen(NamedTuple):
     """Whether this is the last list of a service that has none now (`empty="keep"`)."""
 
 
+_UNREACHED = (ConnectionError, TimeoutError, EOFError, socket.gaierror, socket.herror, ssl.SSLError)
+_ON_THE_WAY = {
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETRESET,
+    errno.ENETUNREACH,
+    errno.ENOTCONN,
+    errno.EPIPE,
+    errno.ESHUTDOWN,
+    errno.ETIMEDOUT,
+}
+
+
 def blames(error: BaseException) -> bool:
     """Whether an error that ends a call is the instance's fault: it could not be reached, or did
-    not answer in time."""
-    return isinstance(error, (OSError, EOFError, asyncio.IncompleteReadError))
+    not answer in time. A file that is missing here, or a full disk, is not."""
+    if isinstance(error, _UNREACHED):
+        return True
+    if not isinstance(error, OSError) or isinstance(error, ValueError):
+        return False
+    # Without a number it comes from a library: asyncio's where no address of a host answers,
+    # `requests`' own. A negative one is the resolver's.
+    number = error.errno
+    return number is None or number < 0 or number in _ON_THE_WAY
 
 
 class View:
