@@ -224,6 +224,7 @@ def test_what_happens_on_the_way_is_blamed_on_the_instance(error: Exception):
     "error",
     [
         FileNotFoundError(errno.ENOENT, "no such file"),
+        FileNotFoundError("no such template"),
         PermissionError(errno.EACCES, "not allowed"),
         OSError(errno.ENOSPC, "disk full"),
         OSError(errno.EMFILE, "too many open files"),

@@ -55,6 +55,18 @@ class Seen(NamedTuple):
 
 
 _UNREACHED = (ConnectionError, TimeoutError, EOFError, socket.gaierror, socket.herror, ssl.SSLError)
+_AT_HOME = (
+    ValueError,  # what is asked for makes no sense: `io.UnsupportedOperation`
+    BlockingIOError,
+    ChildProcessError,
+    FileExistsError,
+    FileNotFoundError,
+    InterruptedError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    ProcessLookupError,
+)
 _ON_THE_WAY = {
     errno.ECONNABORTED,
     errno.ECONNREFUSED,
@@ -76,7 +88,7 @@ def blames(error: BaseException) -> bool:
     not answer in time. A file that is missing here, or a full disk, is not."""
     if isinstance(error, _UNREACHED):
         return True
-    if not isinstance(error, OSError) or isinstance(error, ValueError):
+    if not isinstance(error, OSError) or isinstance(error, _AT_HOME):
         return False
     # Without a number it comes from a library: asyncio's where no address of a host answers,
     # `requests`' own. A negative one is the resolver's.
