@@ -86,7 +86,7 @@ async def test_a_first_registration_that_is_repeated_brings_back_nothing(world: 
 async def test_a_withdrawal_whose_registration_was_never_answered_takes_it_out(world: World):
     one = world.process("a")
     await one.enrolment.put(one.instance, fresh=True)
-    one.enrolment._registered, one.enrolment._last = "", None  # as if the reply had been lost
+    one.enrolment._registered, one.enrolment._entered = "", False  # as if the reply had been lost
     await one.enrolment.withdraw()
     assert await world.hashes() == set()
     await world.check()
@@ -144,6 +144,28 @@ async def test_a_clock_that_is_behind_moves_no_score(world: World):
     await one.step()
     assert await world.scores() == {"a": ahead}
     assert not (await world.sweeper().sweep()).removed
+
+
+async def unhealthy_after_a_look(world: World) -> None:
+    one = world.process("a")
+    await one.step()
+    ill = one.telling({}, healthy=False)
+    await asyncio.gather(one.enrolment.beat(ill, update=True), one.enrolment.look())
+    assert (await world.record("a"))["healthy"] == "false"
+    await one.enrolment.look()
+    assert (await world.record("a"))["healthy"] == "false"
+    assert not one.enrolment.disturbed
+
+
+async def test_a_look_does_not_undo_what_is_said_meanwhile(world: World):
+    await unhealthy_after_a_look(world)
+
+
+async def test_a_look_does_not_undo_what_is_said_meanwhile_on_a_cluster(
+    redis_cluster: RedisCluster,
+):
+    async with World(redis_cluster, cleanup=PATIENT) as world:
+        await unhealthy_after_a_look(world)
 
 
 async def test_fields_of_dropped_metadata_go(world: World):

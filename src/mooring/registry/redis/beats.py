@@ -28,14 +28,15 @@ class Beat(NamedTuple):
     incarnation: str
     registered: str
     """When this incarnation registered, as the server said."""
-    healthy: bool
+    healthy: bool | None
+    """None: as it is."""
     head: str
     fields: Mapping[str, str] = {}
     """Empty: the sign of life alone."""
 
     def arguments(self) -> list[Argument]:
         flat = [part for pair in self.fields.items() for part in pair]
-        healthy = "true" if self.healthy else "false"
+        healthy = "" if self.healthy is None else "true" if self.healthy else "false"
         return [self.id, self.incarnation, self.registered, healthy, self.head, len(flat), *flat]
 
 

@@ -36,7 +36,8 @@ class RedisEnrolment(Enrolment):
         self._head = service.head(instance.id, instance)
         self._tried = False
         self._registered = ""
-        self._last: Beat | None = None
+        self._entered = False
+        """It was registered, and has not left since."""
         self._callbacks: list[Callable[[], None]] = []
         self._too_large = self._in_doubt = ""
         self._metadata: Mapping[str, str] | None = None
@@ -71,11 +72,12 @@ class RedisEnrolment(Enrolment):
 
     async def look(self) -> None:
         """Is the record still there? Something was said of it, or may have been during a break."""
-        if self._last is None or self.disturbed:
+        if not self._entered or self.disturbed:
             return
         stands, doubt = True, ""
         try:
-            stands = await self._beat(self._last._replace(fields={}))
+            # An update may be under way: whether it is healthy is not for this to say.
+            stands = await self._beat(self._as_beat(None))
         except StoreError as error:
             doubt = str(error)
         if not stands or doubt != self._in_doubt:
@@ -94,15 +96,13 @@ class RedisEnrolment(Enrolment):
             registered=self._registered,
             fresh=fresh,
         )
-        self._last = self._as_beat(instance)
+        self._entered = True
         self._certain()
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
             self._head = self._service.head(self.id, instance)
-        beat = self._as_beat(instance, self._fields(instance) if update else {})
-        await self._beat(beat)
-        self._last = beat._replace(fields={})
+        await self._beat(self._as_beat(instance, self._fields(instance) if update else None))
         self._certain()
 
     def _certain(self) -> None:
@@ -110,12 +110,13 @@ class RedisEnrolment(Enrolment):
             self._in_doubt = ""
             self._tell()
 
-    def _as_beat(self, instance: Instance, told: dict[str, str] | None = None) -> Beat:
+    def _as_beat(self, instance: Instance | None, told: dict[str, str] | None = None) -> Beat:
+        """Without an instance it says nothing but that there is one."""
         return Beat(
             self.id,
             self._incarnation,
             self._registered,
-            instance.status.healthy,
+            None if instance is None else instance.status.healthy,
             self._head,
             told or {},
         )
@@ -159,4 +160,4 @@ class RedisEnrolment(Enrolment):
             await self._service.deregister(
                 self.id, self._incarnation, head=self._head, place=self._place
             )
-        self._last = None
+        self._entered = False

@@ -3,8 +3,8 @@
 --
 -- KEYS  1 heartbeats, 2 persistent, 3 services (only where ARGV[2] is 1), then each instance's hash
 -- ARGV  1 channel, 2 whether tier 1 is at hand (1 or 0), 3 name of the service
---       then for each instance: id, incarnation, when it registered, healthy, head of the message,
---       how many of the following belong to it, names and values of fields. Without fields it is
+--       then for each instance: id, incarnation, when it registered, healthy ('': as it is), head of
+--       the message, how many of the following belong to it, names and values of fields. Without fields it is
 --       `heartbeat_only`, with them `metadata_update`.
 -- Gives for each 'ok', 'gone', 'superseded', or the error that its record caused. Where Redis is
 -- out of memory, metadata is refused and the sign of life counts.
@@ -44,7 +44,7 @@ local function update(instance, at, score)
       redis.call('HSET', instance, 'lastMetadataUpdate', stamp)
       action = action_for(true, held[3], healthy)
     end
-  elseif held[3] ~= healthy then
+  elseif healthy ~= '' and held[3] ~= healthy then
     action = action_for(true, held[3], healthy)
   end
   beating[#beating + 1] = {instance, at, tonumber(score), held[4], action}
