@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,6 +23,8 @@ from mooring.errors import NoInstance
 from mooring.httpx import AsyncTransport, url
 from mooring.httpx.tries import Tries, blames
 from mooring.model import Instance
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
 from mooring.testing.servers import free_port
 from tests.waiting import eventually, until
 
@@ -243,6 +246,42 @@ async def test_a_service_that_is_not_known_yet_is_asked_for_again(
                 return False
 
             await eventually(known)
+
+
+async def test_a_service_is_found_though_the_registry_was_away_at_the_first_request(
+    etcd: Callable[[str], EtcdServer], tmp_path: Path
+):
+    server, name = etcd("3.5"), f"namespace=/{tmp_path.name}"
+    async with (
+        FaultProxy(server.address) as proxy,
+        Backend() as backend,
+        mooring.connect(f"{server.url}?{name}") as near,
+        near.register(backend.instance),
+        mooring.connect(f"etcd://{proxy.address}?{name}&timeout=1s") as far,
+        client(far, wait=20) as using,
+    ):
+        proxy.refuse()
+        first = asyncio.ensure_future(using.get(ECHO))
+        await eventually(lambda: bool(far._made))  # a view waits for its first list
+        proxy.heal()
+        assert (await first).text == str(backend.port)
+        assert view_of(using).service == "Common/Echo"
+        opened = [view for view in far._made if isinstance(view, View) and not view._mirror.closed]
+        assert opened == [view_of(using)]
+
+
+async def test_names_that_nobody_knows_are_forgotten(
+    hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mooring.httpx.balancer._UNKNOWN_FOR", 0.001)
+    async with client(hub) as using:
+        balancer = using._transport_for_url(httpx.URL(ECHO))._balancer  # type: ignore[attr-defined]
+        for number in range(50):
+            with contextlib.suppress(httpx.ConnectError):
+                await using.get(url(f"nobody-{number}"))
+        gc.collect()  # errors hold what they came through
+        assert len(balancer._opening) == 0
+        assert len(balancer._unknown) < 50
 
 
 async def test_without_an_instance_it_says_why(hub: mooring.Hub, serve: Serve):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypedDict
+from weakref import WeakValueDictionary
 
 import httpx
 
@@ -73,8 +74,10 @@ class Balancer:
         self._hub, self._discovery = hub, discovery
         self._spelled = {name.casefold(): name for name in services}
         self._views: dict[str, View] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
-        self._unknown: dict[str, tuple[float, NoInstance]] = {}
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Only while somebody opens: anything may be asked for as a name."""
+        self._unknown: dict[str, tuple[float, str]] = {}
+        """Until when a name is taken for unknown, and why it is."""
 
     async def first(self, tries: Tries) -> Call:
         """The first try of a request. Raises `httpx.ConnectError`."""
@@ -90,33 +93,42 @@ class Balancer:
             raise httpx.ConnectError(str(error), request=tries.request) from error
 
     async def _open(self, name: str) -> View:
-        view = self._hub.discover(await self._resolve(name), blame=blames, **self._discovery)
-        self._views[name] = await view.__aenter__()
+        try:
+            service = await self._resolve(name)
+        except Unavailable:
+            # A view may have a copy of its list on disk, and says what is wrong if not.
+            view = await self._enter(name)
+            if not view.instances:  # the registry is back: it can tell what this name stands for
+                await view.aclose()
+                view = await self._enter(await self._resolve(name))
+        else:
+            view = await self._enter(service)
+        self._views[name] = view
         return view
 
+    async def _enter(self, service: str) -> View:
+        return await self._hub.discover(service, blame=blames, **self._discovery).__aenter__()
+
     async def _resolve(self, name: str) -> str:
-        """The service that a host stands for. Raises `NoInstance` where that cannot be told."""
+        """The service that a host stands for. Raises `NoInstance` where that cannot be told, and
+        `Unavailable` where it cannot be told now."""
         folded = name.casefold()
         if folded in self._spelled:
             return self._spelled[folded]
-        until, problem = self._unknown.get(name, (0.0, None))
-        if problem is not None and time.monotonic() < until:
-            raise problem
-        try:
-            known = [service.name for service in await self._hub.registry.services()]
-        except Unavailable:
-            return name  # a view may have a copy of its list on disk, and says what is wrong if not
+        now = time.monotonic()
+        self._unknown = {each: told for each, told in self._unknown.items() if told[0] > now}
+        if name in self._unknown:
+            raise NoInstance(self._unknown[name][1])
+        known = [service.name for service in await self._hub.registry.services()]
         alike = [name] if name in known else [each for each in known if each.casefold() == folded]
         if len(alike) == 1:
-            self._unknown.pop(name, None)
             return alike[0]
         if alike:
             told = f"{name} may be {' or '.join(alike)}: name the one that is meant in `services`"
         else:
             told = f"{name}: no such service is known{nearest(name, known) if known else ''}"
-        problem = NoInstance(told)
-        self._unknown[name] = (time.monotonic() + _UNKNOWN_FOR, problem)
-        raise problem
+        self._unknown[name] = (time.monotonic() + _UNKNOWN_FOR, told)
+        raise NoInstance(told)
 
     def another(self, call: Call, tries: Tries, failure: BaseException | None) -> Call | None:
         """End a failed call and begin one to another instance; None, and nothing ends, where it did
