@@ -8,7 +8,6 @@ away.
 from __future__ import annotations
 
 from mooring.model import Instance, now
-from mooring.names import split_service
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout
 
@@ -19,10 +18,10 @@ KEPT = 86400.0
 
 
 def tombstone_key(layout: Layout, instance: Instance) -> bytes:
-    group, name = split_service(instance.service)
+    service = layout.canonical(instance.service)
     known = "incarnation" in layout.carries and instance.incarnation
     which = instance.incarnation if known else "any"
-    return f"{ROOT}{layout.scope}/{group}/{name}/{instance.id}/{which}".encode()
+    return f"{ROOT}{layout.scope}/{service}/{instance.id}/{which}".encode()
 
 
 def tombstone_value() -> bytes:
