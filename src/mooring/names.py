@@ -57,6 +57,15 @@ def split_service(service: str) -> tuple[str, str]:
     return _split(service)
 
 
+def is_service(service: str) -> bool:
+    """Whether `split_service` takes it."""
+    try:
+        split_service(service)
+    except InvalidName:
+        return False
+    return True
+
+
 @functools.lru_cache(maxsize=10_000)
 def _split(service: str) -> tuple[str, str]:
     group, slash, name = service.rpartition("/")

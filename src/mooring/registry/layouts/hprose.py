@@ -75,9 +75,16 @@ class Hprose(Layout):
         except UnicodeDecodeError:
             return None
         match parts:
-            case ["hprose-service", domain, id] if domain and id:
+            case ["hprose-service", domain, id] if id and self._is_domain(domain):
                 return Place(DEFAULT_GROUP, domain, id, "data")
         return None
+
+    def _is_domain(self, name: str) -> bool:
+        try:
+            self.canonical(name)
+        except InvalidName:
+            return False
+        return True
 
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
         entry = files["data"]

@@ -11,13 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from mooring import addresses
 from mooring.errors import InvalidRequest
 from mooring.model import JSON, NO_CONFIG, NO_STATUS, Config, Group, Instance, Service, State, Time
 from mooring.model import Status as InstanceStatus
-from mooring.names import check_name, join_service, split_service
+from mooring.names import check_name, is_service, join_service, split_service
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import (
     Assembled,
@@ -81,12 +80,15 @@ class Tree(Layout):
             return None
         match parts[2:]:
             case [group, "info"]:
-                return Place(group, "", "", "info")
-            case [group, service, ("info" | "config") as file]:
-                return Place(group, join_service(group, service), "", cast("File", file))
-            case [group, service, id, ("data" | "status" | "config") as file]:
-                return Place(group, join_service(group, service), id, cast("File", file))
-        return None
+                return Place(group, "", "", "info") if is_service(f"{group}/any") else None
+            case [group, name, ("info" | "config") as file]:
+                id = ""
+            case [group, name, id, ("data" | "status" | "config") as file]:
+                pass
+            case _:
+                return None
+        service = join_service(group, name)
+        return Place(group, service, id, file) if is_service(service) else None
 
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
         problems: list[Problem] = []
