@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
@@ -20,6 +22,7 @@ from mooring import Instance
 from mooring.errors import Closed, InvalidRequest
 from mooring.heartbeat import parse
 from mooring.hub import Hub
+from mooring.model import NO_STATUS, Config
 from mooring.store import everything, key
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
@@ -85,6 +88,30 @@ async def test_what_a_layout_cannot_hold_is_told_once(caplog: pytest.LogCaptureF
     assert caplog.text.count("cannot hold its zone, weight") == 1
 
 
+async def test_what_only_an_operator_may_say_is_told_to_who_registers_it(
+    caplog: pytest.LogCaptureFixture,
+):
+    said = Instance("echo", "10.0.0.1", 80, enabled=False, config=Config(weight=0))
+    async with mooring.connect() as hub, hub.register(said):
+        pass
+    assert caplog.text.count("cannot hold its enabled, config") == 1
+
+
+@pytest.mark.parametrize("layout", ["plain:/s/", "endpoints:/e/"])
+async def test_what_it_says_later_and_a_layout_cannot_hold_is_told_once(
+    layout: str, caplog: pytest.LogCaptureFixture
+):
+    async with mooring.connect(layout=layout) as hub, hub.register(ONE) as one:
+        one.update(healthy=True, metrics={})
+        assert "cannot hold" not in caplog.text
+        one.update(healthy=False)
+        one.update(metrics={"queue": {"length": 7}})
+        assert caplog.text.count("cannot hold its status") == 1
+        one.update(weight=2)
+        one.update(weight=3)
+    assert caplog.text.count("cannot hold its weight") == (layout == "plain:/s/")
+
+
 async def test_a_host_that_is_not_given_is_found():
     async with mooring.connect() as hub, hub.register(Instance("echo", port=80)) as registration:
         assert registration.instance.host not in ("", "0.0.0.0")
@@ -102,6 +129,30 @@ async def test_what_it_says_of_itself_can_change():
         await eventually(lambda: view.instances[0].status.metrics["queue"] == {"length": 7})
         with pytest.raises(InvalidRequest):
             one.update(weight=-1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"healthy": 0},
+        {"healthy": "no"},
+        {"metrics": ["x"]},
+        {"metrics": {1: 2.0}},
+        {"metrics": {"queue": {1: 2.0}}},
+        {"metrics": {"queue": object()}},
+        {"metrics": {"queue": [{1, 2}]}},
+        {"metadata": {"a": "x" * 2_000_000}},
+        {"metadata": ["a"]},
+        {"weight": "heavy"},
+    ],
+)
+async def test_what_it_cannot_say_is_refused_and_changes_nothing(wrong: dict[str, Any]):
+    async with mooring.connect() as hub, hub.register(ONE) as one:
+        before = msgspec.structs.replace(one.instance, status=NO_STATUS)
+        with pytest.raises(InvalidRequest):
+            one.update(**{"version": "9", "healthy": False, **wrong})
+        assert msgspec.structs.replace(one.instance, status=NO_STATUS) == before
+        assert one.instance.status.healthy
 
 
 async def test_metrics_are_published_by_the_policy_and_not_more_often():

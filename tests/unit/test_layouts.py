@@ -15,6 +15,7 @@ from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
 from mooring.registry.layouts import CARRIES, File, Layout, layout_of
 from mooring.registry.layouts.contract import Malformed
+from mooring.registry.tombstones import tombstone_key
 from mooring.store import Entry
 
 LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]
@@ -160,10 +161,10 @@ def test_the_table_says_what_each_carries():
     )
     lost = {name: layout_of(name).cannot_carry(instance) for name in CARRIES if name != "redis"}
     assert lost == {
-        "tree": [],
-        "endpoints": [],
+        "tree": ["id"],
+        "endpoints": ["id"],
         "hprose": ["version", "zone", "weight", "metadata", "ports"],
-        "plain": ["protocol", "version", "zone", "weight", "metadata", "ports"],
+        "plain": ["protocol", "version", "zone", "weight", "metadata", "ports", "id"],
     }
 
 
@@ -312,3 +313,46 @@ class TestEndpoints:
         value = b'{"Op":0,"Addr":"10.0.0.1:80","Metadata":"whatever"}'
         made = self.layout.assemble("echo", "10.0.0.1:80", {"data": entry(b"/e/echo/x", value)})
         assert made.instance == Instance("echo", "10.0.0.1", 80)
+
+
+@pytest.mark.parametrize("name", ["plain:/services/", "endpoints:/e"])
+def test_services_that_a_layout_tells_apart_have_tombstones_of_their_own(name: str):
+    layout = layout_of(name)
+    bare, grouped = (
+        Instance(service, "10.0.0.1", 80, incarnation="i") for service in ("foo", "default/foo")
+    )
+    assert tombstone_key(layout, bare) != tombstone_key(layout, grouped)
+
+
+def test_a_service_of_the_default_group_has_one_tombstone_however_it_is_written():
+    layout = layout_of("tree")
+    bare, grouped = (
+        Instance(service, "10.0.0.1", 80, incarnation="i") for service in ("foo", "default/foo")
+    )
+    assert tombstone_key(layout, bare) == tombstone_key(layout, grouped)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("tree", b"/registry/default/info/10.0.0.1:80/data"),
+        ("tree", b"/registry/default/ lead/10.0.0.1:80/data"),
+        ("tree", b"/registry/default/ lead/config"),
+        ("tree", b"/registry/ g/info"),
+        ("hprose", b"hprose-service/info/u"),
+        ("hprose", b"hprose-service/a b/u"),
+    ],
+)
+def test_a_name_that_nobody_could_ask_for_is_none(name: str, key: bytes):
+    assert layout_of(name).locate(key) is None
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_an_instance_may_not_say_of_itself_is_told(name: str):
+    told = Instance(
+        "a", "10.0.0.1", 80, id="my-id", enabled=False, config=Config(weight=0), ephemeral=False
+    )
+    lost = layout_of(name).cannot_carry(told)
+    expected = ["ephemeral", "enabled", "config", *([] if name == "hprose" else ["id"])]
+    assert sorted(lost) == sorted(expected)
+    assert layout_of(name).cannot_carry(Instance("a", "10.0.0.1", 80)) == []

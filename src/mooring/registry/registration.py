@@ -196,19 +196,33 @@ class Registration:
 
         `metrics` are the service's own, beside those that are collected.
         """
+        if healthy is not None and not isinstance(healthy, bool):
+            raise InvalidRequest(f"healthy is true or false, not {healthy!r}")
         if metrics is not None:
-            check_json(f"the metrics of {self._instance.service}", metrics)
+            if not isinstance(metrics, Mapping):
+                raise InvalidRequest(f"metrics are values by name, not {metrics!r}")
+            what = f"the metrics of {self._instance.service}"
+            check_json(what, metrics, finite=False)
         said = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
         changed = {name: value for name, value in said.items() if value is not None}
         if changed:
             after = msgspec.structs.replace(self._instance, **changed)
-            self._instance, _ = self._registry.prepare(after)
+            self._instance, lost = self._registry.prepare(after)
             self._dirty = True
+            self._tell_lost(lost)
         if healthy is not None and healthy != self._healthy:
             self._healthy, self._dirty = healthy, True
         if metrics is not None:
             self._own_metrics, self._merged = copy.deepcopy(dict(metrics)), None
+        if not self._registry.guarantees.describes and (metrics or not self._healthy):
+            self._tell_lost(["status"])
         self._wake.set()
+
+    def _tell_lost(self, fields: list[str]) -> None:
+        """Say once what others will never hear of it."""
+        if new := [field for field in fields if field not in self._lost_fields]:
+            self._lost_fields += new
+            log.warning("%s %s: the registry cannot hold its %s", *self._labels, ", ".join(new))
 
     async def __aenter__(self) -> Self:
         if self._closing is not None:
@@ -216,12 +230,8 @@ class Registration:
         if self._metrics is not None:
             self._metrics.start()
         enrolment = self._registry.enrol(self._instance, ttl=self._ttl)
-        if self._lost_fields:
-            log.warning(
-                "%s %s: the registry cannot hold its %s",
-                *self._labels,
-                ", ".join(self._lost_fields),
-            )
+        lost, self._lost_fields = self._lost_fields, []
+        self._tell_lost(lost)
         self._enrolment, self._entered = enrolment, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
         enrolment.subscribe(self._look)

@@ -30,6 +30,7 @@ Carried = Literal[
     "id",
     "description",
     "ephemeral",
+    "enabled",
 ]
 
 CARRIES: Mapping[str, frozenset[Carried]] = {
@@ -55,7 +56,8 @@ CARRIES: Mapping[str, frozenset[Carried]] = {
     "plain": frozenset(),
 }
 """What each layout carries beside the service, host and port, and what the registry on Redis does.
-`description`: groups and services have an `info`."""
+`config`: the operator's word, which no instance gives itself. `description`: groups and services
+have an `info`."""
 
 
 class Place(NamedTuple):
@@ -86,6 +88,11 @@ class Assembled(NamedTuple):
 
 class Malformed(InvalidRequest):
     """A value that cannot be read; the message says why."""
+
+
+def said_by_the_operator(instance: Instance) -> list[str]:
+    """What an instance that registers cannot say, wherever it does."""
+    return ["config"] if instance.config != NO_CONFIG else []
 
 
 _PLAIN = Instance("plain", "localhost", 1)  # says nothing but where it is
@@ -177,12 +184,16 @@ class Layout(ABC):
             "metadata",
             "ports",
             "ephemeral",
+            "enabled",
         ]
-        return [
+        lost: list[str] = [
             name
             for name in told
             if name not in self.carries and getattr(instance, name) != getattr(_PLAIN, name)
         ]
+        if "id" not in self.carries and instance.id not in ("", instance.address):
+            lost.append("id")
+        return lost + said_by_the_operator(instance)
 
     def _lacks(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"the layout {self.name!r} has no {what}: use tree, or Redis")
