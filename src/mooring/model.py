@@ -8,6 +8,7 @@ the operator wins: see `applied`.
 from __future__ import annotations
 
 import datetime
+import math
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -169,12 +170,33 @@ def check_metadata(metadata: object) -> None:
         check_text("metadata", value)
 
 
-def check_json(what: str, value: object) -> None:
-    """Raise `InvalidRequest` unless JSON can hold it."""
+def check_json(what: str, value: object, *, finite: bool = True) -> None:
+    """Raise `InvalidRequest` unless JSON can hold it as it is. `finite`: not-a-number and infinity
+    are no values either; otherwise they are written as null."""
     try:
-        msgspec.json.encode(value)
+        problem = _no_json(value, finite)
+        if not problem:
+            msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"{what} cannot be written as JSON: {error}") from error
+    if problem:
+        raise InvalidRequest(f"{what} cannot be written as JSON: {problem}")
+
+
+def _no_json(value: object, finite: bool) -> str:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                return f"the name {name!r} is no text"
+            if problem := _no_json(inner, finite):
+                return problem
+    elif isinstance(value, list | tuple):
+        return next(filter(None, (_no_json(item, finite) for item in value)), "")
+    elif isinstance(value, float):
+        return "" if math.isfinite(value) or not finite else f"{value} is no number"
+    elif not (value is None or isinstance(value, str | int)):
+        return f"{value!r} is a {type(value).__name__}"
+    return ""
 
 
 def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -250,6 +251,28 @@ async def test_what_an_operator_cannot_say_is_refused(hub: Hub):
         with pytest.raises(InvalidRequest, match=f"echo.*config .*{field}"):
             await hub.registry.configure("echo", set={field: value})
     assert await hub.registry.config("echo") == {}
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("-inf"), object(), {1, 2}, {1: 2}, [{"a": {2: 3}}], "\ud800"]
+)
+async def test_what_no_json_can_hold_is_refused(hub: Hub, value: Any):
+    if not hub.registry.guarantees.describes:
+        return
+    for field in ("weight", "own"):
+        with pytest.raises(InvalidRequest, match="config"):
+            await hub.registry.configure("echo", set={field: value})
+    assert await hub.registry.config("echo") == {}
+
+
+async def test_a_description_is_text(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    told = await hub.registry.describe(service="echo", set={"description": "d"})
+    for wrong in (5, None, "\ud800"):
+        with pytest.raises(InvalidRequest, match="description"):
+            await hub.registry.describe(service="echo", set={"description": wrong})  # type: ignore[dict-item]
+    assert await hub.registry.info(service="echo") == told
 
 
 async def test_groups_are_found_however_large_they_are(hub: Hub, hands: Hands, layout: str):

@@ -121,3 +121,8 @@ def test_no_pair_of_trees_is_too_odd(
 @given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9), st.floats(0, 1e9))
 def test_absolute_is_the_distance(old: float, new: float, threshold: float):
     assert significant(old, new, Threshold(threshold, "absolute")) is (abs(new - old) > threshold)
+
+
+def test_a_name_that_is_no_text_is_compared_as_it_is_written():
+    assert flatten({"queue": {1: 2.0}, 3: 4}) == {"queue.1": 2.0, "3": 4}  # type: ignore[dict-item]
+    assert changes({1: 2.0}, {1: 3.0}, {"1": anything}) == ("1",)  # type: ignore[dict-item]

@@ -49,7 +49,7 @@ def flatten(metrics: Mapping[str, object]) -> dict[str, object]:
         if isinstance(value, Mapping):
             flat.update({f"{name}.{path}": leaf for path, leaf in flatten(value).items()})
         else:
-            flat[name] = value
+            flat[str(name)] = value
     return flat
 
 

@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.model import JSON, NO_CONFIG, Config, Group, Service
+from mooring.model import (
+    JSON,
+    NO_CONFIG,
+    Config,
+    Group,
+    Service,
+    check_json,
+    check_metadata,
+    check_text,
+)
 from mooring.registry.layouts.contract import Malformed
 
 T = TypeVar("T")
@@ -79,6 +88,13 @@ def decode_info(value: bytes, *, group: str = "", service: str = "") -> Group | 
     return Group(group, title, get(fields, "department", str, ""), description)
 
 
+def check_config(service: str, set: Mapping[str, JSON]) -> None:
+    """Raise `InvalidRequest` for what cannot be said of a service or an instance of it."""
+    check_json(f"the config of {service}", set)
+    if isinstance(metadata := set.get("metadata"), dict):
+        check_metadata(metadata)
+
+
 def check_info(set: Mapping[str, str], *, service: bool) -> None:
     """Raise `InvalidRequest` for what no description has."""
     known = (
@@ -86,3 +102,5 @@ def check_info(set: Mapping[str, str], *, service: bool) -> None:
     )
     if wrong := [field for field in set if field not in known]:
         raise InvalidRequest(f"a description has no {wrong[0]!r}: {', '.join(sorted(known))}")
+    for field, text in set.items():
+        check_text(field, text)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from mooring.errors import InUse, InvalidRequest, StoreError
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.mirror import Feed
-from mooring.model import JSON, Group, Instance, Service, check_metadata, new_incarnation
+from mooring.model import (
+    JSON,
+    Group,
+    Instance,
+    Service,
+    check_text,
+    new_incarnation,
+)
 from mooring.names import check_name, split_service
 from mooring.registry.contract import (
     Enrolment,
@@ -22,7 +29,7 @@ from mooring.registry.contract import (
     ServiceCount,
 )
 from mooring.registry.layouts import values
-from mooring.registry.layouts.contract import Malformed, Problem
+from mooring.registry.layouts.contract import Malformed, Problem, said_by_the_operator
 from mooring.registry.redis import fields
 from mooring.registry.redis.changes import Changes
 from mooring.registry.redis.cleanup import Sweeper
@@ -78,7 +85,7 @@ class RedisRegistry(Registry):
                 f"{size} bytes of metadata of {ready.service} {ready.id} are over the limit of "
                 f"{most}: say less, or raise registry.redis.metadata-limit"
             )
-        return ready, []
+        return ready, said_by_the_operator(instance)
 
     def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
         if ttl is not None:
@@ -207,6 +214,7 @@ class RedisRegistry(Registry):
         )
 
     async def deregister(self, service: str, id: str) -> bool:
+        check_text("id", id)
         live = LiveService(
             *(self.connection, self.keys, self._changes, check_service(service)),
             timeout=self.settings.cleanup.global_timeout,
@@ -224,8 +232,7 @@ class RedisRegistry(Registry):
     async def configure(
         self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
     ) -> Mapping[str, JSON]:
-        if isinstance(metadata := set.get("metadata"), dict):
-            check_metadata(cast("Mapping[str, str]", metadata))
+        values.check_config(service, set)
         keys = self.keys.of(service)
         return await self._edit(keys.config, id, set, unset, tell=(keys.changes, service))
 
