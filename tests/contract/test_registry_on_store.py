@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 
 import mooring
-from mooring.errors import InvalidRequest
+from mooring.errors import InvalidRequest, TooLarge
 from mooring.hub import Hub
-from mooring.store import Put, everything, key
+from mooring.store import Committed, Delete, Put, everything, key
 from tests.contract.registries import PLACES, open_hub
 from tests.contract.test_registry import at, ports
 from tests.waiting import eventually
@@ -100,3 +101,85 @@ async def test_what_is_no_json_is_refused_with_the_key(hub: Hub):
         await hub.registry.configure("echo", set={"weight": 1})
     with pytest.raises(InvalidRequest, match="echo/info is no JSON"):
         await hub.registry.info(service="echo")
+
+
+async def test_metrics_that_are_too_large_keep_no_record_from_repair(
+    hub: Hub, other: Hub, caplog: pytest.LogCaptureFixture
+):
+    """All else that it says goes on, and somebody is told."""
+    async with hub.register(at(1)) as one:
+        one.update(metrics={"large": "x" * 2_000_000}, healthy=False)
+        if hub.registry.guarantees.describes:
+
+            async def told() -> bool:
+                (listed,) = (await other.registry.instances("echo")).instances
+                return not listed.status.healthy and not listed.status.metrics
+
+            await eventually(told)
+            assert caplog.text.count("no metrics are written") == 1
+        await hub.store.commit(Delete(everything()))
+
+        async def back() -> bool:
+            return await ports(other.registry) == [1]
+
+        await eventually(back)
+        await eventually(lambda: one.state == "registered")
+
+
+async def test_what_a_store_takes_no_longer_stays_as_it_was(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """An operator of etcd may allow less than others do."""
+    if not hub.registry.guarantees.describes:
+        return
+    whole = hub.store.commit
+
+    async def commit(*writes: Put | Delete, **rest: Any) -> Committed:
+        if any(isinstance(write, Put) and len(write.value) > 2_000 for write in writes):
+            raise TooLarge("over the limit of 2000")
+        return await whole(*writes, **rest)
+
+    monkeypatch.setattr(hub.store, "commit", commit)
+    async with hub.register(at(1)) as one:
+        one.update(metadata={"a": "x" * 3_000}, healthy=False)
+
+        async def told() -> bool:
+            (listed,) = (await other.registry.instances("echo")).instances
+            return not listed.status.healthy and not listed.metadata
+
+        await eventually(told)
+        assert "over the limit of 2000: what it says of itself stays as it was" in caplog.text
+        await eventually(lambda: one.state == "registered")
+        one.update(metadata={"a": "short"})
+
+        async def better() -> bool:
+            (listed,) = (await other.registry.instances("echo")).instances
+            return dict(listed.metadata) == {"a": "short"}
+
+        await eventually(better)
+
+
+async def test_who_is_taken_out_of_one_service_stays_in_another(hub: Hub, place: tuple[str, str]):
+    if not place[1].startswith(("plain", "endpoints")):
+        return
+    grouped = msgspec.structs.replace(at(1), service="default/echo")
+    async with hub.register(at(1)) as bare, hub.register(grouped) as other:
+        await hub.registry.deregister("echo", bare.instance.id)
+        await eventually(lambda: bare.state == "removed")
+        await hub.store.commit(Delete(next(iter(hub._layout.ranges("default/echo")))))
+
+        async def back() -> bool:
+            return await ports(hub.registry, "default/echo") == [1]
+
+        await eventually(back)
+        await eventually(lambda: other.state == "registered")
+
+
+async def test_a_name_that_cannot_be_asked_for_is_not_listed(hub: Hub, place: tuple[str, str]):
+    if place[1] != "tree":
+        return
+    for name in (" lead", "info"):
+        bad = f"/registry/default/{name}/10.0.0.1:80/data".encode()
+        await hub.store.commit(Put(bad, b"{}"))
+    async with hub.register(at(1)):
+        assert await hub.registry.services() == [("echo", 1)]

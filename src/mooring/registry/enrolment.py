@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from mooring.errors import (
     Conflict,
@@ -125,6 +127,8 @@ class StoreEnrolment(Enrolment):
         self._sent: dict[bytes, bytes] = {}
         """What may be in the store, though no answer said so."""
         self._unanswered = False
+        self._left_out = ""
+        """What is not written, since it is too large."""
         self._callbacks: tuple[Callable[[], None], ...] = ()
         self._in_doubt = self._writing = False
         self._written = 0
@@ -216,7 +220,44 @@ class StoreEnrolment(Enrolment):
                 log.exception("%s %s: a subscriber failed", *self._labels)
 
     async def put(self, instance: Instance, *, fresh: bool) -> None:
-        desired = self._shared.layout.encode(instance)
+        problem: TooLarge | None = None
+        for desired, left_out in self._less_and_less(instance):
+            try:
+                await self._write(desired, fresh=fresh)
+            except TooLarge as error:
+                problem = problem or error
+                continue
+            if problem is not None and left_out != self._left_out:
+                log.warning("%s %s: %s: %s", *self._labels, problem, left_out)
+            self._left_out = left_out
+            break
+        else:
+            assert problem is not None
+            if not fresh:
+                raise problem
+            raise InvalidRequest(
+                f"{instance.service} {instance.id} says more of itself than the store takes in one "
+                f"commit, in its metadata perhaps: {problem}"
+            ) from problem
+        if instance.service not in self._shared.described:
+            try:
+                await self._describe()
+            except StoreError as error:
+                log.info("%s: its description is made later: %s", instance.service, error)
+
+    def _less_and_less(self, instance: Instance) -> Iterator[tuple[dict[bytes, bytes], str]]:
+        """What should be there, then what should be where that is too large, and what is left out
+        of it: that it is there at all, and how it is, matters more."""
+        yield self._shared.layout.encode(instance), ""
+        status = msgspec.structs.replace(instance.status, metrics={})
+        desired = self._shared.layout.encode(msgspec.structs.replace(instance, status=status))
+        yield desired, "no metrics are written"
+        main = next(iter(desired))
+        if main in self._desired:
+            kept = {**desired, main: self._desired[main]}
+            yield kept, "what it says of itself stays as it was, and no metrics are written"
+
+    async def _write(self, desired: dict[bytes, bytes], *, fresh: bool) -> None:
         seen: Mapping[bytes, Entry] = self._mirror.items
         while True:
             session = await self._lease.session()
@@ -241,13 +282,8 @@ class StoreEnrolment(Enrolment):
                 seen = await self._present()
             except LeaseNotFound:
                 await self._lease.discard(session)
-            except TooLarge as error:
-                if not fresh:
-                    raise
-                raise InvalidRequest(
-                    f"{instance.service} {instance.id} says more of itself than the store takes "
-                    f"in one commit, in its metadata or metrics: {error}"
-                ) from error
+            except TooLarge:
+                raise
             except BaseException:
                 self._unanswered = True
                 raise
@@ -259,11 +295,6 @@ class StoreEnrolment(Enrolment):
         self._vicinity.start()  # not before: nobody shall wait for it
         if self._mirror.loaded:
             self._look()
-        if instance.service not in self._shared.described:
-            try:
-                await self._describe()
-            except StoreError as error:
-                log.info("%s: its description is made later: %s", instance.service, error)
 
     async def _present(self) -> dict[bytes, Entry]:
         """Our keys, and the tombstone, as they are."""

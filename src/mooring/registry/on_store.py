@@ -7,13 +7,12 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
 
 import msgspec
 
 from mooring.errors import Conflict, InUse, InvalidRequest
 from mooring.mirror import Feed, Mirror, RangeFeed
-from mooring.model import JSON, Group, Instance, Service, check_metadata, new_incarnation
+from mooring.model import JSON, Group, Instance, Service, new_incarnation
 from mooring.names import check_name
 from mooring.registry.batches import Batches
 from mooring.registry.contract import (
@@ -31,6 +30,7 @@ from mooring.registry.leases import SharedLease
 from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
 from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
+    MAX_REQUEST_BYTES,
     Delete,
     Entry,
     Put,
@@ -76,7 +76,13 @@ class StoreRegistry(Registry):
         incarnation = instance.incarnation or new_incarnation()
         msgspec.structs.force_setattr(ready, "incarnation", incarnation)
         self.layout.check(ready)
-        return ready, self.layout.cannot_carry(ready)
+        size = sum(len(key) + len(value) for key, value in self.layout.encode(ready).items())
+        if size > MAX_REQUEST_BYTES:
+            raise InvalidRequest(
+                f"{ready.service} {ready.id} says {size} bytes of itself, in its metadata perhaps: "
+                f"a store takes {MAX_REQUEST_BYTES} in one commit"
+            )
+        return ready, self.layout.cannot_carry(instance)
 
     def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
         ttl = self.layout.ttl if ttl is None else ttl
@@ -222,8 +228,7 @@ class StoreRegistry(Registry):
     async def configure(
         self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
     ) -> Mapping[str, JSON]:
-        if isinstance(metadata := set.get("metadata"), dict):
-            check_metadata(cast("Mapping[str, str]", metadata))
+        values.check_config(service, set)
         return await self._edit(self.layout.config_key(service, id), set, unset, config=True)
 
     async def _edit(
@@ -264,9 +269,7 @@ class StoreRegistry(Registry):
         self, *, group: str = "", service: str = "", set: Mapping[str, str]
     ) -> Group | Service:
         name = self.layout.info_key(group=group, service=service)
-        known = {"displayName", "description"} | ({"department"} if not service else {*()})
-        if wrong := [field for field in set if field not in known]:
-            raise InvalidRequest(f"a description has no {wrong[0]!r}: {', '.join(sorted(known))}")
+        values.check_info(set, service=bool(service))
         fields = await self._edit(name, dict(set), (), config=False)
         return self._info(name, values.encode(fields))
 
