@@ -355,3 +355,21 @@ def test_a_duration_that_may_be_left_out_is_read_like_any_other():
         InvalidRequest, match=r"registry.redis.consumer-timeout: 5 is not a duration"
     ):
         parse({"registry": {"redis": {"consumer-timeout": 5}}}, {})
+
+
+@pytest.mark.parametrize("service", ["MOORING_REGISTRY", "MOORING_REGISTRY_REDIS"])
+def test_what_kubernetes_tells_of_a_service_is_no_setting(service: str):
+    """Every pod is told of each Service of its namespace, also of one called `mooring-registry`."""
+    environ = {
+        f"{service}_SERVICE_HOST": "10.96.0.7",
+        f"{service}_SERVICE_PORT": "2379",
+        f"{service}_SERVICE_PORT_CLIENT": "2379",
+        f"{service}_PORT": "tcp://10.96.0.7:2379",
+        f"{service}_PORT_2379_TCP": "tcp://10.96.0.7:2379",
+        f"{service}_PORT_2379_TCP_PROTO": "tcp",
+        f"{service}_PORT_2379_TCP_PORT": "2379",
+        f"{service}_PORT_2379_TCP_ADDR": "10.96.0.7",
+    }
+    assert parse({}, environ) == parse({}, {})
+    with pytest.raises(InvalidRequest, match=f"{service}_PORT is no setting"):
+        parse({}, {f"{service}_PORT": "6379"})

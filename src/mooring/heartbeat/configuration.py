@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
@@ -22,6 +23,11 @@ log = logging.getLogger(__name__)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, title="duration")]
 """A duration above 0: `10s` in the settings, float seconds in code."""
+
+_OF_A_SERVICE = re.compile(
+    r"_SERVICE_HOST=|_SERVICE_PORT(_\w+)?=|_PORT=\w+://|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?="
+)
+"""How Kubernetes ends the names of the variables in which it tells every pod of a Service."""
 
 Tree = dict[str, Any]
 T = TypeVar("T")
@@ -65,7 +71,8 @@ def from_environment(
 ) -> Tree:
     """What the variables `MOORING_{ROOT}_{SECTION}_{NAME}` tell, by section and name.
 
-    `MOORING_{ROOT}` itself is not one of them. Raises `InvalidRequest` for one that is unknown.
+    `MOORING_{ROOT}` itself is not one of them, nor is what Kubernetes tells of a Service called
+    `mooring-{root}`. Raises `InvalidRequest` for one that is unknown.
     """
     known = {
         _variable(root, section, name): (section, name, kind)
@@ -82,6 +89,8 @@ def from_environment(
             name_now = _variable(root, *old[variable].split("."))
             log.warning("%s is now called %s: rename it", variable, name_now)
         if name_now not in known:
+            if _OF_A_SERVICE.search(f"{variable}={text}"):
+                continue
             raise InvalidRequest(f"the variable {variable} is no setting{nearest(variable, known)}")
         if name_now != variable and name_now in environ:
             raise InvalidRequest(
