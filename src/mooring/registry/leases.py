@@ -52,6 +52,8 @@ class SharedLease:
         self._deserted = False
         """Whether somebody left whose keys hung on the present lease."""
         self._replaced: set[Session] = set()
+        self._awaiting: dict[Session, asyncio.Task[object]] = {}
+        """Who waits for the loss of each that may still be lost."""
         self._owed: dict[bytes, Debt] = {}
         self._owes = asyncio.Event()
         self._tasks = Tasks()
@@ -101,7 +103,8 @@ class SharedLease:
         else:
             self.granted.add(session.lease)
             self._session, self._deserted = session, False
-            self._tasks.start(self._await_loss(session), name=f"lease {session.lease:x}")
+            awaiting = self._await_loss(session)
+            self._awaiting[session] = self._tasks.start(awaiting, name=f"lease {session.lease:x}")
             opened.set_result(session)
         finally:
             if self._opening is opened:
@@ -111,7 +114,12 @@ class SharedLease:
         """The store does not know this session's lease any more."""
         if self._session is session:
             self._session = None
-            await session.aclose()
+            await self._give_up(session)
+
+    async def _give_up(self, session: Session) -> None:
+        if (awaiting := self._awaiting.pop(session, None)) is not None:
+            awaiting.cancel()
+        await session.aclose()
 
     def replace(self) -> None:
         """Move everybody to another lease, and revoke this one, if somebody left it.
@@ -131,7 +139,7 @@ class SharedLease:
         for session in tuple(self._replaced):
             if all(user.lease != session.lease for user in self._users):
                 self._replaced.discard(session)
-                self._tasks.start(session.aclose(), name=f"end of lease {session.lease:x}")
+                self._tasks.start(self._give_up(session), name=f"end of lease {session.lease:x}")
 
     def owe(self, names: Iterable[bytes]) -> None:
         """Keys on this lease that should be gone and may not be: whoever left them could not reach
@@ -195,6 +203,7 @@ class SharedLease:
 
     async def _await_loss(self, session: Session) -> None:
         await session.lost.wait()
+        self._awaiting.pop(session, None)
         for user in tuple(self._users):
             user.lost()
 
@@ -210,6 +219,6 @@ class SharedLease:
             sessions.add(self._session)
         self._session = None
         tasks, self._tasks = self._tasks, Tasks()
-        self._opening = None
+        self._opening, self._awaiting = None, {}
         await tasks.aclose()
         await asyncio.gather(*(session.aclose(within=within) for session in sessions))
