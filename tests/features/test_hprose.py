@@ -135,6 +135,21 @@ class TestCalls:
         with pytest.raises(Closed, match=r"the client of http\.hello is closed"):
             await remote.hello("x")
 
+    @pytest.mark.parametrize("servers", [1, 2])
+    async def test_a_call_under_way_hears_that_the_client_is_closed(
+        self, hub: Hub, servers: int, caplog: pytest.LogCaptureFixture
+    ):
+        for number in range(servers):
+            await put(hub, f"{number}", f"http://127.0.0.1:{free_port()}/")
+        async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
+            call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
+            await eventually(lambda: "trying again in 60 s" in caplog.text)
+        caplog.clear()
+        async with asyncio.timeout(5):
+            with pytest.raises(Closed, match=r"the client of http\.hello is closed"):
+                await call
+        assert "calls go to" not in caplog.text
+
     async def test_what_is_private_is_no_remote_function(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             with pytest.raises(AttributeError):

@@ -81,6 +81,7 @@ class Calls:
 
     async def aclose(self) -> None:
         self._closed = True
+        self._changed.set()
         await self._view.aclose()
 
     def _learn(self, instances: Iterable[Instance], mark: int, *, anew: bool = False) -> None:
@@ -121,11 +122,15 @@ class Calls:
             except Exception as error:  # noqa: BLE001 - raised there, unless it is tried again
                 call.server = await self._next(call, error)
 
-    async def _first(self) -> Server:
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the client of {self.domain} is closed")
+
+    async def _first(self) -> Server:
+        self._check_open()
         if self.primary is None:
             await self._read(time.monotonic())
+            self._check_open()
         if self.primary is None:
             raise self._nobody()
         return self.primary
@@ -146,6 +151,7 @@ class Calls:
                 raise error
             case Decision.PAUSE:
                 await self._rest(call, error)
+        self._check_open()
         before, server = self.primary, self._choice.leave(call.failed)
         if server is None:
             raise self._nobody() from error
@@ -190,7 +196,7 @@ class Calls:
         )
         try:
             async with asyncio.timeout(self._pause):
-                while all(server in call.failed for server in self.servers):
+                while not self._closed and all(server in call.failed for server in self.servers):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
