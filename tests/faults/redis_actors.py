@@ -97,7 +97,8 @@ async def crash(registrations: Iterable[Any]) -> None:
     for registration in registrations:
         await registration._tasks.aclose()
         registration._enrolment._service.leave(registration._enrolment)
-        registration._closed = True
+        registration._closing = asyncio.Event()
+        registration._closing.set()
 
 
 class World:

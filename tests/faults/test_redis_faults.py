@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -352,21 +353,49 @@ async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[.
         await work.all_well()
 
 
-@pytest.mark.parametrize("fault", ["a replica without its master", "too few replicas"])
+def _refuse_writes(server: RedisServer, fault: str) -> None:
+    if fault == "a replica without its master":
+        server.command("REPLICAOF", "127.0.0.1", 1)
+    elif fault == "no replica":
+        server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+    elif fault == "too few replicas":
+        server.command("CONFIG", "SET", "min-replicas-to-write", 2)
+    else:
+        shutil.rmtree(server.folder)
+        server.command("CONFIG", "SET", "save", "3600 1")
+        server.command("BGSAVE")
+
+
+def _take_writes(server: RedisServer) -> None:
+    server.command("REPLICAOF", "NO", "ONE")
+    server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+    server.command("CONFIG", "SET", "save", "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "series"),
+    [
+        ("a replica without its master", "7.0"),
+        ("no replica", "7.0"),
+        *(("too few replicas", series) for series in SERIES),
+        *(("a save that failed", series) for series in SERIES),
+    ],
+)
 async def test_who_can_tell_no_heartbeat_is_not_dropped(
-    fresh_redis: Callable[..., RedisServer], fault: str
+    fresh_redis: Callable[..., RedisServer], fault: str, series: str
 ):
     """Redis takes no writes for longer than anybody's timeout, and answers all the while."""
-    server = fresh_redis()
+    server = fresh_redis(series=series)
+    if fault == "too few replicas":
+        replica = fresh_redis(series=series)
+        replica.command("REPLICAOF", "127.0.0.1", server.port)
+        await eventually(lambda: "master_link_status:up" in str(replica.command("INFO")), within=10)
     settings = quick(beat=0.2, interval=0.2, timeout=1.5, connection_timeout=1.0)
     async with at_work(server, settings) as work, sweeping(work.other):
         fewest = 3
         removed: list[object] = []
         work.view.subscribe(lambda update: removed.extend(c for c in update.changes if not c.after))
-        if fault == "too few replicas":
-            server.command("CONFIG", "SET", "min-replicas-to-write", 1)
-        else:
-            server.command("REPLICAOF", "127.0.0.1", 1)
+        _refuse_writes(server, fault)
         end = time.monotonic() + 4
         while time.monotonic() < end:
             fewest = min(fewest, len(work.view.instances))
@@ -374,10 +403,8 @@ async def test_who_can_tell_no_heartbeat_is_not_dropped(
             assert len(listing.instances) == 3
             await asyncio.sleep(0.1)
         assert any("takes no writes" in str(problem) for problem in listing.problems)
-        if fault == "too few replicas":
-            server.command("CONFIG", "SET", "min-replicas-to-write", 0)
-        else:
-            server.command("REPLICAOF", "NO", "ONE")
+        assert ("echo", 3) in await work.other.registry.services()
+        _take_writes(server)
         await work.all_well()
         assert fewest == 3
         assert removed == []

@@ -93,6 +93,21 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
     assert refusals(server) == []
 
 
+async def test_a_consumer_learns_that_redis_takes_no_writes(server: RedisServer):
+    async with (
+        connect(server, "provider") as provider,
+        connect(server, "consumer") as consumer,
+        fleet(provider, 3),
+    ):
+        server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+        listing = await consumer.registry.instances("echo")
+        assert any("takes no writes" in str(problem) for problem in listing.problems)
+        server.command("ACL", "SETUSER", "consumer", "-info")
+        listing = await consumer.registry.instances("echo")
+        assert any("takes no writes" in str(problem) for problem in listing.problems)
+        server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+
+
 async def test_a_consumer_changes_nothing(server: RedisServer):
     async with (
         connect(server, "provider") as provider,

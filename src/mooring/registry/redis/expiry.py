@@ -32,8 +32,8 @@ class Brake(NamedTuple):
     def __str__(self) -> str:
         if self.unheard:
             return (
-                "Redis takes no writes (a replica without its master, or too few replicas): it "
-                "hears no heartbeat, and the last list is kept until it does"
+                "Redis takes no writes (a replica without its master, too few replicas, or a disk "
+                "that fails it): it hears no heartbeat, and the last list is kept until it does"
             )
         return (
             f"{self.silent} of {self.total} instances are silent at once: the fault is likely "

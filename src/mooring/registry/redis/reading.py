@@ -54,7 +54,10 @@ class Reader:
 
     async def state(self, service: ServiceKeys) -> State:
         reply: Any = await self._connection.run(
-            STATE, [service.config, service.brake], [], what=f"read of {service.name}"
+            STATE,
+            [service.config, service.brake, service.evictions],
+            [],
+            what=f"read of {service.name}",
         )
         now, told, brake = reply
         config: dict[str, Config] = {}
