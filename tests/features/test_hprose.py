@@ -22,6 +22,7 @@ from mooring.errors import Closed, InvalidRequest, NoInstance
 from mooring.hprose import Client, Server
 from mooring.hub import Hub
 from mooring.registry.layouts import Hprose
+from mooring.registry.on_store import StoreRegistry
 from mooring.store import Delete, Put, everything, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -504,19 +505,24 @@ class TestRegister:
             assert mine.registrations[0].instance.host
 
     @pytest.mark.timed
+    @pytest.mark.parametrize("beside", ["", "memory://beside"])
     async def test_the_heartbeat_is_what_it_is_told(
-        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+        self, store_url: str, beside: str, monkeypatch: pytest.MonkeyPatch
     ):
-        renewals: list[float] = []
-        plain = hub.store.renew
+        urls = (beside, store_url) if beside else (store_url, "")
+        async with mooring.connect(urls[0], registry=urls[1], layout="hprose") as hub:
+            assert isinstance(hub.registry, StoreRegistry)
+            renewals: list[float] = []
+            store = hub.registry._store
+            plain = store.renew
 
-        async def noted(lease: int) -> float:
-            renewals.append(time.monotonic())
-            return await plain(lease)
+            async def noted(lease: int) -> float:
+                renewals.append(time.monotonic())
+                return await plain(lease)
 
-        monkeypatch.setattr(hub.store, "renew", noted)
-        async with mooring.hprose.register(hub, "a", "http://10.0.0.1:1/", heartbeat=0.2):
-            await eventually(lambda: len(renewals) >= 6, within=3)
+            monkeypatch.setattr(store, "renew", noted)
+            async with mooring.hprose.register(hub, "a", "http://10.0.0.1:1/", heartbeat=0.2):
+                await eventually(lambda: len(renewals) >= 6, within=3)
 
     async def test_a_record_that_another_took_gets_no_heartbeat(
         self, hub: Hub, store_url: str, monkeypatch: pytest.MonkeyPatch
@@ -542,11 +548,22 @@ class TestRegister:
             await asyncio.sleep(0.5)
             assert entry.lease not in renewed
 
-    @pytest.mark.parametrize("url", ["udp://10.0.0.1:1/", "10.0.0.1:1", "", "tcp://10.0.0.1/"])
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "udp://10.0.0.1:1/",
+            "10.0.0.1:1",
+            "",
+            "tcp://10.0.0.1/",
+            "http://me:secret@10.0.0.1:1/",
+            "http://10.0.0.1:1/#part",
+        ],
+    )
     async def test_a_url_that_cannot_be_called_is_refused(self, hub: Hub, url: str):
         before = (await hub.store.read(everything())).revision
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest) as refused:
             mooring.hprose.register(hub, "a", url)
+        assert "secret" not in str(refused.value)
         assert (await hub.store.read(everything())).revision == before
 
     async def test_what_makes_no_sense_is_refused(self, hub: Hub, store_url: str):
@@ -560,6 +577,12 @@ class TestRegister:
             async with (
                 mooring.connect(store_url) as tree,
                 mooring.hprose.register(tree, "a", "http://10.0.0.1:1/"),
+            ):
+                pass
+        with pytest.raises(InvalidRequest, match="layout='hprose'"):
+            async with (
+                mooring.connect("redis://127.0.0.1:1", layout="hprose") as redis,
+                mooring.hprose.register(redis, "a", "http://10.0.0.1:1/"),
             ):
                 pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import urllib.parse
 import uuid as uuids
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol, Self, cast, overload
 from mooring.errors import Closed, InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.registry.layouts.hprose import Hprose, instance_at
+from mooring.registry.on_store import StoreRegistry
 from mooring.registry.registration import Registration
-from mooring.store.contract import key
+from mooring.store.contract import Store, key
 from mooring.sync.proxy import within
 from mooring.tasks import Tasks
 
@@ -59,29 +61,34 @@ class Registered:
         self._instances = [
             instance_at(domain, self.uuid, server_url) for domain in dict.fromkeys(domains)
         ]
+        _check_whole(server_url)
         if not self._instances:
             raise InvalidRequest(f"{server_url} has no domain to be registered under")
         self._open = AsyncExitStack()
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
+        store = self._keeper()
         deadline = time.monotonic() + self._wait
         async with AsyncExitStack() as opening:
             for instance in self._instances:
                 left = max(deadline - time.monotonic(), 0.0)
                 registration = self._hub.register(instance, ttl=self._ttl, wait=left)
-                if registration.instance.id != self.uuid:
-                    raise InvalidRequest(
-                        "this registry keeps no UUIDs: use connect(…, layout='hprose')"
-                    )
                 await opening.enter_async_context(registration)
                 self.registrations += (registration,)
             self._open = opening.pop_all()
         if self._heartbeat < self._ttl / 3:
-            self._tasks.start(self._beat(), name=f"heartbeat of {self.uuid}")
+            self._tasks.start(self._beat(store), name=f"heartbeat of {self.uuid}")
         return self
 
-    async def _beat(self) -> None:
+    def _keeper(self) -> Store:
+        """Where the records lie: the store of the registry, which may be another than the hub's."""
+        registry = self._hub.registry
+        if not isinstance(registry, StoreRegistry) or not isinstance(registry.layout, Hprose):
+            raise InvalidRequest("this registry keeps no UUIDs: use connect(…, layout='hprose')")
+        return registry._store
+
+    async def _beat(self, store: Store) -> None:
         """Renew the lease sooner than its session does, which is at a third of the TTL."""
         first = self.registrations[0]
         (name,) = Hprose().encode(first.instance)
@@ -90,9 +97,9 @@ class Registered:
             if first.state != "registered":
                 continue  # it may be another's record by now
             try:
-                entry = (await self._hub.store.read(key(name))).first
+                entry = (await store.read(key(name))).first
                 if entry is not None and entry.lease:
-                    await self._hub.store.renew(entry.lease)
+                    await store.renew(entry.lease)
             except Closed:
                 return
             except StoreError as error:
@@ -105,6 +112,18 @@ class Registered:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _check_whole(url: str) -> None:
+    """Raise `InvalidRequest` where clients would not get all of a URL."""
+    parts = urllib.parse.urlsplit(url)
+    if "@" in parts.netloc:
+        raise InvalidRequest(
+            "a user and a password in the URL of a server would be there for everybody to read: "
+            "leave them out, and give them to the clients, with connect="
+        )
+    if parts.fragment:
+        raise InvalidRequest(f"{url!r}: what comes after # is never sent: leave it out")
 
 
 class BlockingRegistered(Protocol):
