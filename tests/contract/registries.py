@@ -57,6 +57,10 @@ class Hands(ABC):
         """Put something beside the instances of a service that is none; its key."""
 
     @abstractmethod
+    async def spoil_words(self, service: str) -> None:
+        """Overwrite what an operator said of a service, and its description."""
+
+    @abstractmethod
     async def everything(self) -> object:
         """All that lies there, to be compared."""
 
@@ -84,6 +88,11 @@ class OnStore(Hands):
         bad = folder + (b"10.0.0.9:9/data" if tree else b"10.0.0.9:9")
         await self.hub.store.commit(Put(bad, b"no JSON"), Put(folder + b"x/y/z/w", b""))
         return bad
+
+    async def spoil_words(self, service: str) -> None:
+        layout = self.hub._layout
+        for name in (layout.config_key(service), layout.info_key(service=service)):
+            await self.hub.store.commit(Put(name, b"{oops"))
 
     async def everything(self) -> object:
         found = await self.hub.store.read(everything())
@@ -129,6 +138,11 @@ class OnRedis(Hands):
         await self.call("HSET", keys.instance("bad"), "host", "10.0.0.9", "port", "many")
         await self.call("ZADD", keys.heartbeats, now, "without-a-record")
         return keys.instance("bad").encode()
+
+    async def spoil_words(self, service: str) -> None:
+        keys = self.registry.keys
+        await self.call("HSET", keys.of(service).config, "", "{oops")
+        await self.call("HSET", keys.info, service, "{oops")
 
     async def everything(self) -> object:
         found = {}

@@ -265,6 +265,27 @@ async def test_what_no_json_can_hold_is_refused(hub: Hub, value: Any):
     assert await hub.registry.config("echo") == {}
 
 
+async def test_what_cannot_be_read_is_told_and_can_be_set_and_unset(
+    hub: Hub, hands: Hands, caplog: pytest.LogCaptureFixture
+):
+    if not hub.registry.guarantees.describes:
+        return
+    await hub.registry.configure("echo", set={"enabled": False})
+    await hands.spoil_words("echo")
+    with pytest.raises(InvalidRequest, match=r"echo.*config.* is no JSON"):
+        await hub.registry.config("echo")
+    with pytest.raises(InvalidRequest, match=r"info.* is no JSON"):
+        await hub.registry.info(service="echo")
+    assert await hub.registry.configure("echo", set={"weight": 1}) == {"weight": 1}
+    told = await hub.registry.describe(service="echo", set={"description": "d"})
+    assert await hub.registry.config("echo") == {"weight": 1}
+    assert await hub.registry.info(service="echo") == told
+    assert caplog.text.count("its 5 bytes are replaced") == 2
+    await hands.spoil_words("echo")
+    assert await hub.registry.configure("echo", set={}, unset=("enabled",)) == {}
+    assert await hub.registry.config("echo") == {}
+
+
 async def test_a_description_is_text(hub: Hub):
     if not hub.registry.guarantees.describes:
         return

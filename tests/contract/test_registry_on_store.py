@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import mooring
-from mooring.errors import InvalidRequest, TooLarge
+from mooring.errors import TooLarge
 from mooring.hub import Hub
 from mooring.store import Committed, Delete, Put, everything, key
 from tests.contract.registries import PLACES, open_hub
@@ -88,19 +88,6 @@ async def test_every_group_and_service_has_a_description_that_is_never_overwritt
         assert await hub.registry.info(group="Common") == mooring.Group("Common", department="d")
     assert await hub.registry.services() == [("Common/echo", 0)]
     assert await hub.registry.groups() == ["Common"]
-
-
-async def test_what_is_no_json_is_refused_with_the_key(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
-    for file in ("config", "info"):
-        await hub.store.commit(Put(f"/registry/default/echo/{file}".encode(), b"{"))
-    with pytest.raises(InvalidRequest, match="echo/config is no JSON"):
-        await hub.registry.config("echo")
-    with pytest.raises(InvalidRequest, match="echo/config is no JSON"):
-        await hub.registry.configure("echo", set={"weight": 1})
-    with pytest.raises(InvalidRequest, match="echo/info is no JSON"):
-        await hub.registry.info(service="echo")
 
 
 async def test_metrics_that_are_too_large_keep_no_record_from_repair(

@@ -146,7 +146,8 @@ class Registry(ABC):
         self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
     ) -> Mapping[str, JSON]:
         """Change some of it and leave the rest; what it is afterwards. Raises `InvalidRequest`
-        for a value that cannot be (a weight that is no number)."""
+        for a value that cannot be (a weight that is no number). What lies there and cannot be read
+        is replaced whole, and logged."""
 
     @abstractmethod
     async def info(self, *, group: str = "", service: str = "") -> Group | Service:

@@ -237,13 +237,15 @@ class StoreRegistry(Registry):
         """Change some fields of a value and leave the others, whoever else writes meanwhile."""
         while True:
             entry = (await self._store.read(key(name))).first
-            with _naming(name):
-                fields: dict[str, JSON] = {} if entry is None else values.decode(entry.value)
-                fields.update(set)
-                for field in unset:
-                    fields.pop(field, None)
-                value = values.encode(fields)
-                if config:
+            fields: dict[str, JSON] = values.decode_to_change(
+                b"" if entry is None else entry.value, name.decode()
+            )
+            fields.update(set)
+            for field in unset:
+                fields.pop(field, None)
+            value = values.encode(fields)
+            if config:
+                with _naming(name):
                     self.layout.decode_config(value)  # what we could not read, we do not write
             write = Put(name, value) if fields or not config else Delete(key(name))
             try:

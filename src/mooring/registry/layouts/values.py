@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from mooring.model import (
 )
 from mooring.registry.layouts.contract import Malformed
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 Fields = dict[str, Any]
@@ -36,6 +39,16 @@ def decode(value: bytes) -> Fields:
     if not isinstance(found, dict):
         raise Malformed(f"is no JSON object but {type(found).__name__}")
     return found
+
+
+def decode_to_change(value: bytes, where: str) -> Fields:
+    """The same of a value of which some is to be changed. In what is no JSON object there is
+    nothing to keep: it is replaced, and that is told."""
+    try:
+        return decode(value) if value else {}
+    except Malformed as error:
+        log.warning("%s %s: its %d bytes are replaced", where, error, len(value))
+        return {}
 
 
 def encode(fields: Mapping[str, JSON]) -> bytes:

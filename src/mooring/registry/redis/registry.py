@@ -249,7 +249,7 @@ class RedisRegistry(Registry):
         channel, service = tell
         while True:
             before = await self._field(key, field)
-            told = {**_decode(key, field, before), **set}
+            told = {**values.decode_to_change(before, f"{key} {field!r}"), **set}
             for name in unset:
                 told.pop(name, None)
             after = values.encode(told) if told else b""
