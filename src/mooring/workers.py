@@ -18,6 +18,7 @@ import stat
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Literal, Self
 
@@ -53,9 +54,10 @@ class SharedRegistration:
     where another process of this user on this machine has registered it: then this one waits in
     the background, and registers as soon as the other is gone, by whatever end. Leaving hands the
     registration over to a process that waits, without a gap, and deregisters where none does.
+    Where an operator deregistered it, none of those that waited meanwhile brings it back.
 
-    Which processes belong together is told by the registry's URL, the service and the address. The
-    locks lie in `folder`; see `runtime_folder` for where that is by default.
+    Which processes belong together is told by the registry's URL and layout, the service and the
+    address. The locks lie in `folder`; see `runtime_folder` for where that is by default.
     """
 
     def __init__(
@@ -71,13 +73,13 @@ class SharedRegistration:
             instance = msgspec.structs.replace(instance, host=reachable_host())
         self._instance, _ = hub.registry.prepare(instance)
         self._hub, self._ttl, self._wait = hub, ttl, wait
-        key = "\0".join((hub.registry.url, self._instance.service, self._instance.address))
+        key = "\0".join((hub._whose(), self._instance.service, self._instance.address))
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         self._turn = Turn((folder or runtime_folder()) / name)
         self._registration: Registration | None = None
         self._entered = asyncio.Event()
         self._tasks = Tasks()
-        self._closed = False
+        self._closed = self._removed = False
         self._process = os.getpid()
 
     @property
@@ -94,7 +96,9 @@ class SharedRegistration:
         """That of the registration; `waiting` where another process has it."""
         if self._registration is not None:
             return self._registration.state
-        return "closed" if self._closed else "waiting"
+        if self._closed:
+            return "closed"
+        return "removed" if self._removed else "waiting"
 
     def start(self) -> None:
         """Enter in the background, once the address takes connections: a server may still be about
@@ -124,12 +128,17 @@ class SharedRegistration:
         return f"{self._instance.service} {self._instance.id}"
 
     async def _take_over(self) -> None:
-        await self._turn.wait()
+        self._removed = not await self._turn.wait()
+        if self._removed:
+            # The turn is kept: it ends with the last of those whom the operator meant.
+            log.warning("%s: an operator deregistered it: not taken over", self._name)
+            return
         log.info("%s: taking over from a process that is gone", self._name)
         await self._register()
 
     async def _register(self) -> None:
         registration = self._hub.register(self._instance, ttl=self._ttl, wait=self._wait)
+        registration.subscribe(lambda state: self._turn.forbid() if state == "removed" else None)
         try:
             self._registration = registration
             await registration.__aenter__()
@@ -209,8 +218,9 @@ async def listens(host: str, port: int, *, within: float) -> bool:
 class Turn:
     """A place that one process has at a time: a lock on `PATH.lock`, which ends with its process.
 
-    Those who wait share a lock on `PATH.queue`, so that it can be known whether there are any. The
-    files stay: to delete one would let two processes lock two files of one name.
+    Those who wait share a lock on `PATH.queue`, so that it can be known whether there are any. In
+    `PATH.lock` stands the last word of who forbade them to use the place. The files stay: to delete
+    one would let two processes lock two files of one name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,15 +243,30 @@ class Turn:
         _close(descriptor)
         return False
 
-    async def wait(self) -> None:
-        """Wait until the place is ours. Others get it where this is cancelled."""
+    async def wait(self) -> bool:
+        """Wait until the place is ours; whether it may be used, which somebody may have forbidden
+        meanwhile. Others get it where this is cancelled."""
         queueing = _open(self._queue)
         fcntl.flock(queueing, fcntl.LOCK_SH)
         try:
+            before = self._word
             while not self.take():
                 await _freed(self._lock)
+            return self._word in (before, b"")
         finally:
             _close(queueing)
+
+    @property
+    def _word(self) -> bytes:
+        try:
+            return self._lock.read_bytes()
+        except FileNotFoundError:  # tidied away
+            return b""
+
+    def forbid(self) -> None:
+        """None of those who wait for it now shall use it. Nothing where it is not ours."""
+        if self._held is not None:
+            os.pwrite(self._held, uuid.uuid4().bytes, 0)
 
     def end(self) -> None:
         """Let others have it. Nothing where it is not ours."""

@@ -209,6 +209,28 @@ async def test_a_worker_that_goes_hands_over_without_a_gap(hub: mooring.Hub):
             await eventually(lambda: removals == ["10.0.0.1:80"])
 
 
+async def test_what_an_operator_deregistered_is_not_brought_back_by_who_waited(hub: mooring.Hub):
+    me = Instance("echo", "10.0.0.1", 80)
+    one = SharedRegistration(hub, me)
+    async with mooring.connect(hub.registry.url) as elsewhere:
+        two, three = SharedRegistration(elsewhere, me), SharedRegistration(elsewhere, me)
+        await one.__aenter__()
+        await two.__aenter__()
+        await three.__aenter__()
+        await eventually(lambda: one._turn.wanted)
+        await hub.registry.deregister("echo", "10.0.0.1:80")
+        await eventually(lambda: one.state == "removed")
+        await one.aclose()
+        await eventually(lambda: "removed" in (two.state, three.state))
+        first, last = (two, three) if two.state == "removed" else (three, two)
+        await first.aclose()
+        await eventually(lambda: last.state == "removed")
+        assert await instances(hub) == ()
+        await last.aclose()
+        async with SharedRegistration(hub, me) as anew:
+            assert anew.state == "registered"
+
+
 async def test_who_waits_may_give_up(hub: mooring.Hub):
     one = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
     two = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
@@ -227,6 +249,18 @@ async def test_other_addresses_and_other_services_are_other_turns(hub: mooring.H
         SharedRegistration(hub, Instance("echo", "10.0.0.1", 80)) as one,
         SharedRegistration(hub, Instance("echo", "10.0.0.1", 81)) as two,
         SharedRegistration(hub, Instance("mail", "10.0.0.1", 80)) as three,
+    ):
+        assert {one.state, two.state, three.state} == {"registered"}
+
+
+async def test_other_layouts_of_one_store_are_other_turns(hub: mooring.Hub):
+    me = Instance("echo", "10.0.0.1", 80)
+    async with (
+        mooring.connect(hub.registry.url, layout="endpoints:/go/") as go,
+        mooring.connect(hub.registry.url, layout="endpoints:/gone/") as gone,
+        SharedRegistration(hub, me) as one,
+        SharedRegistration(go, me) as two,
+        SharedRegistration(gone, me) as three,
     ):
         assert {one.state, two.state, three.state} == {"registered"}
 
