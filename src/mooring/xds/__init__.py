@@ -1,0 +1,23 @@
+"""A control plane for Envoy and for `xds:///` channels of gRPC, fed by the registry (xDS v3).
+
+    async with mooring.connect("etcd://127.0.0.1:2379") as hub, mooring.xds.ControlPlane(hub):
+        ...
+
+`resources` says what a service is in the words of xDS, `subscriptions` what a client must be told
+next, both without I/O; `catalogue` follows the registry, `streams` and `server` talk to clients,
+and `bootstrap` writes the files that clients start with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from mooring.errors import MissingExtra
+
+if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("google.protobuf") is None:
+    raise MissingExtra("mooring.xds", "etcd")
+
+from mooring.store.embedded.wire.tls import ServerTLS
+from mooring.xds.server import ControlPlane
+
+__all__ = ["ControlPlane", "ServerTLS"]

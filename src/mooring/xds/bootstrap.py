@@ -1,0 +1,171 @@
+"""The files that clients start with: where the control plane is, and who they are. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mooring import addresses
+from mooring.xds.proto import HTTP_CONNECTION_MANAGER, HTTP_PROTOCOL_OPTIONS, ROUTER
+from mooring.xds.resources import TABLE
+
+SERVER = "127.0.0.1:18000"
+"""Where the control plane is unless it is said."""
+
+LISTEN = "127.0.0.1:10000"
+"""Where Envoy takes calls unless it is said."""
+
+_CONTROL_PLANE = "//mooring"  # no service can be called so
+_ADS = {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
+_TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a client is, and how it knows the control plane."""
+
+    node: str = "mooring"
+    zone: str = ""
+    """Its own zone: instances there are called first."""
+    tls: bool = False
+    ca: str = ""
+    """A file; empty: the authorities that the machine trusts."""
+    cert: str = ""
+    key: str = ""
+
+    def described(self) -> dict[str, Any]:
+        node: dict[str, Any] = {"id": self.node, "cluster": "mooring"}
+        if self.zone:
+            node["locality"] = {"zone": self.zone}
+        return node
+
+
+def for_grpc(server: str, identity: Identity) -> dict[str, Any]:
+    """What `GRPC_XDS_BOOTSTRAP` names, as JSON."""
+    addresses.split(server)
+    credentials: dict[str, Any] = {"type": "tls" if identity.tls else "insecure"}
+    files = {
+        "ca_certificate_file": identity.ca,
+        "certificate_file": identity.cert,
+        "private_key_file": identity.key,
+    }
+    if told := {name: path for name, path in files.items() if path}:
+        credentials["config"] = told
+    return {
+        "xds_servers": [
+            {
+                "server_uri": server,
+                "channel_creds": [credentials],
+                "server_features": ["xds_v3"],
+            }
+        ],
+        "node": identity.described(),
+    }
+
+
+def for_envoy(
+    server: str,
+    identity: Identity,
+    *,
+    listen: str = LISTEN,
+    admin: str = "",
+    service: str = "",
+    incremental: bool = True,
+) -> dict[str, Any]:
+    """A whole configuration for `envoy -c`. It takes calls at `listen`: to the service whose host
+    is called, or all to one `service`. With `admin` its console listens there."""
+    manager = {
+        "@type": HTTP_CONNECTION_MANAGER,
+        "stat_prefix": "services",
+        "rds": {"route_config_name": service or TABLE, "config_source": _ADS},
+        # Streams may be silent for as long as they like.
+        "stream_idle_timeout": "0s",
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": ROUTER}}],
+    }
+    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
+    told: dict[str, Any] = {
+        "node": identity.described(),
+        "dynamic_resources": {
+            "ads_config": {
+                "api_type": "DELTA_GRPC" if incremental else "GRPC",
+                "transport_api_version": "V3",
+                "set_node_on_first_message_only": True,
+                "grpc_services": [
+                    {
+                        "envoy_grpc": {
+                            "cluster_name": _CONTROL_PLANE,
+                            # It is there again soon after the control plane is.
+                            "retry_policy": {
+                                "retry_back_off": {"base_interval": "0.25s", "max_interval": "2s"}
+                            },
+                        }
+                    }
+                ],
+            },
+            "cds_config": _ADS,
+        },
+        "static_resources": {
+            "clusters": [_control_plane(server, identity)],
+            "listeners": [
+                {
+                    "name": "services",
+                    "address": _address(listen),
+                    "filter_chains": [{"filters": filters}],
+                }
+            ],
+        },
+    }
+    if admin:
+        told["admin"] = {"address": _address(admin)}
+    return told
+
+
+def _control_plane(server: str, identity: Identity) -> dict[str, Any]:
+    http2 = {
+        "@type": HTTP_PROTOCOL_OPTIONS,
+        "explicit_http_config": {
+            "http2_protocol_options": {"connection_keepalive": {"interval": "15s", "timeout": "5s"}}
+        },
+    }
+    cluster: dict[str, Any] = {
+        "name": _CONTROL_PLANE,
+        "type": "STRICT_DNS",
+        "connect_timeout": "2s",
+        "typed_extension_protocol_options": {HTTP_PROTOCOL_OPTIONS.partition("/")[2]: http2},
+        "load_assignment": {
+            "cluster_name": _CONTROL_PLANE,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(server)}}]}],
+        },
+    }
+    if identity.tls:
+        cluster["transport_socket"] = {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": _TLS,
+                "sni": addresses.split(server)[0],
+                "common_tls_context": _tls(identity),
+            },
+        }
+    return cluster
+
+
+def _tls(identity: Identity) -> dict[str, Any]:
+    trusted = identity.ca or "/etc/ssl/certs/ca-certificates.crt"
+    context: dict[str, Any] = {
+        "alpn_protocols": ["h2"],
+        "validation_context": {"trusted_ca": {"filename": trusted}},
+    }
+    if identity.cert:
+        context["tls_certificates"] = [
+            {
+                "certificate_chain": {"filename": identity.cert},
+                "private_key": {"filename": identity.key},
+            }
+        ]
+    return context
+
+
+def _address(text: str) -> dict[str, Any]:
+    host, port = addresses.split(text)
+    return {"socket_address": {"address": host, "port_value": port}}

@@ -1,0 +1,59 @@
+"""The addresses behind host names. Clients of xDS take IP addresses and look up no names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from mooring.model import Instance
+from mooring.xds.resources import is_address
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN = 30.0
+"""Seconds after which a name is looked up again."""
+
+_PATIENCE = 2.0
+_REMEMBERED = 10_000
+
+
+class Hosts:
+    """Looks names up, and keeps what was found last where a name server is away."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, float]] = {}
+
+    async def resolved(self, instances: Iterable[Instance]) -> tuple[Instance, ...]:
+        """The same instances with addresses for hosts; without those of which none is known."""
+        there = tuple(instances)
+        names = {each.host for each in there if not is_address(each.host)}
+        if not names:
+            return there
+        await asyncio.gather(*(self._look_up(name) for name in names))
+        return tuple(
+            each if each.host not in names else msgspec.structs.replace(each, host=address)
+            for each in there
+            if each.host not in names or (address := self._found[each.host][0])
+        )
+
+    async def _look_up(self, name: str) -> None:
+        address, when = self._found.get(name, ("", float("-inf")))
+        if time.monotonic() - when < LOOK_AGAIN / 2:
+            return
+        if len(self._found) > _REMEMBERED:
+            self._found.clear()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    name, None, type=socket.SOCK_STREAM
+                )
+            address = str(found[0][4][0])
+        except (OSError, UnicodeError) as error:
+            if when == float("-inf"):
+                log.warning("the host %s cannot be looked up and is left out: %s", name, error)
+        self._found[name] = (address, time.monotonic())

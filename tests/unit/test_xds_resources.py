@@ -1,0 +1,252 @@
+"""What services are in the words of xDS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.model import Config, Instance, Status, applied
+from mooring.xds import proto, resources
+from mooring.xds.resources import PLAIN, Client
+
+GRPC, ENVOY = Client("grpc"), Client("envoy")
+
+
+def instance(last: int, **fields: Any) -> Instance:
+    return Instance("echo", **{"host": f"10.0.0.{last}", "port": 80, **fields})
+
+
+def read(resource: resources.Resource, kind: str) -> Any:
+    return proto.reading(kind)(resource.body.value)
+
+
+def localities(
+    instances: Sequence[Instance], client: Client, name: str = "echo"
+) -> list[tuple[int, str, int, list[tuple[str, int]]]]:
+    """Priority, zone, weight, and the endpoints with their weights."""
+    told = read(resources.endpoints(name, instances, client), "ClusterLoadAssignment")
+    assert told.cluster_name == name
+    return [
+        (
+            each.priority,
+            each.locality.zone,
+            each.load_balancing_weight.value,
+            [(_address(one), one.load_balancing_weight.value) for one in each.lb_endpoints],
+        )
+        for each in told.endpoints
+    ]
+
+
+def _address(endpoint: Any) -> str:
+    where = endpoint.endpoint.address.socket_address
+    return f"{where.address}:{where.port_value}"
+
+
+def addresses(instances: Sequence[Instance], client: Client, name: str = "echo") -> list[str]:
+    there = localities(instances, client, name)
+    return sorted(address for *_, endpoints in there for address, _ in endpoints)
+
+
+def test_each_weight_is_a_locality_for_grpc():
+    told = localities([instance(1, weight=5), instance(2, weight=3), instance(3, weight=3)], GRPC)
+    assert told == [
+        (0, "", 6, [("10.0.0.2:80", 3), ("10.0.0.3:80", 3)]),
+        (0, "", 5, [("10.0.0.1:80", 5)]),
+    ]
+
+
+def test_each_zone_is_a_locality_for_envoy():
+    told = localities(
+        [instance(1, weight=5, zone="a"), instance(2, zone="a"), instance(3, zone="b")], ENVOY
+    )
+    assert told == [
+        (0, "a", 6, [("10.0.0.1:80", 5), ("10.0.0.2:80", 1)]),
+        (0, "b", 1, [("10.0.0.3:80", 1)]),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["grpc", "envoy"])
+@pytest.mark.parametrize(
+    ("zone", "priorities"),
+    [("a", {"a": 0, "b": 1, "": 1}), ("c", {"a": 0, "b": 0, "": 0}), ("", {"a": 0, "b": 0, "": 0})],
+)
+def test_the_clients_own_zone_comes_first(kind: Any, zone: str, priorities: dict[str, int]):
+    there = [instance(1, zone="a"), instance(2, zone="b"), instance(3)]
+    told = localities(there, Client(kind, zone))
+    assert {zone: priority for priority, zone, *_ in told} == priorities
+
+
+@pytest.mark.parametrize("client", [GRPC, ENVOY])
+@pytest.mark.parametrize(
+    "out",
+    [
+        instance(2, weight=0),
+        instance(2, enabled=False),
+        instance(2, status=Status("draining")),
+        instance(2, status=Status("down")),
+        applied(instance(2, config=Config(enabled=False))),
+        instance(2, host="a-name.nobody-looked-up"),
+    ],
+    ids=["no weight", "disabled", "draining", "down", "disabled by an operator", "a name"],
+)
+def test_who_may_never_be_called_is_left_out(client: Client, out: Instance):
+    assert addresses([instance(1), out], client) == ["10.0.0.1:80"]
+
+
+def unhealthy(last: int, **fields: Any) -> Instance:
+    return instance(last, status=Status(healthy=False), **fields)
+
+
+def test_envoy_is_told_who_is_unhealthy():
+    told = resources.endpoints("echo", [instance(1), unhealthy(2)], ENVOY)
+    (locality,) = read(told, "ClusterLoadAssignment").endpoints
+    states = {_address(each): each.health_status for each in locality.lb_endpoints}
+    assert states == {"10.0.0.1:80": proto.HEALTHY, "10.0.0.2:80": proto.UNHEALTHY}
+
+
+def test_grpc_is_not_told_of_the_unhealthy_while_half_of_them_are_well():
+    assert addresses([instance(1), unhealthy(2)], GRPC) == ["10.0.0.1:80"]
+    everybody = [instance(1), unhealthy(2), unhealthy(3)]
+    assert len(addresses(everybody, GRPC)) == 3
+    told = read(resources.endpoints("echo", everybody, GRPC), "ClusterLoadAssignment")
+    assert {
+        each.health_status for locality in told.endpoints for each in locality.lb_endpoints
+    } == {proto.HEALTHY}
+
+
+def test_an_unhealthy_zone_leaves_no_gap_in_the_priorities():
+    there = [unhealthy(1, zone="a"), instance(2, zone="b"), instance(3, zone="b")]
+    assert [priority for priority, *_ in localities(there, Client("grpc", "a"))] == [0]
+
+
+def test_two_at_one_address_are_one_and_rather_the_one_that_is_well():
+    there = [
+        instance(1, id="first", status=Status(healthy=False)),
+        instance(1, id="second", weight=3),
+    ]
+    assert localities(there, GRPC) == [(0, "", 3, [("10.0.0.1:80", 3)])]
+
+
+def test_http_and_grpc_go_to_their_own_ports():
+    there = [instance(1, ports={"http": 8080}), instance(2)]
+    assert resources.has_plain(there)
+    assert not resources.has_plain([instance(2)])
+    assert addresses(there, ENVOY) == ["10.0.0.1:80", "10.0.0.2:80"]
+    assert addresses(there, ENVOY, "echo" + PLAIN) == ["10.0.0.1:8080", "10.0.0.2:80"]
+    (host,) = read(resources.table({"echo": True}), "RouteConfiguration").virtual_hosts
+    assert [(each.match.HasField("grpc"), each.route.cluster) for each in host.routes] == [
+        (True, "echo"),
+        (False, "echo" + PLAIN),
+    ]
+
+
+def test_nobody_is_an_empty_list():
+    assert localities([], GRPC) == []
+
+
+WEIGHTS = st.lists(st.floats(min_value=1e-300, max_value=1e300), min_size=1, max_size=50)
+
+
+@given(WEIGHTS)
+def test_weights_become_whole_numbers_in_proportion(weights: list[float]):
+    made = resources.whole(weights)
+    assert all(weight >= 1 for weight in made)
+    assert sum(made) < 2**32
+    largest = max(weights)
+    for before, after in zip(weights, made, strict=True):
+        assert after / max(made) == pytest.approx(before / largest, abs=2e-6)
+
+
+def test_whole_weights_stay_as_they_are():
+    assert resources.whole([5, 3.0, 2]) == [5, 3, 2]
+    assert resources.whole([]) == []
+
+
+INSTANCES = st.lists(
+    st.builds(
+        lambda last, port, zone, weight, healthy, state: instance(
+            last,
+            port=port,
+            zone=zone,
+            weight=weight,
+            status=Status(state, healthy),
+        ),
+        st.integers(1, 9),
+        st.integers(1, 3),
+        st.sampled_from(["", "a", "b"]),
+        st.sampled_from([0, 0.5, 1, 2, 2**40]),
+        st.booleans(),
+        st.sampled_from(["up", "draining"]),
+    ),
+    max_size=12,
+)
+
+
+@given(INSTANCES, st.sampled_from(["grpc", "envoy"]), st.sampled_from(["", "a", "c"]))
+def test_what_grpc_and_envoy_would_refuse_is_never_made(there: Any, kind: Any, zone: str):
+    """Gaps in the priorities, a locality twice in one, an address twice, weights of nothing or of
+    more than 32 bits."""
+    told = read(resources.endpoints("echo", there, Client(kind, zone)), "ClusterLoadAssignment")
+    priorities = {each.priority for each in told.endpoints}
+    assert priorities == set(range(len(priorities)))
+    places = [
+        (each.priority, each.locality.zone, each.locality.sub_zone) for each in told.endpoints
+    ]
+    assert len(places) == len(set(places))
+    found = [_address(each) for locality in told.endpoints for each in locality.lb_endpoints]
+    assert len(found) == len(set(found))
+    assert sum(each.load_balancing_weight.value for each in told.endpoints) < 2**32
+    for locality in told.endpoints:
+        assert locality.lb_endpoints
+        weights = [each.load_balancing_weight.value for each in locality.lb_endpoints]
+        assert min(weights) > 0
+        assert locality.load_balancing_weight.value == sum(weights)
+
+
+@given(st.permutations([instance(n, weight=n, zone="ab"[n % 2]) for n in range(1, 6)]))
+def test_the_order_of_instances_makes_no_version(there: list[Instance]):
+    again = sorted(there, key=lambda each: each.id)
+    for client in (GRPC, ENVOY):
+        one, other = (resources.endpoints("echo", each, client) for each in (there, again))
+        assert one.version == other.version
+
+
+def test_hosts_of_services():
+    assert resources.hosts_of(["echo", "Common/Auth", "a b", "*", "x:y"]) == {
+        "echo": "echo",
+        "Common/Auth": "auth.common",
+    }
+
+
+def test_a_host_is_one_services_alone():
+    """Envoy would refuse the whole table."""
+    assert list(resources.hosts_of(["echo", "ECHO", "b/a", "a.b"]).values()) == ["echo", "a.b"]
+
+
+@given(st.lists(st.text(min_size=1), unique=True))
+def test_hosts_are_never_twice(names: list[str]):
+    hosts = list(resources.hosts_of(names).values())
+    assert len({host.lower() for host in hosts}) == len(hosts)
+
+
+def test_who_asks_is_told_by_its_own_words():
+    def node(agent: str) -> Any:
+        return proto.message(
+            "Node", user_agent_name=agent, locality=proto.message("Locality", zone="a")
+        )
+
+    assert resources.client_of(node("gRPC C-core linux")) == Client("grpc", "a")
+    assert resources.client_of(node("gRPC Go")).kind == "grpc"
+    assert resources.client_of(node("envoy")) == Client("envoy", "a")
+
+
+def test_bounds_on_calls_under_way_are_lifted():
+    for client in (GRPC, ENVOY):
+        told = read(resources.cluster("echo", client), "Cluster")
+        (bounds,) = told.circuit_breakers.thresholds
+        assert bounds.max_requests.value > 1_000_000
+        assert told.eds_cluster_config.eds_config.HasField("ads")
