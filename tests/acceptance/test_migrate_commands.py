@@ -100,6 +100,22 @@ def test_from_plan_to_delete(place: Place):
     assert place.listed("svc") == ["a"]
 
 
+def test_v1_is_not_given_up_while_one_of_it_lives_that_v2_cannot_have(place: Place):
+    for id in "ab":
+        place.register("svc", id)
+    place.server.command("SET", f"{place.v2}:services:svc:instance:b", "x")
+    assert place.run("copy").returncode == 0
+    refused = place.run("verify")
+    assert refused.returncode == 1
+    assert "svc\tb\tstranded\t" in refused.stdout
+    assert "all that it should" not in refused.stderr
+    assert not place.verified.exists()
+    place.server.command("DEL", f"{place.v2}:services:svc:instance:b")
+    assert place.run("copy").returncode == 0
+    assert place.run("verify").returncode == 0
+    assert place.listed("svc") == ["a", "b"]
+
+
 def test_json_has_everything(place: Place):
     place.register("svc", "a", metadata="just words")
     assert place.run("copy", "--json").returncode == 0

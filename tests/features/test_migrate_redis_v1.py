@@ -272,7 +272,12 @@ async def test_garbage_is_told_and_left_alone(server: RedisServer):
         told = {(step.service, step.id): step.verdict for step in steps}
         assert told.pop(("good", "a")) == "missing"
         assert told.pop(("svc", "remnant")) == told.pop(("svc", "alone")) == "remnant"
+        alive = [("svc", "two words"), ("bad:name", "b"), ("bad{name", "c")]
+        assert [told.pop(place) for place in alive] == ["stranded"] * 3
         assert set(told.values()) == {"unreadable"}
+        for service, id in alive:  # their programs were stopped, long ago
+            v1.beat(service, id, at=1.2e12)
+        assert "stranded" not in {step.verdict for step in await here.steps()}
         assert {service for service, _ in told} == {
             *("svc", "bad:name", "bad{name", "string", "text", "")
         }
@@ -286,6 +291,31 @@ async def test_garbage_is_told_and_left_alone(server: RedisServer):
             *(f"{v1.root}services:good:a", f"{v1.root}service_instances:good"),
             *(f"{v1.root}heartbeat:good", f"{v1.root}services:svc:remnant"),
         }
+
+
+async def test_a_wrong_key_of_v2_costs_one_instance_and_is_a_difference(server: RedisServer):
+    async with place(server) as here:
+        for id in "abc":
+            here.v1.register("svc", id)
+        keys = here.registry.keys.of("svc")
+        server.command("SET", keys.instance("c"), "x")
+        assert await here.plan() == {"a": "missing", "b": "missing", "c": "stranded"}
+        assert await here.copy() == [("a", "written"), ("b", "written")]
+        verdicts, listed = await here.verify()
+        assert verdicts == {"a": "equal", "b": "equal", "c": "stranded"}
+        assert listed.services["svc"].ids == ["a", "b"]
+        server.command("DEL", keys.heartbeats)
+        server.command("SET", keys.heartbeats, "x")
+        verdicts, _ = await here.verify()
+        assert verdicts == {"": "unreadable", "a": "stranded", "b": "stranded", "c": "stranded"}
+        server.command("DEL", keys.heartbeats)
+        async with bridging(here):
+
+            async def brought() -> bool:
+                listed = (await here.registry.instances("svc")).instances
+                return [instance.id for instance in listed] == ["a", "b"]
+
+            await eventually(brought, within=WITHIN)
 
 
 async def test_with_one_prefix_nothing_of_v2_is_taken_for_v1(server: RedisServer):

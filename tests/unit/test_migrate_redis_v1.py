@@ -214,7 +214,13 @@ def test_every_verdict():
     assert verdicts(Found("svc", {"a": PLAIN}), held()) == {"a": "remnant"}
     assert verdicts(Found("svc"), held({"a": copied()})) == {"a": "surplus"}
     assert verdicts(Found("svc"), held({"a": own()})) == {}
-    assert verdicts(found("\udcff"), held()) == {"\udcff": "unreadable"}
+    dead = NOW - TIMEOUT
+    assert verdicts(found("\udcff"), held()) == {"\udcff": "stranded"}
+    assert verdicts(found("\udcff", at=dead), held()) == {"\udcff": "unreadable"}
+    assert verdicts(found("a", metadata="x" * 70_000), held()) == {"a": "stranded"}
+    spoilt = held({"b": copied("b")}, spoilt=frozenset("a"))
+    assert verdicts(found("a", "b"), spoilt) == {"a": "stranded", "b": "equal"}
+    assert verdicts(found("a", at=dead), held(spoilt=frozenset("a"))) == {"a": "unreadable"}
 
 
 def test_a_difference_says_what_is_where():
@@ -268,6 +274,16 @@ def test_a_registration_goes_to_v2_and_nowhere_else():
     assert due.bring["a"][1] == NOW - 1000
     assert (due.mirror, due.withdraw, due.deregister) == ({}, [], [])
     assert look(found("a"), held({"a": copied()})).bring == {}, "it is there already"
+
+
+def test_what_is_left_alone_is_told_and_costs_nobody_else():
+    due = look(found("a", "b"), held(spoilt=frozenset("a")))
+    assert list(due.bring) == ["b"]
+    assert due.problems == ["a: its key in v2 is no hash: look what it is"]
+    broken = {**own("b"), "metadataJson": "{"}
+    due = look(Found("svc"), held({"b": broken, "c": own("c")}))
+    assert list(due.mirror) == ["c"]
+    assert "b, of v2," in due.problems[0]
 
 
 def test_a_heartbeat_that_moved_is_of_now_whatever_its_clock_says():

@@ -99,7 +99,7 @@ async def _copy(prefix: str, store: str, registry: str, as_json: bool) -> None:
         as_json=as_json,
     )
     count = sum(each.outcome in ("written", "beat") for each in done)
-    note(f"{count} written" if count else "nothing to write: v2 has all that it should")
+    note(f"{count} written" if count else "nothing to write")
 
 
 @redis_v1.command()

@@ -118,6 +118,7 @@ class Bridge:
             timeout=self._migration.timeout,
             limit=self._migration.limit,
         )
+        passed.problems += [f"{name} {problem}" for problem in due.problems]
         await self._to_v2(name, due, passed)
         await self._to_v1(found, due, held.now, passed)
         self._seen[name] = due.seen

@@ -57,6 +57,8 @@ class Duties:
     """To be taken out of v1: v2 took it out."""
     seen: dict[str, Seen] = field(default_factory=dict)
     """For the next time."""
+    problems: list[str] = field(default_factory=list)
+    """What was left alone, and why."""
 
 
 def duties(
@@ -76,8 +78,9 @@ def duties(
             continue
         try:
             record = understood(found.service, id, found.hashes[id] or {}, limit=limit)
-        except InvalidRequest:
-            continue  # it is told of; what v2 has of it expires
+        except InvalidRequest as error:
+            due.problems.append(f"{id}, of v1, {error}")  # what v2 has of it expires
+            continue
         seen = _seen(found, record, before.get(id), held.now)
         due.seen[id] = seen._replace(owned=held.now) if held.own(id, timeout) else seen
         _to_v2(due, found, held, record, timeout)
@@ -102,6 +105,9 @@ def _to_v2(due: Duties, found: Found, held: Held, record: Record, timeout: int) 
     id = record.instance.id
     heard, owned = due.seen[id].heard, due.seen[id].owned
     if heard <= max(held.now - timeout, owned):
+        return
+    if id in held.spoilt:
+        due.problems.append(f"{id}: its key in v2 is no hash: look what it is")
         return
     if id in held.removed and not started_anew(record, heard, held.removed[id]):
         if record.registered <= held.removed[id]:  # else it may have started anew: beats will tell
@@ -130,8 +136,9 @@ def _to_v1(due: Duties, found: Found, held: Held, config: Mapping[str, Config]) 
             continue
         try:
             instance = with_config(fields.decode(found.service, id, own), config)
-        except InvalidRequest:
-            continue  # v2's own readers leave it out, too
+        except InvalidRequest as error:
+            due.problems.append(f"{id}, of v2, {error}")  # its own readers leave it out, too
+            continue
         wanted = mirrored(instance, _registered(own), in_seconds=in_seconds)
         if told != wanted or id not in found.members:
             due.mirror[id] = wanted

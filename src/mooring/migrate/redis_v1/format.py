@@ -168,11 +168,24 @@ def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) ->
     written = tiers.encode(instance)
     if (size := tiers.size(written)) > limit:
         raise InvalidRequest(f"has {size} bytes of metadata, over the limit of {limit}")
-    stamp = told.get("timestamp", "")
-    registered = milliseconds(_number(stamp)) or 0
-    if stamp and not registered:
+    since = registered(told)
+    if (stamp := told.get("timestamp", "")) and not since:
         notes.append(f"timestamp {stamp!r} is no time: the last heartbeat counts")
-    return Record(instance, written, int(registered), tuple(notes), is_bridged(told))
+    return Record(instance, written, since, tuple(notes), is_bridged(told))
+
+
+def registered(told: Mapping[str, str]) -> int:
+    """When a hash says that it was written, in ms; 0 where it does not say."""
+    return int(milliseconds(_number(told.get("timestamp", ""))) or 0)
+
+
+def has_address(told: Mapping[str, str]) -> bool:
+    """Whether a hash names a place to call, whatever else is wrong with it."""
+    try:
+        understood("any", "any", {name: told.get(name, "") for name in ("host", "port")}, limit=9)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def is_bridged(told: Mapping[str, str]) -> bool:

@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from mooring.errors import InvalidRequest
 from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, Record, V1Keys, understood
-from mooring.migrate.redis_v1.plan import WRITTEN, Found, Held, Step, compared, pardoned
+from mooring.migrate.redis_v1.plan import (
+    WRITTEN,
+    Found,
+    Held,
+    Step,
+    compared,
+    pardoned,
+    stranded,
+)
 from mooring.migrate.redis_v1.reading import Reading, Unreadable, raw, text
 from mooring.migrate.redis_v1.scripts import BRING, FORGET
 from mooring.migrate.redis_v1.verified import Header, Verified, deletable, since
@@ -85,12 +93,15 @@ class Migration:
             progress(min(done, total), total)
 
     async def look(self, service: str, keyspace: Keyspace) -> Looked:
+        found = Found(service)
         try:
             found = await self.reading.v1(service, keyspace.services.get(service, ()))
             held, _ = await self.reading.v2(service, found.ids)
         except Unreadable as error:
-            step = Step(service, "", "unreadable", str(error))
-            return Looked(Found(service), Held(0), [step])
+            now, why = await self.reading.now(), str(error)
+            steps = [Step(service, "", "unreadable", why)]
+            steps += stranded(found, now, timeout=self.timeout, why=why)
+            return Looked(Found(service), Held(now), steps)
         steps = compared(found, held, timeout=self.timeout, limit=self.limit)
         return Looked(found, held, steps)
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from mooring.errors import InvalidRequest
-from mooring.migrate.redis_v1.format import INCARNATION, Record, milliseconds, understood
+from mooring.migrate.redis_v1.format import (
+    INCARNATION,
+    Record,
+    has_address,
+    milliseconds,
+    registered,
+    understood,
+)
 from mooring.registry.redis.fields import FLAT
 
 Verdict: TypeAlias = Literal[
@@ -26,6 +33,7 @@ Verdict: TypeAlias = Literal[
     "bridged",
     "remnant",
     "surplus",
+    "stranded",
     "unreadable",
 ]
 
@@ -41,12 +49,13 @@ IN_WORDS: Mapping[Verdict, str] = {
     "bridged": "it comes from v2, through a bridge",
     "remnant": "part of a registration that v1's readers do not see",
     "surplus": "v2 has a copy of what v1 no longer has",
+    "stranded": "v1's readers call it, and v2 cannot have it",
     "unreadable": "it cannot be understood, and is left alone",
 }
 
 WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "behind", "half"})
 """What a copy changes."""
-DIFFERENT: frozenset[Verdict] = WRITTEN | {"surplus"}
+DIFFERENT: frozenset[Verdict] = WRITTEN | {"surplus", "stranded"}
 """What keeps v1 from being given up."""
 
 GRACE = 10_000
@@ -85,6 +94,13 @@ class Found:
         told = milliseconds(self.scores.get(id))
         return min(int(told or record.registered), now)
 
+    def alive(self, id: str, since: int) -> bool:
+        """Whether v1's readers find it, can call it, and it was heard after a time in ms."""
+        told = self.hashes.get(id)
+        if not told or id not in self.members or not has_address(told):
+            return False
+        return (milliseconds(self.scores.get(id)) or registered(told)) > since
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -97,6 +113,8 @@ class Held:
     """When an operator took out a copy, by id."""
     listed: bool = False
     """Whether tier 1 names the service."""
+    spoilt: frozenset[str] = frozenset()
+    """The ids whose key is no hash."""
 
     def own(self, id: str, timeout: int) -> bool:
         """Whether a process that speaks v2 is there, and alive, or one that stays though it is
@@ -151,14 +169,23 @@ def compared(found: Found, held: Held, *, timeout: int, limit: int) -> list[Step
     return steps
 
 
+def stranded(found: Found, now: int, *, timeout: int, why: str) -> list[Step]:
+    """Those who live in a service that v2 cannot have."""
+    alive = [id for id in found.ids if found.alive(id, now - timeout)]
+    return [Step(found.service, id, "stranded", why) for id in alive]
+
+
 def _step(found: Found, held: Held, id: str, timeout: int, limit: int) -> Step:
     def step(verdict: Verdict, why: str = "", *differences: Difference) -> Step:
         return Step(found.service, id, verdict, why, differences, notes, heard)
 
+    def out_of_reach(why: str) -> Step:
+        return step("stranded" if found.alive(id, held.now - timeout) else "unreadable", why)
+
     notes: tuple[str, ...] = ()
     heard = 0
     if not _is_text(id):
-        return step("unreadable", "its id is no text")
+        return out_of_reach("its id is no text")
     told = found.hashes.get(id, {})
     if told is None:
         return step("unreadable", "its key is no hash")
@@ -167,10 +194,12 @@ def _step(found: Found, held: Held, id: str, timeout: int, limit: int) -> Step:
     try:
         record = understood(found.service, id, told, limit=limit)
     except InvalidRequest as error:
-        return step("unreadable", str(error))
+        return out_of_reach(str(error))
     notes = record.notes
     if record.bridged:
         return step("bridged")
+    if id in held.spoilt:
+        return out_of_reach("its key in v2 is no hash: look what it is")
     if held.own(id, timeout):
         return step("own")
     heard = found.heartbeat(id, record, held.now)

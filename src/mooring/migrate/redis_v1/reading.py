@@ -38,6 +38,11 @@ class Reading:
         told = await self._connection.call("SMEMBERS", self._v2.services, what="list of services")
         return sorted(name.decode(errors="backslashreplace") for name in told)
 
+    async def now(self) -> int:
+        """The server's clock, in ms."""
+        seconds, micros = await self._connection.call("TIME", what="read of the clock")
+        return int(seconds) * 1000 + int(micros) // 1000
+
     async def v1(self, service: str, ids: Iterable[str] = ()) -> Found:
         """A service in v1; `ids` are of hashes that are known beside those that it names. Raises
         `Unreadable`."""
@@ -71,18 +76,15 @@ class Reading:
         scores = {text(id): float(score) for id, score in _pairs(beats)}
         every = sorted({*scores, *ids})
         hashes = await self._hashes(keys.instance(id) for id in every)
-        records: dict[str, Mapping[str, str]] = {}
-        for id, told in zip(every, hashes, strict=True):
-            if told is None:
-                raise Unreadable(f"{keys.instance(id)}, of v2, is no hash: look what it is")
-            if told:
-                records[id] = told
+        records = {id: told for id, told in zip(every, hashes, strict=True) if told}
+        spoilt = frozenset(id for id, told in zip(every, hashes, strict=True) if told is None)
         taken_out = {
             member.removesuffix(f" {INCARNATION}"): int(forgotten - KEPT)
             for member, forgotten in ((text(one), float(other)) for one, other in _pairs(removed))
             if member.endswith(f" {INCARNATION}") and forgotten > state.now
         }
-        return Held(state.now, records, scores, taken_out, bool(listed)), state.config
+        held = Held(state.now, records, scores, taken_out, bool(listed), spoilt)
+        return held, state.config
 
     async def _scanned(self, command: str, key: str) -> list[Any]:
         """All members of a set, with their scores where it is a sorted one."""
