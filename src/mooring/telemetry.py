@@ -81,12 +81,12 @@ class Views(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         counts: dict[str, int] = {}
-        stale: dict[str, bool] = {}
+        stale: dict[str, int] = {}
         for shown in self._shown.valuerefs():  # a list: this may be another thread
             if (view := shown()) is not None:
                 name = view.service
                 counts[name] = max(counts.get(name, 0), len(view.rotation))
-                stale[name] = stale.get(name, False) or view.stale
+                stale[name] = max(stale.get(name, 0), int(view.stale))
         yield _gauges("mooring_view_instances", "Instances of a service as seen here", counts)
         yield _gauges("mooring_view_stale", "1 where a service's instances may be old", stale)
 
