@@ -138,6 +138,16 @@ async def test_what_a_failover_lost_is_registered_again(group: SentinelGroup):
             assert older[0].state == "superseded"
 
 
+async def test_sentinels_that_hang_keep_no_newcomer_out(group: SentinelGroup):
+    for silent in group.sentinels[:2]:  # the first that are asked
+        silent.pause()
+    async with connect(group.url) as hub, fleet(hub, 1) as echo, hub.discover("echo") as view:
+        assert echo[0].state == "registered"
+        assert len(view.instances) == 1
+    async with connect(group.url) as hub:
+        assert await hub.registry.services() == []
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
     with RedisCluster(tmp_path, replicas=1, node_timeout=1.0) as members:

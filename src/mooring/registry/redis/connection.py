@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _BATCH = 500
 """Commands that go out together at the most."""
 
+_SENTINEL_WITHIN = 0.5
+"""Seconds that a sentinel has to say who is the master."""
+
 
 class Connection:
     """Must be made in a running event loop. It connects when it is first used."""
@@ -60,6 +63,9 @@ class Connection:
         if settings.kind == "sentinel":
             asking = {**_without_db(options), "username": None}
             asking["password"] = settings.sentinel_password or None
+            # They are asked in turn: one that is silent must leave time for the others, and more.
+            patience = min(settings.timeout / (len(hosts) + 1), _SENTINEL_WITHIN)
+            asking["socket_timeout"] = asking["socket_connect_timeout"] = patience
             sentinel = Sentinel(hosts, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
             self._sentinels = list(sentinel.sentinels)
             client: Redis = sentinel.master_for(settings.master)
