@@ -6,17 +6,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
-from mooring import durations
+from mooring.cli.child import asking
+from mooring.cli.job import Job
 from mooring.cli.options import StoreOption, seconds
 from mooring.cli.reaching import reach, run_command
-from mooring.cli.register import Child
 from mooring.cli.telling import note
 from mooring.errors import LockLost, LockTimeout
 from mooring.locks.held import Held
@@ -29,6 +27,10 @@ KEY = "MOORING_LOCK_KEY"
 """The variable with the key of its place in the store, created at the token's revision."""
 
 _END_WITHIN = 5.0  # seconds that the command has to end in once the lock is lost
+_FOR_THE_COMMAND = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="the same as for etcdctl")]
 TTLOption = Annotated[
@@ -81,10 +83,10 @@ async def run_while_held(
     lock: Lock, command: Sequence[str], what: str, environment: Mapping[str, str] | None = None
 ) -> int:
     """Wait for a lock, run a command while it is held; the code to exit with."""
-    stops = _stop_signals()
+    signals = asking(*_FOR_THE_COMMAND)
     tasks = Tasks()
     waiting = tasks.start(_acquired(lock), name="waiting for a lock")
-    asked = tasks.start(stops.get(), name="signals")
+    asked = tasks.start(signals.get(), name="signals")
     try:
         await asyncio.wait([waiting, asked], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
@@ -99,20 +101,11 @@ async def run_while_held(
             raise held
         assert isinstance(held, Held)
         try:
-            return await _run(held, command, what, asked, stops, environment or {})
+            return await _run(held, command, what, asked, signals, environment or {})
         finally:
             await held.aclose()
     finally:
         await tasks.aclose()
-
-
-def _stop_signals() -> asyncio.Queue[signal.Signals]:
-    """Signals that ask to stop, in the order in which they arrive."""
-    stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            asyncio.get_running_loop().add_signal_handler(number, stops.put_nowait, number)
-    return stops
 
 
 async def _acquired(lock: Lock) -> Held | Exception:
@@ -127,17 +120,17 @@ async def _run(
     command: Sequence[str],
     what: str,
     asked: asyncio.Task[object],
-    stops: asyncio.Queue[signal.Signals],
+    signals: asyncio.Queue[signal.Signals],
     environment: Mapping[str, str],
 ) -> int:
     tasks = Tasks()
     lost = tasks.start(held.lost.wait(), name="loss of a lock")
     given = {TOKEN: str(held.token), KEY: os.fsdecode(held.key), **environment}
-    child = None
+    job = None
     try:
         if command:
-            child = Command(command, given)
-            ended = tasks.start(child.end(), name="end of the command")
+            job = Job(command, given, grace=_END_WITHIN, wanted=lambda: held.state != "lost")
+            ended = tasks.start(job.end(), name="end of the command")
         else:
             typer.echo(held.token)
             ended = tasks.start(asyncio.Event().wait(), name="until it is stopped")
@@ -148,20 +141,22 @@ async def _run(
                 assert isinstance(code, int)
                 return await _released(held, what, code)
             if lost.done():
-                await _stop(child, ended, what)
+                note(f"{what} is lost: the command is stopped" if job else f"{what} is lost")
                 return 1
             number = asked.result()
             assert isinstance(number, signal.Signals)
-            if child is None:
+            if job is None:
                 return 0
-            child.signal(number)
-            asked = tasks.start(stops.get(), name="signals")
+            job.signal(number)
+            asked = tasks.start(signals.get(), name="signals")
     except OSError as error:
         note(f"{command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
     finally:
-        if child is not None:
-            child.kill()
+        if job is not None:
+            if not job.ended:
+                await job.stop(within=_END_WITHIN)
+            job.close()
         await tasks.aclose()
 
 
@@ -172,27 +167,3 @@ async def _released(held: Held, what: str, code: int) -> int:
         note(f"{what} was no longer ours when the command ended")
         return code or 1
     return code
-
-
-async def _stop(child: Command | None, ended: asyncio.Task[object], what: str) -> None:
-    """Somebody else may hold it by now: the command must end, and soon."""
-    if child is None:
-        note(f"{what} is lost")
-        return
-    note(f"{what} is lost: the command is stopped")
-    child.signal(signal.SIGTERM)
-    await asyncio.wait([ended], timeout=_END_WITHIN)
-    if not ended.done():
-        note(f"the command goes on after {durations.show(_END_WITHIN)}: it is killed")
-        child.signal(signal.SIGKILL)
-        await asyncio.wait([ended])
-
-
-class Command(Child):
-    """The command, with what it is to know in its environment."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
-        self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdin=keyboard, process_group=0
-        )

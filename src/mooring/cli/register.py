@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -18,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from mooring import addresses
+from mooring.cli.child import Child, asking
 from mooring.cli.options import (
     JSONOption,
     LayoutOption,
@@ -142,7 +142,7 @@ async def _register(
     if ttl is not None:
         check_ttl(ttl)
     async with reach(store, layout, registry=registry) as hub:
-        stops = _stop_signals()
+        stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if not as_json:
             hear("mooring.addresses", "mooring.registry.registration", "mooring.registry.redis")
         if not instance.ephemeral and on_redis(hub) is None:
@@ -151,11 +151,10 @@ async def _register(
         registration = hub.register(instance, ttl=ttl, wait=_WAIT)
         if as_json:
             registration.subscribe(lambda state: _say(registration.instance, state))
-        with _started(command, instance.port) as child:
-            async with registration:
-                if registration.state == "registering" and not (store or registry):
-                    note(START_ONE)
-                return await _stay(registration, child, stops)
+        async with _started(command, instance.port) as child, registration:
+            if registration.state == "registering" and not (store or registry):
+                note(START_ONE)
+            return await _stay(registration, child, stops)
 
 
 def _say(instance: Instance, state: str) -> None:
@@ -163,58 +162,22 @@ def _say(instance: Instance, state: str) -> None:
     say(json.dumps(record, ensure_ascii=False))
 
 
-def _stop_signals() -> asyncio.Queue[signal.Signals]:
-    """Signals that ask to stop, in the order in which they arrive."""
-    stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            asyncio.get_running_loop().add_signal_handler(number, stops.put_nowait, number)
-    return stops
-
-
-class Child:
-    """The command. It has a process group of its own: Ctrl-C in a terminal reaches everything in
-    the terminal's group at once, and would end it before it is drained."""
-
-    def __init__(self, command: Sequence[str], port: int) -> None:
-        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
-        self._process = subprocess.Popen(
-            command, env={**os.environ, "PORT": str(port)}, stdin=keyboard, process_group=0
-        )
-
-    async def end(self) -> int:
-        """Wait for it; its exit code as shells give it."""
-        code = await asyncio.to_thread(self._process.wait)
-        return 128 - code if code < 0 else code
-
-    def signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended just now
-                os.killpg(self._process.pid, number)
-
-    def kill(self) -> None:
-        """End it, where nobody waited for its end."""
-        self.signal(signal.SIGTERM)
-        try:
-            self._process.wait(_END_WITHIN)
-        except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _started(command: Sequence[str], port: int) -> Iterator[Child | None]:
+@contextlib.asynccontextmanager
+async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | None]:
     if not command:
         yield None
         return
     try:
-        child = Child(command, port)
+        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
+        child = Child(command, {"PORT": str(port)}, stdin=keyboard)
     except OSError as error:
         note(f"{command[0]}: {error.strerror}")
         raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
     try:
         yield child
     finally:
-        child.kill()
+        if not child.ended:
+            await child.stop(within=_END_WITHIN)
 
 
 async def _stay(

@@ -1,0 +1,102 @@
+"""A command that must not go on without us: it is stopped and continued with us, and ends where we
+are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+
+from mooring.cli.child import Child
+
+_FROM_TERMINAL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+"""What stops a job: Ctrl-Z, and the wish of who is in the background for the terminal."""
+
+_HEIR = """
+read -r group || exit
+read -r over && exit
+kill -s TERM -- "-$group"
+kill -s CONT -- "-$group"
+sleep {grace}
+kill -s KILL -- "-$group"
+"""
+"""Left alone by us without a word, it ends the command as we would have done."""
+
+
+class Job(Child):
+    """The command. `wanted` says whether it is to go on after it was stopped. Close it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        grace: float,
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._wanted = wanted
+        self._heir = _Heir(grace)
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTSTP, self.signal, signal.SIGTSTP)
+        try:
+            super().__init__(command, environment)
+        except BaseException:
+            self.close()
+            raise
+        self._heir.tell(self.group)
+
+    def stopped(self, number: signal.Signals) -> None:
+        """Who stopped it at the terminal means us too: our lock must not be renewed for a command
+        that stands still, nor the command go on when nobody renews the lock."""
+        if number not in _FROM_TERMINAL:
+            return
+        if _may_stop():
+            self.signal(signal.SIGSTOP)  # also those of its group who do not listen
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._wanted():
+            self.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTSTP)
+        self._heir.close()
+
+
+class _Heir:
+    """A process that outlives us where we are killed. It holds the other end of a pipe, and is in
+    no group and on no terminal of ours."""
+
+    def __init__(self, grace: float) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(FileNotFoundError):  # without a shell the command does without
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _HEIR.format(grace=round(grace))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def tell(self, group: int) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(b"%d\n" % group)
+                self._process.stdin.flush()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(b"over\n")
+
+
+def _may_stop() -> bool:
+    """Whether somebody could continue us: who started our group is a shell with job control."""
+    with contextlib.suppress(psutil.Error, OSError):  # it ended while we looked
+        for parent in psutil.Process().parents():
+            if os.getpgid(parent.pid) != os.getpgrp():
+                return os.getsid(parent.pid) == os.getsid(0)
+    return False

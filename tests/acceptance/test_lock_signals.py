@@ -1,0 +1,181 @@
+"""`mooring lock` and its command: nobody stops one of them and leaves the other at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import mooring.sync
+from tests.acceptance.test_lock_commands import MOORING
+from tests.waiting import until
+
+NAME = "nightly"
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def url(served: Callable[[], str]) -> str:
+    return f"{served()}?namespace=/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def hub(url: str) -> Iterator[mooring.sync.Hub]:
+    with mooring.sync.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start(url: str) -> Iterator[Start]:
+    """`mooring lock` on a shell's script, as a shell with job control starts it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def lock(script: str, *options: str) -> subprocess.Popen[bytes]:
+        command = [*MOORING, "lock", NAME, *options, "--", "sh", "-c", script]
+        environment = {**os.environ, "MOORING_STORE": url}
+        started.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+        )
+        return started[-1]
+
+    yield lock
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The file in which a script says its process."""
+    return tmp_path / "here"
+
+
+def number(here: Path) -> int:
+    until(lambda: here.exists() and here.read_text().endswith("\n"), within=15, what="the command")
+    return int(here.read_text())
+
+
+def state(process: int) -> str:
+    """As the system sees it; empty where there is none."""
+    try:
+        found: str = psutil.Process(process).status()
+    except psutil.NoSuchProcess:
+        return ""
+    return "" if found == psutil.STATUS_ZOMBIE else found
+
+
+def gone(process: int, *, within: float = 10.0) -> None:
+    until(lambda: not state(process), within=within, what=f"the end of process {process}")
+
+
+def stopped(*processes: int) -> None:
+    until(
+        lambda: all(state(each) == psutil.STATUS_STOPPED for each in processes),
+        within=10,
+        what=f"{processes} are stopped",
+    )
+
+
+FORWARDED = [
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+]
+
+
+@pytest.mark.parametrize("sent", FORWARDED, ids=lambda sent: sent.name)
+def test_the_command_gets_the_signal_and_says_how_it_ends(
+    start: Start, hub: mooring.sync.Hub, here: Path, sent: signal.Signals
+):
+    name = sent.name.removeprefix("SIG")
+    ours = start(f"trap 'exit 5' {name}; echo $$ > {here}; while :; do sleep 0.05; done")
+    command = number(here)
+    ours.send_signal(sent)
+    assert ours.wait(10) == 5
+    assert not state(command)
+    assert hub.locks(NAME) == []
+
+
+def test_a_command_that_a_signal_ends_is_not_outlived(start: Start, here: Path):
+    ours = start(f"echo $$ > {here}; exec sleep 60")
+    command = number(here)
+    ours.send_signal(signal.SIGQUIT)
+    assert ours.wait(10) == 128 + signal.SIGQUIT
+    assert not state(command)
+
+
+def test_who_waits_leaves_the_line(start: Start, hub: mooring.sync.Hub):
+    with hub.lock(NAME):
+        ours = start("true", "--ttl", "600s")
+        until(lambda: len(hub.locks(NAME)[0].waiting) == 1, within=15)
+        ours.send_signal(signal.SIGQUIT)
+        assert ours.wait(10) == 128 + signal.SIGQUIT
+        assert len(hub.locks(NAME)[0].waiting) == 0
+
+
+def test_they_are_stopped_and_continued_together(
+    start: Start, hub: mooring.sync.Hub, here: Path, tmp_path: Path
+):
+    """Also those whom the command has started, and who do not listen."""
+    deaf = tmp_path / "deaf"
+    ours = start(
+        f"sh -c 'trap \"\" TSTP; echo $$ > {deaf}; exec sleep 60' & "
+        f"trap 'kill $!; exit 5' TERM; echo $$ > {here}; while :; do sleep 0.05; done"
+    )
+    command, other = number(here), number(deaf)
+    ours.send_signal(signal.SIGTSTP)
+    stopped(ours.pid, command, other)
+    ours.send_signal(signal.SIGCONT)
+    until(lambda: psutil.STATUS_STOPPED not in (state(ours.pid), state(command), state(other)))
+    assert len(hub.locks(NAME)) == 1
+    ours.send_signal(signal.SIGTERM)
+    assert ours.wait(10) == 5
+
+
+def test_continued_without_the_lock_the_command_does_nothing_more(
+    start: Start, hub: mooring.sync.Hub, here: Path, tmp_path: Path
+):
+    lines = tmp_path / "lines"
+    ours = start(f"echo $$ > {here}; while :; do echo >> {lines}; sleep 0.01; done", "--ttl", "2s")
+    command = number(here)
+    ours.send_signal(signal.SIGTSTP)
+    stopped(ours.pid, command)
+    before = lines.read_text()
+    with hub.lock(NAME, timeout=10):
+        ours.send_signal(signal.SIGCONT)
+        assert ours.wait(10) == 1
+    assert not state(command)
+    assert lines.read_text() == before
+
+
+def test_killed_it_takes_the_command_with_it(start: Start, here: Path, tmp_path: Path):
+    """And those whom the command has started."""
+    child, heard = tmp_path / "child", tmp_path / "heard"
+    ours = start(
+        f"sh -c 'echo $$ > {child}; exec sleep 60' & "
+        f"trap 'echo $$ > {heard}' USR1; echo $$ > {here}; while :; do sleep 0.05; done"
+    )
+    command, other = number(here), number(child)
+    ours.send_signal(signal.SIGUSR1)  # once it is passed on, the command has long been known
+    number(heard)
+    ours.kill()
+    gone(command)
+    gone(other)
