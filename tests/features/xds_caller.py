@@ -1,0 +1,166 @@
+"""A client in a process of its own, since gRPC reads its bootstrap file once in each:
+`python -m tests.features.xds_caller TARGET`.
+
+It calls again and again, and prints a line for each answer: what the server said, or `!` with the
+error. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from tests.waiting import eventually
+
+METHOD = "/test.Echo/Who"
+
+_DEADLINE = 20.0
+_PAUSE = 0.002
+
+
+def say(answer: str) -> None:
+    print(answer, flush=True)
+
+
+def failed(error: grpc.RpcError) -> str:
+    return f"!{error.code().name} {error.details()}".replace("\n", " ")
+
+
+def call_blocking(target: str, options: list[tuple[str, str]]) -> None:
+    stop = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    with grpc.insecure_channel(target, options) as channel:
+        method = channel.unary_unary(METHOD)
+        threading.Thread(target=wait_for_the_end, daemon=True).start()
+        while not stop.wait(_PAUSE):
+            try:
+                say(method(b"", timeout=_DEADLINE).decode())
+            except grpc.RpcError as error:
+                say(failed(error))
+
+
+async def call_asyncio(target: str, options: list[tuple[str, str]]) -> None:
+    reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    async with grpc.aio.insecure_channel(target, options) as channel:
+        method = channel.unary_unary(METHOD)
+        while not reading.done():
+            try:
+                say((await method(b"", timeout=_DEADLINE)).decode())
+            except grpc.RpcError as error:
+                say(failed(error))
+            await asyncio.sleep(_PAUSE)
+
+
+class Caller:
+    """The process, and what it was answered."""
+
+    def __init__(
+        self, target: str, *, kind: str = "blocking", authority: str = "", bootstrap: Path | None
+    ) -> None:
+        self.answers: list[str] = []
+        command = ["--kind", kind, "--authority", authority, target]
+        self._command = [sys.executable, "-m", "tests.features.xds_caller", *command]
+        self._environment = dict(os.environ)
+        if bootstrap is not None:
+            self._environment["GRPC_XDS_BOOTSTRAP"] = str(bootstrap)
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._reading
+        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self.answers.append(line.decode().rstrip("\n"))
+
+    @property
+    def errors(self) -> list[str]:
+        return [answer for answer in self.answers if answer.startswith("!")]
+
+    async def hears(self, *names: str, of: int = 40, within: float = 20.0) -> None:
+        """Wait until the next so many answers come from these, from each of them, and from nobody
+        else."""
+        begin = len(self.answers)
+
+        def heard() -> bool:
+            return len(self.answers) - begin >= of and set(self.answers[-of:]) == set(names)
+
+        try:
+            await eventually(heard, within=within)
+        except AssertionError:
+            last = Counter(self.answers[-of:])
+            raise AssertionError(f"not {names} within {within} s, but {last}") from None
+
+    async def counted(self, number: int, within: float = 40.0) -> Counter[str]:
+        """The next so many answers."""
+        begin = len(self.answers)
+        await eventually(lambda: len(self.answers) >= begin + number, within=within)
+        return Counter(self.answers[begin : begin + number])
+
+
+@contextlib.asynccontextmanager
+async def answering(name: str) -> AsyncIterator[int]:
+    """A server of the method that says its name; its port."""
+
+    async def who(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
+        return name.encode()
+
+    class Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(who)
+
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((Everything(),))
+    port: int = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("--kind", choices=["blocking", "asyncio"], default="blocking")
+    parser.add_argument("--authority", default="")
+    told = parser.parse_args()
+    options = [("grpc.default_authority", told.authority)] if told.authority else []
+    if told.kind == "blocking":
+        call_blocking(told.target, options)
+    else:
+        asyncio.run(call_asyncio(told.target, options))
+
+
+if __name__ == "__main__":
+    main()
