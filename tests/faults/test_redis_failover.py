@@ -16,6 +16,7 @@ import mooring
 from mooring.discovery.view import View
 from mooring.errors import StoreError
 from mooring.hub import Hub
+from mooring.registry.redis.cluster import Cluster
 from mooring.testing.redis import CommandFailed, RedisCluster, RedisServer, SentinelGroup
 from tests.faults.redis_actors import fleet, quick, registry_of
 from tests.waiting import eventually
@@ -198,6 +199,39 @@ async def test_a_master_of_a_cluster_that_dies_costs_nobody(cluster: RedisCluste
             assert states == [], "those on other masters are not affected"
             await eventually(lambda: _known(other, {"echo", name}), within=BEAT + 3)
             dead.resume()
+
+
+@pytest.mark.timeout(120)
+async def test_a_cluster_whose_nodes_are_replaced_one_by_one_is_still_found(cluster: RedisCluster):
+    """The nodes that the URL names, and that were masters at first, are all gone in the end."""
+    old, new = cluster.members[:3], cluster.members[3:]
+    url = "redis+cluster://" + ",".join(member.address for member in old)
+    async with connect(url) as hub, connect(url) as idle, fleet(hub, 2) as echo:
+        registry = registry_of(idle)
+        before: list[str] = []
+
+        async def told_of_all() -> bool:
+            before[:] = sorted(await registry.connection.scan("registry:*"))
+            return len(cast("Cluster", registry.connection._client)._known) == 6
+
+        await eventually(told_of_all, within=20)
+        for member in new:
+            member.command("CLUSTER", "FAILOVER")
+            await eventually(lambda: "role:master" in str(member.command("INFO")), within=10)  # noqa: B023
+        await back(hub, echo, within=BEAT + 4)
+        known = cast("Cluster", registry_of(hub).connection._client)
+        await eventually(lambda: {node[2][1] for node in known._ranges} == {m.port for m in new})
+        for member in old:
+            member.kill()
+        await eventually(
+            lambda: all("cluster_state:ok" in str(m.command("CLUSTER", "INFO")) for m in new),
+            within=20,
+        )
+        await back(hub, echo, within=BEAT + 4)
+        for each in (hub, idle):
+            for number in range(6):  # here and there
+                assert (await each.registry.instances(f"other{number}")).instances == ()
+            assert sorted(await registry_of(each).connection.scan("registry:*")) == before
 
 
 async def _known(hub: Hub, names: set[str]) -> bool:

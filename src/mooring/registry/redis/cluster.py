@@ -8,7 +8,9 @@ whichever node comes first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeAlias
 
@@ -18,11 +20,15 @@ from redis.crc import key_slot
 
 from mooring.registry.redis.calls import LANES, Call, plain, send
 from mooring.registry.redis.failures import LOST
+from mooring.tasks import Tasks
 
 Node: TypeAlias = tuple[str, int]
 
 _LOOK_WITHIN = 1.0
 """Seconds that one node has to say who holds what."""
+
+_LOOK_AFTER = 60.0
+"""Seconds after which it is looked again: of nodes that came meanwhile nobody else tells."""
 
 
 class Cluster:
@@ -32,10 +38,16 @@ class Cluster:
         self._ranges: list[tuple[int, int, Node]] = []
         self._moved: dict[int, Node] = {}
         """Slots that were said to be elsewhere since the last look."""
+        self._known: set[Node] = set()
+        """All that were named at the last look, replicas too: the masters may have gone since."""
         self._suspects: set[Node] = set()
         self._lanes: dict[Node, asyncio.Semaphore] = {}
         self._looking = asyncio.Lock()
         self._looks = 0
+        self._looked = 0.0
+        """When it was last looked, on the monotonic clock."""
+        self._tasks = Tasks()
+        self._renewing: asyncio.Task[object] | None = None
 
     def client(self, node: Node) -> Redis:
         if node not in self._clients:
@@ -57,6 +69,8 @@ class Cluster:
         """The reply to each, or the error in its place."""
         if any(self._is_doubtful(self.node_of(call)) for call in calls):
             await self._look()
+        elif self._moved or time.monotonic() - self._looked > _LOOK_AFTER:
+            self._renew()
         placed: dict[Node | None, list[int]] = {}
         for index, call in enumerate(calls):
             placed.setdefault(self.node_of(call), []).append(index)
@@ -68,6 +82,15 @@ class Cluster:
             for index, result in zip(indexes, part, strict=True):
                 results[index] = result
         return results
+
+    def _renew(self) -> None:
+        """Look again beside the calls, none of which needs it."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = self._tasks.start(self._look_if_possible(), name="look at the cluster")
+
+    async def _look_if_possible(self) -> None:
+        with contextlib.suppress(driver.ConnectionError):
+            await self._look()
 
     def _is_doubtful(self, node: Node | None) -> bool:
         return node is None or node in self._suspects
@@ -103,14 +126,16 @@ class Cluster:
             return problem
 
     async def _look(self) -> None:
-        """Ask who holds what: those first of whom nothing bad is known."""
+        """Ask who holds what: those first of whom nothing bad is known, and of them those who were
+        just said to hold something, who know it before the others do."""
         looks = self._looks
         async with self._looking:
             if looks != self._looks:
                 return  # somebody else just did
-            nodes = [*{*self._seeds, *(node for _, _, node in self._ranges)}]
+            holders = {*self._moved.values()}
+            nodes = [*{*self._seeds, *self._known, *holders}]
             random.shuffle(nodes)
-            nodes.sort(key=lambda node: node in self._suspects)
+            nodes.sort(key=lambda node: (node in self._suspects, node not in holders))
             problem: Exception | None = None
             for node in nodes:
                 try:
@@ -129,17 +154,20 @@ class Cluster:
             ) from problem
 
     def _take(self, told: list[list[Any]], asked: Node) -> None:
-        self._ranges = [
-            (first, last, (holder[0].decode() or asked[0], int(holder[1])))
-            for first, last, holder, *_ in told
+        named = [
+            (first, last, [(node[0].decode() or asked[0], int(node[1])) for node in nodes])
+            for first, last, *nodes in told
         ]
+        self._ranges = [(first, last, nodes[0]) for first, last, nodes in named]
+        self._known = {node for _, _, nodes in named for node in nodes}
         self._moved.clear()
         self._suspects.clear()
         self._looks += 1
+        self._looked = time.monotonic()
 
     async def masters(self) -> list[Node]:
-        if not self._ranges:
-            await self._look()
+        """As they are by now."""
+        await self._look()
         return [*{node for _, _, node in self._ranges}]
 
     async def scan_iter(self, pattern: str, *, count: int) -> AsyncIterator[bytes]:
@@ -149,5 +177,6 @@ class Cluster:
                 yield key
 
     async def aclose(self) -> None:
+        await self._tasks.aclose()
         for client in self._clients.values():
             await client.aclose()
