@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 import mooring
-from mooring.errors import TooLarge
+from mooring.errors import OutcomeUnknown, Superseded, TooLarge, Unavailable
 from mooring.hub import Hub
 from mooring.store import Committed, Delete, Put, everything, key
 from tests.contract.registries import PLACES, open_hub
@@ -170,3 +171,105 @@ async def test_a_name_that_cannot_be_asked_for_is_not_listed(hub: Hub, place: tu
         await hub.store.commit(Put(bad, b"{}"))
     async with hub.register(at(1)):
         assert await hub.registry.services() == [("echo", 1)]
+
+
+class LostAnswers:
+    """Stands between a hub and its store: the answer to the first commit is lost, and then the hub
+    is cut off until it heals. `arrives`: that first commit does happen."""
+
+    def __init__(self, hub: Hub, monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
+        self.cut, self.tries = False, 0
+        self._commit, self._arrives = hub.store.commit, arrives
+        for call in ("read", "grant", "renew"):
+            monkeypatch.setattr(hub.store, call, self._unless_cut(getattr(hub.store, call)))
+        monkeypatch.setattr(hub.store, "commit", self.commit)
+
+    async def commit(self, *writes: Put | Delete, **rest: Any) -> Committed:
+        if self.cut:
+            raise Unavailable("cut off")
+        self.tries += bool(writes)
+        if not writes or self.tries > 1:
+            return await self._commit(*writes, **rest)
+        if self._arrives:
+            await self._commit(*writes, **rest)
+        self.cut = True
+        raise OutcomeUnknown("the answer was lost")
+
+    def _unless_cut(self, call: Callable[..., Awaitable[object]]) -> Callable[..., Any]:
+        async def called(*arguments: Any, **options: Any) -> object:
+            if self.cut:
+                raise Unavailable("cut off")
+            return await call(*arguments, **options)
+
+        return called
+
+
+@pytest.mark.parametrize("expires", [False, True])
+async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_alone(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, expires: bool
+):
+    """Its first write happened, the answer was lost, and before it could ask a newer process came
+    to its address, whether its record was still there or not."""
+    lost = LostAnswers(hub, monkeypatch, arrives=True)
+    async with hub.register(at(1, id="u"), wait=0.1) as older:
+        assert older.state == "registering"
+        if expires:
+            held = (await other.store.read(everything())).entries
+            await other.store.revoke(next(entry.lease for entry in held if entry.lease))
+        async with other.register(at(1, id="u")) as newer:
+            lost.cut = False
+            await eventually(lambda: older.state == "superseded")
+            await asyncio.sleep(0.1)
+            assert newer.state == "registered"
+            assert await ports(other.registry) == [1]
+        with pytest.raises(Superseded):
+            await older.registered()
+
+
+async def test_one_that_never_came_in_takes_the_place_of_an_older_process(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    async with other.register(at(1, id="u")) as older:
+        lost = LostAnswers(hub, monkeypatch, arrives=False)
+        async with hub.register(at(1, id="u"), wait=0.1) as newer:
+            older.update(healthy=False)
+            if other.registry.guarantees.describes:
+
+                async def told() -> bool:
+                    (listed,) = (await other.registry.instances("echo")).instances
+                    return not listed.status.healthy
+
+                await eventually(told)
+            lost.cut = False
+            await eventually(lambda: newer.state == "registered")
+            await eventually(lambda: older.state == "superseded")
+            assert await ports(other.registry) == [1]
+
+
+async def test_one_that_never_heard_that_it_was_registered_hears_that_it_was_taken_out(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    lost = LostAnswers(hub, monkeypatch, arrives=True)
+    async with hub.register(at(1, id="u"), wait=0.1) as one:
+        assert await other.registry.deregister("echo", one.instance.id)
+        lost.cut = False
+        await eventually(lambda: one.state == "removed")
+        assert await ports(other.registry) == []
+
+
+async def test_one_that_never_came_in_is_not_kept_out_by_what_befell_who_was_there_before(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    async with other.register(at(1, id="u")) as older:
+        await other.registry.deregister("echo", older.instance.id)
+        await eventually(lambda: older.state == "removed")
+    lost = LostAnswers(hub, monkeypatch, arrives=False)
+    async with hub.register(at(1, id="u"), wait=0.1) as one:
+        lost.cut = False
+        await eventually(lambda: one.state == "registered")
+        await hub.store.commit(Delete(next(iter(hub._layout.ranges("echo")))))
+
+        async def back() -> bool:
+            return await ports(other.registry) == [1]
+
+        await eventually(back)

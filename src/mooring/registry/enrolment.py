@@ -24,6 +24,7 @@ from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
 from mooring.registry.layouts.contract import Layout
 from mooring.registry.leases import SharedLease
+from mooring.registry.revisions import Revisions
 from mooring.registry.tombstones import tombstone_key
 from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
@@ -57,16 +58,21 @@ def repair(
     lease: int,
     ours: Collection[int],
     tombstone: bytes,
-    fresh: bool,
+    fresh: bool = False,
+    since: int = 0,
 ) -> Repair:
     """What makes the keys what they should be, given what was seen of them (contract M6).
 
-    `lease` is the present one, `ours` all that ever were. Raises `Superseded` or `Removed` where
-    this instance must not touch them any more.
+    `lease` is the present one, `ours` all that ever were. `fresh`: this instance was never written,
+    and whoever has its place has had it. `since`: it may have been, after that revision, and
+    whoever has its place from before has had it. Raises `Superseded` or `Removed` where this
+    instance must not touch the keys any more.
     """
-    if fresh:  # whoever had this place before has had it
+    if fresh:
         puts = [Put(name, value, lease) for name, value in desired.items()]
         return Repair([*puts, Delete(key(tombstone))], [])
+    held = [seen[name] for name in desired if name in seen]
+    predecessors = {entry.lease for entry in held if entry.modified <= since}
     writes: list[Write] = []
     checks: list[Check] = []
     for name, value in desired.items():
@@ -75,18 +81,21 @@ def repair(
         if entry is not None:
             if entry.lease == lease and entry.value == value:
                 continue
-            if entry.lease and entry.lease not in ours:
+            if entry.lease and entry.lease not in ours and entry.lease not in predecessors:
                 raise Superseded(
                     f"{name.decode()} is under the live lease {entry.lease:x} of another process, "
                     "which registered later: this one leaves it alone"
                 )
         writes.append(Put(name, value, lease))
-    checks.append(absent(tombstone))
-    if tombstone in seen:
-        raise Removed(
-            f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out until "
-            "its process starts anew"
-        )
+    grave = seen.get(tombstone)
+    checks.append(unchanged(tombstone, grave.modified if grave else 0))
+    if grave is not None:
+        if grave.modified > since:
+            raise Removed(
+                f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out "
+                "until its process starts anew"
+            )
+        writes.append(Delete(key(tombstone)))
     return Repair(writes, checks)
 
 
@@ -96,6 +105,7 @@ class Shared(NamedTuple):
     store: Store
     layout: Layout
     batches: Batches
+    revisions: Revisions
     described: set[str]
     """Services whose descriptions are known to be there."""
     leave: Callable[[Instance, Range, Vicinity], Awaitable[None]]
@@ -127,6 +137,8 @@ class StoreEnrolment(Enrolment):
         self._sent: dict[bytes, bytes] = {}
         """What may be in the store, though no answer said so."""
         self._unanswered = False
+        self._since = 0
+        """Where the store was before it was ever written."""
         self._left_out = ""
         """What is not written, since it is too large."""
         self._callbacks: tuple[Callable[[], None], ...] = ()
@@ -261,6 +273,8 @@ class StoreEnrolment(Enrolment):
         seen: Mapping[bytes, Entry] = self._mirror.items
         while True:
             session = await self._lease.session()
+            if fresh and not self._since:
+                self._since = await self._beginning()
             try:
                 plan = repair(
                     desired,
@@ -268,7 +282,8 @@ class StoreEnrolment(Enrolment):
                     lease=session.lease,
                     ours=self._lease.granted,
                     tombstone=self._tombstone,
-                    fresh=fresh,
+                    fresh=fresh and not self._unanswered,
+                    since=self._since if fresh else 0,
                 )
             except RegistryError:
                 self.lease = 0  # nothing there is ours any more
@@ -295,6 +310,13 @@ class StoreEnrolment(Enrolment):
         self._vicinity.start()  # not before: nobody shall wait for it
         if self._mirror.loaded:
             self._look()
+
+    async def _beginning(self) -> int:
+        """A revision before it was ever written. Should the answer to that be lost, it tells who
+        was here before from who came after."""
+        if self._mirror.loaded and not self._mirror.stale:
+            return self._mirror.mark
+        return await self._shared.revisions.present(self._home.start)
 
     async def _present(self) -> dict[bytes, Entry]:
         """Our keys, and the tombstone, as they are."""

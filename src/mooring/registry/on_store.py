@@ -27,6 +27,7 @@ from mooring.registry.following import Assembly, InstancesFeed
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout, Malformed, Place
 from mooring.registry.leases import SharedLease
+from mooring.registry.revisions import Revisions
 from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
 from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
@@ -57,7 +58,9 @@ class StoreRegistry(Registry):
         self._store = store
         self._leases: dict[float, SharedLease] = {}
         self._enrolled: set[bytes] = set()
-        self._shared = Shared(store, layout, Batches(store), set(), self._leave)
+        self._shared = Shared(
+            *(store, layout, Batches(store), Revisions(store)), described=set(), leave=self._leave
+        )
         self._vicinities: dict[Range, Vicinity] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()

@@ -70,9 +70,10 @@ class Registration:
 
     Entering waits until the instance is registered, for at most `wait` seconds: a store that is
     away does not keep a service from starting, the registration goes on trying without end.
-    Entering raises `InvalidRequest` for an instance that can never be registered, and
-    `AccessDenied`. Leaving deregisters. In a forked child it is `closed`: the child is not the
-    parent's instance, and whatever it does leaves the parent's registration alone.
+    Entering raises `InvalidRequest` for an instance that can never be registered, `AccessDenied`,
+    `Closed` where it is closed meanwhile, and `Superseded` or `Removed` where that befell it before
+    it heard that it was registered. Leaving deregisters. In a forked child it is `closed`: the
+    child is not the parent's instance, and whatever it does leaves the parent's registration alone.
     """
 
     # Many, and for long: without a dictionary of its own each is a third in size.

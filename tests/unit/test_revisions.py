@@ -1,0 +1,73 @@
+"""Where the store is: one question for all who ask together, and nobody pays for another."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mooring.errors import AccessDenied, Unavailable
+from mooring.hub import open_store
+from mooring.registry.revisions import Revisions
+from mooring.store import Put, Range, Snapshot, Store
+from tests.waiting import eventually
+
+
+class Reads:
+    """Counts the reads of a store, and fails those that shall fail."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[bytes] = []
+        self.errors: dict[bytes, Exception] = {}
+        self.unanswered = b""
+        self._read = store.read
+        monkeypatch.setattr(store, "read", self.read)
+
+    async def read(self, range: Range, **options: Any) -> Snapshot:
+        self.asked.append(range.start)
+        await asyncio.sleep(0)
+        if range.start == self.unanswered:
+            await asyncio.Event().wait()
+        if range.start in self.errors:
+            raise self.errors[range.start]
+        return await self._read(range, **options)
+
+
+async def test_those_who_ask_together_share_one_answer(monkeypatch: pytest.MonkeyPatch):
+    async with open_store("memory://") as store:
+        here = (await store.commit(Put(b"/a", b""))).revision
+        reads, revisions = Reads(store, monkeypatch), Revisions(store)
+        names = [b"/%d" % number for number in range(10)]
+        assert await asyncio.gather(*map(revisions.present, names)) == [here] * 10
+        assert reads.asked == [b"/0"]
+        await store.commit(Put(b"/a", b""))
+        assert await revisions.present(b"/0") == here + 1
+
+
+async def test_a_store_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    async with open_store("memory://") as store:
+        reads, revisions = Reads(store, monkeypatch), Revisions(store)
+        reads.errors[b"/0"] = Unavailable("away")
+        names = [b"/0", b"/1", b"/2"]
+        told = await asyncio.gather(*map(revisions.present, names), return_exceptions=True)
+        assert [type(each) for each in told] == [Unavailable] * 3
+        assert reads.asked == [b"/0"]
+
+
+async def test_what_one_may_not_read_or_gives_up_is_asked_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with open_store("memory://") as store:
+        reads, revisions = Reads(store, monkeypatch), Revisions(store)
+        reads.errors[b"/0"] = AccessDenied("not yours")
+        reads.unanswered = b"/1"
+        first, second, third = (
+            asyncio.ensure_future(revisions.present(name)) for name in (b"/0", b"/1", b"/2")
+        )
+        with pytest.raises(AccessDenied):
+            await first
+        await eventually(lambda: len(reads.asked) == 2)
+        second.cancel()
+        assert await third == 1
+        assert reads.asked == [b"/0", b"/1", b"/2"]
