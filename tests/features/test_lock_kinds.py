@@ -12,8 +12,9 @@ from mooring import Hub
 from mooring.errors import InvalidRequest, LockLost, LockTimeout, NotHeld
 from mooring.locks.election import Leader
 from mooring.locks.held import Held
+from mooring.locks.line import PARTY, Card, written
 from mooring.locks.lock import Lock
-from mooring.store import Delete, key, prefix
+from mooring.store import Delete, Put, key, prefix
 from tests.waiting import eventually
 
 
@@ -346,3 +347,28 @@ async def test_a_party_that_gives_up_does_not_count(hub: Hub, other: Hub):
     assert not waits.done()
     numbers = await asyncio.gather(waits, other.barrier("start", 2, timeout=10).wait())
     assert sorted(numbers) == [0, 1]
+
+
+async def test_a_party_that_does_not_go_on_keeps_nobody_for_longer_than_their_timeout(hub: Hub):
+    """As one that was killed just when the last of them came."""
+    dead = await hub.store.grant(60)
+    card = written(Card(PARTY, "dead:1", 2))
+    await hub.store.commit(Put(b"start/%x" % dead.id, card, dead.id))
+    async with asyncio.timeout(20):
+        with pytest.raises(LockTimeout, match="start"):
+            await hub.barrier("start", 2, timeout=0.5).wait()
+    await hub.store.revoke(dead.id)
+    await nothing_is_left(hub)
+
+
+async def test_who_comes_last_to_a_barrier_need_not_wait_for_anybody(hub: Hub, other: Hub):
+    with pytest.raises(LockTimeout):
+        await hub.barrier("start", 2, timeout=0).wait()
+    waits = asyncio.get_running_loop().create_task(other.barrier("start", 2, timeout=10).wait())
+
+    async def stands() -> bool:
+        return len((await hub.store.read(prefix(b"start/"))).entries) == 1
+
+    await eventually(stands)
+    assert await hub.barrier("start", 2, timeout=0).wait() == 1
+    assert await waits == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from mooring.locks.held import Held
+from mooring.locks.leases import GRACE
 from mooring.locks.line import PARTY, Card, Gathered, written
 from mooring.locks.lock import Lock
 from mooring.locks.queue import Queue
@@ -22,7 +23,7 @@ class Barrier:
         check_size("parties", parties)
         self.name: str = name
         self.parties: int = parties
-        self._queue = queue
+        self._queue, self._timeout = queue, timeout
         self._rule = Gathered(parties)
         self._line = Lock(
             queue,
@@ -37,12 +38,23 @@ class Barrier:
     async def wait(self) -> int:
         """Wait for the others; the number of this party in the round, from 0.
 
-        Raises `LockTimeout` where too few come in time, and what the store raises. A party that is
-        cancelled or dies while it waits does not count. One that dies while it goes on may leave
-        others to wait for their timeout: they cannot know that it was open.
+        Raises `LockTimeout` where too few come in time, or one of them does not go on in that time,
+        and what the store raises. A party that is cancelled or dies while it waits does not count.
+        One that dies while it goes on may leave others to wait for their timeout: they cannot know
+        that it was open.
         """
+        deadline = None
+        if self._timeout is not None:  # who waits for nobody to come needs a moment to pass
+            deadline = asyncio.get_running_loop().time() + (self._timeout or GRACE)
         async with await self._line.acquire() as held:
-            return await self._pass(held)
+            timer = asyncio.timeout_at(deadline)
+            try:
+                async with timer:
+                    return await self._pass(held)
+            except TimeoutError:
+                if not timer.expired():
+                    raise
+                raise self._line._late() from None
 
     async def _pass(self, held: Held) -> int:
         """Say that it was seen open, and stay until everybody has."""

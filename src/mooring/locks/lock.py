@@ -116,6 +116,7 @@ class Lock:
         return await self._own(wait=False)
 
     def _late(self) -> LockTimeout:
+        """What to raise where its time is over; it names the holder where that is known."""
         line = self._queue.known(self._start)
         holder = line.first if line is not None else None
         by = ""
