@@ -44,7 +44,7 @@ async def patiently(task: asyncio.Task[object], *, within: float) -> None:
 class Lease:
     """A session, and who is told when it is lost."""
 
-    __slots__ = ("asked", "end", "idle_since", "lost", "session", "used")
+    __slots__ = ("asked", "end", "idle_since", "lost", "session", "used", "watch")
 
     def __init__(self, session: Session, asked: float) -> None:
         self.session, self.asked = session, asked
@@ -52,6 +52,8 @@ class Lease:
         self.used = False
         """Whether it had another user before."""
         self.lost: Callable[[str], None] | None = None
+        self.watch: asyncio.Task[object] | None = None
+        """Who waits for its loss."""
         self.end: asyncio.Task[object] | None = None
         """Its end, where that has begun."""
 
@@ -119,7 +121,9 @@ class Leases:
             opened.set_exception(error)
             opened.exception()  # seen, though who asked may be gone
         else:
-            self._tasks.start(self._await_loss(lease), name=f"lease {lease.id:x} of a lock")
+            lease.watch = self._tasks.start(
+                self._await_loss(lease), name=f"lease {lease.id:x} of a lock"
+            )
             opened.set_result(lease)
 
     def _nobody_waits(self, opened: asyncio.Future[Lease]) -> None:
@@ -170,6 +174,8 @@ class Leases:
             lease.end = self._ends.start(self._end(lease), name=f"end of lease {lease.id:x}")
 
     async def _end(self, lease: Lease) -> None:
+        if lease.watch is not None:
+            lease.watch.cancel()
         lost = lease.session.state == "lost"
         await lease.session.aclose(within=_REVOKE_WITHIN)
         if lost:
