@@ -296,7 +296,9 @@ class TestClients:
                     await eventually(lambda: load.done > killed_at + 500, within=30)
                 assert load.failed == []
 
-    def test_hprose_finds_its_servers(self, blocking: mooring.sync.Hub):
+    def test_hprose_finds_its_servers(
+        self, blocking: mooring.sync.Hub, caplog: pytest.LogCaptureFixture
+    ):
         service = hprose.HttpServer()
         service.addFunction(_hello, "hello")
         with make_server("127.0.0.1", 0, service, handler_class=Quiet) as server:
@@ -305,14 +307,16 @@ class TestClients:
             try:
                 where = f"http://127.0.0.1:{server.server_port}/"
                 with (
-                    mooring.hprose.register(blocking, ["http.hello"], where),
+                    mooring.hprose.register(blocking, ["http.hello"], where, heartbeat=0.01),
                     mooring.hprose.client(blocking, "http.hello") as remote,
                 ):
-                    assert remote.hello("world") == "hello world"
+                    for _ in range(20):
+                        assert remote.hello("world") == "hello world"
             finally:
                 server.shutdown()
                 thread.join()
         assert blocking.registry.instances("http.hello").instances == ()
+        assert "crashed" not in caplog.text
 
 
 def _hello(name: str) -> str:

@@ -579,12 +579,6 @@ class TestRegister:
                 mooring.hprose.register(tree, "a", "http://10.0.0.1:1/"),
             ):
                 pass
-        with pytest.raises(InvalidRequest, match="layout='hprose'"):
-            async with (
-                mooring.connect("redis://127.0.0.1:1", layout="hprose") as redis,
-                mooring.hprose.register(redis, "a", "http://10.0.0.1:1/"),
-            ):
-                pass
 
 
 class TestOnEtcd:

@@ -68,25 +68,22 @@ class Registered:
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
-        store = self._keeper()
         deadline = time.monotonic() + self._wait
         async with AsyncExitStack() as opening:
             for instance in self._instances:
                 left = max(deadline - time.monotonic(), 0.0)
                 registration = self._hub.register(instance, ttl=self._ttl, wait=left)
+                if registration.instance.id != self.uuid:
+                    raise InvalidRequest(
+                        "this registry keeps no UUIDs: use connect(…, layout='hprose')"
+                    )
                 await opening.enter_async_context(registration)
                 self.registrations += (registration,)
             self._open = opening.pop_all()
-        if self._heartbeat < self._ttl / 3:
-            self._tasks.start(self._beat(store), name=f"heartbeat of {self.uuid}")
+        registry = self._hub.registry  # on a store, which may be another than the hub's, or Redis
+        if self._heartbeat < self._ttl / 3 and isinstance(registry, StoreRegistry):
+            self._tasks.start(self._beat(registry._store), name=f"heartbeat of {self.uuid}")
         return self
-
-    def _keeper(self) -> Store:
-        """Where the records lie: the store of the registry, which may be another than the hub's."""
-        registry = self._hub.registry
-        if not isinstance(registry, StoreRegistry) or not isinstance(registry.layout, Hprose):
-            raise InvalidRequest("this registry keeps no UUIDs: use connect(…, layout='hprose')")
-        return registry._store
 
     async def _beat(self, store: Store) -> None:
         """Renew the lease sooner than its session does, which is at a third of the TTL."""
