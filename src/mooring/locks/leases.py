@@ -30,6 +30,7 @@ GRACE = 1.0
 """Seconds that who gives up waits for what it leaves behind to be gone; it goes on without it."""
 
 _REVOKE_WITHIN = 3.0
+_GRANT_WITHIN = 3.0  # seconds that who closes waits for what is being granted, to revoke it
 
 
 async def patiently(task: asyncio.Task[object], *, within: float) -> None:
@@ -73,6 +74,7 @@ class Leases:
         self._idle: dict[float, list[Lease]] = {}
         self._all: set[Lease] = set()
         """Those that may live in the store: also whose end is under way."""
+        self._granting: set[asyncio.Task[object]] = set()
         self._tasks, self._ends = Tasks(), Tasks()
         self._sweeping: asyncio.TimerHandle | None = None
         self.closed = False
@@ -97,20 +99,26 @@ class Leases:
             self.discard_soon(lease)
         opened: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
+        self._granting.add(task)
+        task.add_done_callback(self._granting.discard)
         task.add_done_callback(lambda _: opened.cancel())  # also of one that never began
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:
             if opened.cancelled():  # by us, and not the caller
-                raise Closed(f"{self._store.url} was closed meanwhile") from None
+                raise self._closed_meanwhile() from None
             opened.add_done_callback(self._nobody_waits)
             raise
 
     async def _open(self, ttl: float, opened: asyncio.Future[Lease]) -> None:
         try:
+            if self.closed:
+                raise self._closed_meanwhile()
             session = await Session(self._store, ttl=ttl).__aenter__()
             lease = Lease(session, ttl)
             self._all.add(lease)
+            if self.closed:
+                raise self._closed_meanwhile()
             if session.ttl > math.ceil(ttl):
                 await self.discard(lease)
                 raise InvalidRequest(
@@ -125,6 +133,9 @@ class Leases:
                 self._await_loss(lease), name=f"lease {lease.id:x} of a lock"
             )
             opened.set_result(lease)
+
+    def _closed_meanwhile(self) -> Closed:
+        return Closed(f"{self._store.url} was closed meanwhile")
 
     def _nobody_waits(self, opened: asyncio.Future[Lease]) -> None:
         if not opened.cancelled() and opened.exception() is None:
@@ -195,6 +206,8 @@ class Leases:
                 lease.lost("the hub was closed")
         if self._sweeping is not None:
             self._sweeping.cancel()
+        if self._granting:
+            await asyncio.wait(self._granting, timeout=_GRANT_WITHIN)
         await self._tasks.aclose()  # and so that none is granted any more
         for lease in tuple(self._all):
             self.discard_soon(lease)
