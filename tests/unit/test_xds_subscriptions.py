@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -337,6 +338,9 @@ class WholeWorld(FollowingTheWorld):
 class WholeDifferences(FollowingDifferences):
     whole = True
 
+
+for machine in (FollowingTheWorld, WholeWorld, FollowingDifferences, WholeDifferences):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 
 TestFollowingTheWorld = FollowingTheWorld.TestCase
 TestFollowingAWholeWorld = WholeWorld.TestCase

@@ -22,6 +22,7 @@ from mooring.cli import (
     services,
     store,
     watch,
+    xds,
 )
 from mooring.cli.running import fill_descriptors
 from mooring.cli.stdout import guarded
@@ -62,6 +63,7 @@ app.command(rich_help_panel=_OPERATE)(cleanup.cleanup)
 app.add_typer(cleanup.app, name="brake", rich_help_panel=_OPERATE)
 
 app.command(rich_help_panel=_STORE)(serve.serve)
+app.add_typer(xds.app, name="xds", rich_help_panel=_STORE)
 app.add_typer(store.app, name="store", rich_help_panel=_STORE)
 app.add_typer(migrate.app, name="migrate", rich_help_panel=_STORE)
 app.command(rich_help_panel=_STORE)(doctor.doctor)

@@ -33,6 +33,10 @@ def serve(
     etcd: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="etcd's API; default 127.0.0.1:2379")
     ] = "",
+    xds: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="what is registered, for Envoy and xds:/// of gRPC"),
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="a YAML file; flags win over it")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="beyond loopback without TLS and users")
@@ -40,15 +44,15 @@ def serve(
 ) -> None:
     """Serve a store: etcd's API for an embedded one, and HTTP health probes.
 
-    Of a registry on Redis it takes out the dead.
+    Of a registry on Redis it takes out the dead. With --xds it feeds Envoy and gRPC.
     """
     try:
         from mooring.server import serving, settings
     except ImportError as error:
         raise MissingExtra("mooring serve", "server") from error
     told = settings.load(
-        config, store=store, registry=registry, http=http, etcd=etcd, insecure=insecure
+        config, store=store, registry=registry, http=http, etcd=etcd, xds=xds, insecure=insecure
     )
     hear_crashes()
-    hear("mooring.registry.redis.cleanup")
+    hear("mooring.registry.redis.cleanup", "mooring.xds")
     run(serving.serve(told, lambda text: typer.echo(text)))

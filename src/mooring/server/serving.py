@@ -25,6 +25,7 @@ from mooring.store.embedded.wire.server import WireServer
 from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.store.url import REDIS
 from mooring.tasks import Tasks
+from mooring.xds.server import ControlPlane
 
 if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
@@ -57,6 +58,9 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         if settings.etcd and settings.etcd != "off":
             wire = await stack.enter_async_context(_etcd(settings, tls))
             say(f"etcd     {wire.address}{'' if tls is None else ' (TLS)'}")
+        if settings.xds != "off":
+            plane = await stack.enter_async_context(ControlPlane(hub, bind=settings.xds, tls=tls))
+            say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
         if health:
             say(f"health   {health}/healthz and /readyz")
         readiness.questions = tuple(questions(hub, store=has_store, apart=apart))

@@ -43,6 +43,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http: str = HTTP
     etcd: str | None = None
     """Where to speak etcd's API: on loopback by default for an embedded store; "off": nowhere."""
+    xds: str = "off"
+    """Where to feed Envoy and gRPC with what is registered; "off": nowhere."""
     tls: TLSFiles | None = None
     users: dict[str, str] = {}
     """Names and passwords; with any, every call over etcd's API needs a login."""
@@ -52,7 +54,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __repr__(self) -> str:
         return (
             f"ServerSettings(store={self.url()}, registry={self.registry_url()}, "
-            f"http={self.http!r}, etcd={self.etcd!r})"
+            f"http={self.http!r}, etcd={self.etcd!r}, xds={self.xds!r})"
         )
 
     def url(self) -> StoreURL:
@@ -91,7 +93,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
             raise InvalidRequest(f"{file} has no setting {name!r}{nearest(str(name), known)}")
     if told.get("cleanup") in ("on", "off"):
         told["cleanup"] = told["cleanup"] == "on"
-    for face in ("http", "etcd"):
+    for face in ("http", "etcd", "xds"):
         if told.get(face) is False:
             told[face] = "off"  # as YAML reads an `off` without quotes
     try:
@@ -142,11 +144,12 @@ def checked(settings: ServerSettings) -> ServerSettings:
             f"namespace={namespace} in the store's URL: etcd's API is served for the whole store, "
             "not below a prefix. Leave it out, or serve without that API (--etcd off)"
         )
-    for flag, address in (("--http", settings.http), ("--etcd", etcd)):
+    for flag, address in (("--http", settings.http), ("--etcd", etcd), ("--xds", settings.xds)):
         if address == "off":
             continue
         host, _ = split(flag, address)
-        safe = settings.tls is not None and (flag == "--http" or bool(settings.users))
+        # Only etcd's API knows users.
+        safe = settings.tls is not None and (flag != "--etcd" or bool(settings.users))
         if not is_loopback(host) and not safe and not settings.insecure:
             raise InvalidRequest(
                 f"{flag} {address} can be reached from other machines: that needs TLS"

@@ -16,7 +16,6 @@ LISTEN = "127.0.0.1:10000"
 """Where Envoy takes calls unless it is said."""
 
 _CONTROL_PLANE = "//mooring"  # no service can be called so
-_ADS = {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
 _TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 
 
@@ -77,7 +76,7 @@ def for_envoy(
     manager = {
         "@type": HTTP_CONNECTION_MANAGER,
         "stat_prefix": "services",
-        "rds": {"route_config_name": service or TABLE, "config_source": _ADS},
+        "rds": {"route_config_name": service or TABLE, "config_source": _over_ads()},
         # Streams may be silent for as long as they like.
         "stream_idle_timeout": "0s",
         "upgrade_configs": [{"upgrade_type": "websocket"}],
@@ -103,7 +102,7 @@ def for_envoy(
                     }
                 ],
             },
-            "cds_config": _ADS,
+            "cds_config": _over_ads(),
         },
         "static_resources": {
             "clusters": [_control_plane(server, identity)],
@@ -119,6 +118,11 @@ def for_envoy(
     if admin:
         told["admin"] = {"address": _address(admin)}
     return told
+
+
+def _over_ads() -> dict[str, Any]:
+    # No fetch timeout: Envoy takes calls once it knows where they go, and not before.
+    return {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
 
 
 def _control_plane(server: str, identity: Identity) -> dict[str, Any]:

@@ -180,7 +180,8 @@ class Catalogue:
                 self._failing = True
             else:
                 self._failing = False
-                self._found({each.name for each in found}, time.monotonic())
+                names = {each.name for each in found if resources.is_name(each.name)}
+                self._found(names, time.monotonic())
             took = time.monotonic() - began
             await asyncio.sleep(max(self._interval, took * _SHARE))
 

@@ -136,6 +136,11 @@ def hosts_of(services: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def is_name(service: str) -> bool:
+    """Whether a service can be asked for by its name: some mean something else in xDS."""
+    return service != "*" and not service.startswith("xdstp:")
+
+
 def _routes(service: str, *, plain: bool) -> list[Any]:
     everything = message("RouteMatch", prefix="")
     if not plain:

@@ -1,0 +1,45 @@
+"""The files that clients of xDS start with."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooring.errors import InvalidRequest
+from mooring.xds.bootstrap import Identity, for_envoy, for_grpc
+
+TLS = Identity("me", zone="a", tls=True, ca="/ca", cert="/cert", key="/key")
+
+
+def test_grpc_is_told_where_and_who():
+    told = for_grpc("10.0.0.1:18000", Identity("me", zone="a"))
+    (server,) = told["xds_servers"]
+    assert server["server_uri"] == "10.0.0.1:18000"
+    assert server["channel_creds"] == [{"type": "insecure"}]
+    assert told["node"] == {"id": "me", "cluster": "mooring", "locality": {"zone": "a"}}
+
+
+def test_grpc_with_tls():
+    (server,) = for_grpc("10.0.0.1:18000", TLS)["xds_servers"]
+    (credentials,) = server["channel_creds"]
+    assert credentials["type"] == "tls"
+    assert credentials["config"] == {
+        "ca_certificate_file": "/ca",
+        "certificate_file": "/cert",
+        "private_key_file": "/key",
+    }
+
+
+def test_envoy_takes_calls_and_has_a_console_where_it_is_told():
+    told = for_envoy("[::1]:18000", Identity(), listen="127.0.0.1:1", admin="127.0.0.1:2")
+    (listener,) = told["static_resources"]["listeners"]
+    assert listener["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 1}
+    assert told["admin"]["address"]["socket_address"]["port_value"] == 2
+    assert "admin" not in for_envoy("[::1]:18000", Identity())
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "a:b", "127.0.0.1:0", "127.0.0.1:70000"])
+def test_an_address_that_is_none_is_told_in_words(address: str):
+    with pytest.raises(InvalidRequest):
+        for_grpc(address, Identity())
+    with pytest.raises(InvalidRequest):
+        for_envoy("127.0.0.1:1", Identity(), listen=address)
