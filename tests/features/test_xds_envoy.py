@@ -1,0 +1,226 @@
+"""A real Envoy follows the registry, by differences and by states of the world."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+import mooring
+from mooring.hub import Hub, connect
+from mooring.testing.envoy import EnvoyServer
+from mooring.testing.servers import free_port
+from mooring.xds import ControlPlane, ServerTLS
+from mooring.xds.bootstrap import Identity
+from tests.features.xds_caller import Caller, answering
+from tests.waiting import eventually
+
+SERVICE, HOST = "Common/Echo", "echo.common"
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    async with connect("memory://") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def plane(hub: Hub) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane(hub, bind="127.0.0.1:0", interval=0.05) as entered:
+        yield entered
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[EnvoyServer]]:
+    """An Envoy that refuses nothing of what it is told."""
+    count = iter(range(10))
+
+    @contextlib.asynccontextmanager
+    async def started(plane: str, *args: Identity, **options: object) -> AsyncIterator[EnvoyServer]:
+        with EnvoyServer(tmp_path / f"envoy{next(count)}", plane, *args, **options) as envoy:  # type: ignore[arg-type]
+            await asyncio.to_thread(envoy.start)
+            yield envoy
+            told = await asyncio.to_thread(envoy.stats, "update_rejected|update_success")
+            assert any(count for name, count in told.items() if name.endswith("success"))
+            assert not any(count for name, count in told.items() if name.endswith("rejected"))
+
+    return started
+
+
+@contextlib.asynccontextmanager
+async def offered(hub: Hub, name: str, **fields: object) -> AsyncIterator[mooring.Registration]:
+    async with answering(name) as port:
+        instance = mooring.Instance(SERVICE, host="127.0.0.1", port=port, **fields)  # type: ignore[arg-type]
+        async with hub.register(instance) as registration:
+            yield registration
+
+
+def calling(envoy: EnvoyServer, host: str = HOST) -> Caller:
+    return Caller(f"ipv4:{envoy.address}", authority=host, bootstrap=None)
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+async def test_instances_come_and_go(hub: Hub, plane: ControlPlane, start, incremental: bool):
+    async with (
+        offered(hub, "a") as first,
+        start(plane.address, incremental=incremental) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("a")
+        async with offered(hub, "b"):
+            await caller.hears("a", "b")
+            await first.aclose()
+            await caller.hears("b")
+            assert caller.errors == []
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+async def test_a_whole_service_appears(hub: Hub, plane: ControlPlane, start, incremental: bool):
+    async with start(plane.address, incremental=incremental) as envoy, calling(envoy) as caller:
+        await eventually(lambda: len(caller.answers) > 0, within=20)
+        assert caller.answers[0].startswith("!UNIMPLEMENTED"), "there is no such host: 404"
+        async with offered(hub, "a"):
+            await caller.hears("a")
+            first = caller.answers.index("a")
+            assert set(caller.answers[first:]) == {"a"}
+
+
+async def test_weights_are_exact(hub: Hub, plane: ControlPlane, start):
+    async with (
+        offered(hub, "a", weight=5),
+        offered(hub, "b", weight=3),
+        offered(hub, "c", weight=2),
+        start(plane.address) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("a", "b", "c")
+        counted = await caller.counted(500)
+    assert counted["a"] / 500 == pytest.approx(0.5, abs=0.02)
+    assert counted["b"] / 500 == pytest.approx(0.3, abs=0.02)
+
+
+async def test_an_instance_that_drains_is_called_no_more(hub: Hub, plane: ControlPlane, start):
+    async with (
+        offered(hub, "a") as draining,
+        offered(hub, "b"),
+        start(plane.address) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("a", "b")
+        await draining.drain()
+        await caller.hears("b")
+        assert caller.errors == []
+
+
+async def test_its_own_zone_comes_first(hub: Hub, plane: ControlPlane, start):
+    async with (
+        offered(hub, "far", zone="far"),
+        offered(hub, "near", zone="near") as near,
+        start(plane.address, Identity(zone="near")) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("near")
+        await near.aclose()
+        await caller.hears("far")
+        assert caller.errors == []
+
+
+async def test_a_dead_instance_is_passed_over(hub: Hub, plane: ControlPlane, start):
+    """Its lease has not run out yet, and nobody listens."""
+    dead = mooring.Instance(SERVICE, host="127.0.0.1", port=free_port())
+    async with (
+        offered(hub, "a"),
+        hub.register(dead),
+        start(plane.address) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("a")
+        assert caller.errors == []
+
+
+async def test_all_calls_go_to_one_service(hub: Hub, plane: ControlPlane, start):
+    async with (
+        offered(hub, "a"),
+        start(plane.address, service=SERVICE) as envoy,
+        calling(envoy, "whatever") as caller,
+    ):
+        await caller.hears("a")
+
+
+async def _say_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhttp")
+    writer.close()
+
+
+async def _get(address: str, host: str) -> str:
+    there, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(there, int(port))
+    writer.write(f"GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer.decode()
+
+
+async def test_http_goes_to_the_port_for_it_and_grpc_to_its_own(
+    hub: Hub, plane: ControlPlane, start
+):
+    async with (
+        await asyncio.start_server(_say_http, "127.0.0.1", 0) as web,
+        offered(hub, "grpc", ports={"http": web.sockets[0].getsockname()[1]}),
+        start(plane.address) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("grpc")
+        assert (await _get(envoy.address, f"{HOST}:1234")).endswith("\r\n\r\nhttp")
+        assert (await _get(envoy.address, "nobody")).startswith("HTTP/1.1 404")
+
+
+async def test_names_that_are_no_hosts_spoil_nothing(hub: Hub, plane: ControlPlane, start):
+    """Envoy refuses a whole table for one bad name in it, and `*` means all of them."""
+    names = [
+        "xdstp:",
+        "认证",
+        "with space",
+        "*",
+        "x*",
+        "ECHO.common",
+        "a:b",
+        "ä/ö",
+        "[::1]",
+        "%41",
+        "a,b",
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for port, name in enumerate(names, start=1):
+            instance = mooring.Instance(name, host="127.0.0.1", port=port)
+            await stack.enter_async_context(hub.register(instance))
+        await stack.enter_async_context(offered(hub, "a"))
+        envoy = await stack.enter_async_context(start(plane.address))
+        caller = await stack.enter_async_context(calling(envoy))
+        await caller.hears("a")
+        clusters = await asyncio.to_thread(envoy.stats, "cluster_manager.active_clusters")
+        # All but the first and `*`, and beside them the service that is called and our own.
+        assert clusters["cluster_manager.active_clusters"] == len(names)
+
+
+async def test_a_control_plane_with_tls(hub: Hub, certificates: Path, start):
+    tls = ServerTLS(
+        certificates / "server.pem", certificates / "server.key", certificates / "ca.pem"
+    )
+    files = {"ca": "ca.pem", "cert": "client.pem", "key": "client.key"}
+    identity = Identity(
+        tls=True, **{name: str(certificates / file) for name, file in files.items()}
+    )
+    async with (
+        ControlPlane(hub, bind="127.0.0.1:0", tls=tls) as plane,
+        offered(hub, "a"),
+        start(plane.address, identity) as envoy,
+        calling(envoy) as caller,
+    ):
+        await caller.hears("a")
