@@ -14,17 +14,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from mooring.errors import StoreError
+from mooring.errors import InvalidRequest, StoreError
 from mooring.migrate.redis_v1.duties import Duties, Seen, duties
 from mooring.migrate.redis_v1.format import INCARNATION, of_v2
 from mooring.migrate.redis_v1.migration import Migration
-from mooring.migrate.redis_v1.plan import Found
+from mooring.migrate.redis_v1.plan import Found, Held
 from mooring.migrate.redis_v1.reading import Unreadable
 from mooring.migrate.redis_v1.scripts import LEAVE, MIRROR
 from mooring.registry.redis.service import drop_service, message_head
-from mooring.tasks import Backoff
+from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,11 @@ _SERVICES = 20
 """Services that are looked at together."""
 _SCANNING = 0.1
 """The share of the time that may go into scans."""
+_PATIENCE = 0.5
+"""Seconds after which a look at some does not wait for the one at those before."""
+_REST = 10.0
+"""Seconds for which what failed is left alone: each try waits for a node that is down, and all the
+others wait with it."""
 
 
 @dataclass(slots=True)
@@ -48,12 +53,27 @@ class Passed:
     problems: list[str] = field(default_factory=list)
 
 
+class _Ailing(NamedTuple):
+    """A service that could not be looked at, and until when it is left alone."""
+
+    error: StoreError
+    until: float
+
+
 class Bridge:
     def __init__(self, migration: Migration) -> None:
         self._migration = migration
         self._connection = migration.connection
         self._v1, self._v2 = migration.v1, migration.v2
         self._services: set[str] = set()
+        """Those of v1, as they were last found."""
+        self._listed: set[str] | None = None
+        """Those of v2; None where tier 1 does not answer."""
+        self._unlisted: StoreError | None = None
+        self._list_at = 0.0
+        self._ailing: dict[str, _Ailing] = {}
+        self._idle = 0.0
+        """Seconds of the last look in which it did nothing but wait."""
         self._seen: dict[str, dict[str, Seen]] = {}
         self._told: set[str] = set()
         self._scan_at = 0.0
@@ -77,39 +97,97 @@ class Bridge:
                 log.warning("bridge: Redis is back")
             away = False
             backoff.reset()
-            took = time.monotonic() - started
+            took = time.monotonic() - started - self._idle
             await asyncio.sleep(
                 max(interval - took, took)
             )  # never busy for more than half the time
 
     async def look(self) -> Passed:
-        """One look at all services. Raises what a store raises."""
-        await self._scan()
-        every = sorted({*self._services, *await self._migration.reading.services()})
+        """One look at all services. One that cannot be looked at costs no other; raises what a
+        store raises where none can."""
         passed = Passed()
-        for first in range(0, len(every), _SERVICES):
-            await asyncio.gather(
-                *(self._service(name, passed) for name in every[first : first + _SERVICES])
-            )
+        failed = [error for error in (await self._scan(), await self._list()) if error]
+        now = time.monotonic()
+        self._ailing = {name: one for name, one in self._ailing.items() if one.until > now}
+        failed += [one.error for one in self._ailing.values()]
+        every = sorted(self._services | (self._listed or set()) | self._seen.keys())
+        due = [name for name in every if name not in self._ailing]
+        errors = await self._look_at(due, passed)
+        failed += errors
+        if failed and len(errors) == len(due):
+            self._ailing, self._list_at = {}, 0.0
+            raise failed[0]
+        passed.problems += map(str, failed)
         for problem in set(passed.problems) - self._told:
             log.warning("bridge: %s", problem)
         self._told = set(passed.problems)
         return passed
 
-    async def _scan(self) -> None:
+    async def _look_at(self, names: list[str], passed: Passed) -> list[StoreError]:
+        """Look at services, some at once; the errors of those that failed. Who waits, for a node
+        that is down most likely, holds up none of the others."""
+        tasks = Tasks()
+        looks: list[asyncio.Task[object]] = []
+        try:
+            for first in range(0, len(names), _SERVICES):
+                part = [
+                    tasks.start(self._try(name, passed), name=f"bridge of {name}")
+                    for name in names[first : first + _SERVICES]
+                ]
+                looks += part
+                await asyncio.wait(part, timeout=_PATIENCE)
+            waits = time.monotonic()
+            if looks:
+                await asyncio.wait(looks)
+            self._idle = time.monotonic() - waits
+            told = [look.result() for look in looks]
+        finally:
+            await tasks.aclose()
+        return [error for error in told if isinstance(error, StoreError)]
+
+    async def _try(self, name: str, passed: Passed) -> StoreError | None:
+        """Look at a service; what kept it from that, and keeps it out for a while."""
+        try:
+            await self._service(name, passed)
+        except StoreError as error:
+            self._ailing[name] = _Ailing(error, time.monotonic() + _REST)
+            return error
+        except InvalidRequest as error:
+            passed.problems.append(f"{name}: {error}")
+        return None
+
+    async def _scan(self) -> StoreError | None:
+        """Search for services of v1; what kept some from being found, which stay known then."""
         started = time.monotonic()
         if started < self._scan_at:
-            return
-        keyspace = await self._migration.reading.keyspace()
-        self._services = set(keyspace.services)
+            return None
+        try:
+            keyspace, problem = await self._migration.reading.keyspace_that_answers()
+        except StoreError as error:
+            return error
+        found = set(keyspace.services)
+        self._services = found if problem is None else found | self._services
         ended = time.monotonic()
         self._scan_at = ended + (ended - started) * (1 / _SCANNING - 1)
+        return problem
+
+    async def _list(self) -> StoreError | None:
+        """Read tier 1 of v2, or why it cannot be."""
+        if time.monotonic() < self._list_at:
+            return self._unlisted
+        try:
+            self._listed, self._unlisted = {*await self._migration.reading.services()}, None
+        except StoreError as error:
+            self._listed, self._unlisted = None, error
+            self._list_at = time.monotonic() + _REST
+        return self._unlisted
 
     async def _service(self, name: str, passed: Passed) -> None:
         reading, seen = self._migration.reading, self._seen.get(name, {})
         try:
             found = await reading.v1(name)
-            held, config = await reading.v2(name, found.ids)
+            listed = None if self._listed is None else name in self._listed
+            held, config = await reading.v2(name, found.ids, listed=listed)
         except Unreadable as error:
             passed.problems.append(f"{name}: {error}")
             return
@@ -119,14 +197,15 @@ class Bridge:
             limit=self._migration.limit,
         )
         passed.problems += [f"{name} {problem}" for problem in due.problems]
-        await self._to_v2(name, due, passed)
+        await self._to_v2(name, due, held, passed)
         await self._to_v1(found, due, held.now, passed)
         self._seen[name] = due.seen
         if not due.seen:
             del self._seen[name]
 
-    async def _to_v2(self, name: str, due: Duties, passed: Passed) -> None:
-        for id, outcome in (await self._migration.bring(name, due.bring)).items():
+    async def _to_v2(self, name: str, due: Duties, held: Held, passed: Passed) -> None:
+        brought = await self._migration.bring(name, due.bring, listed=held.listed)
+        for id, outcome in brought.items():
             if outcome in ("written", "beat"):
                 passed.to_v2.append((name, id))
                 if outcome == "written":

@@ -115,7 +115,7 @@ def _to_v2(due: Duties, found: Found, held: Held, record: Record, timeout: int) 
         return
     current = (
         id in held.records
-        and held.listed
+        and held.listed is not False
         and held.scores.get(id, 0) >= heard
         and not different(record.fields, held.records[id])
     )

@@ -96,7 +96,8 @@ class Migration:
         found = Found(service)
         try:
             found = await self.reading.v1(service, keyspace.services.get(service, ()))
-            held, _ = await self.reading.v2(service, found.ids)
+            listed = await self.reading.is_listed(service)
+            held, _ = await self.reading.v2(service, found.ids, listed=listed)
         except Unreadable as error:
             now, why = await self.reading.now(), str(error)
             steps = [Step(service, "", "unreadable", why)]
@@ -125,11 +126,16 @@ class Migration:
         return understood(found.service, id, found.hashes[id] or {}, limit=self.limit)
 
     async def bring(
-        self, service: str, records: Mapping[str, tuple[Record, int]]
+        self,
+        service: str,
+        records: Mapping[str, tuple[Record, int]],
+        *,
+        listed: bool | None = False,
     ) -> dict[str, str]:
-        """Write instances with the time at which they were last heard; what became of each."""
+        """Write instances with the time at which they were last heard; what became of each. On a
+        cluster tier 1 lies elsewhere: it is left alone where it names them, or does not answer."""
         keys, what = self.v2.of(service), f"copy of {service}"
-        if self.v2.cluster and records:
+        if self.v2.cluster and records and listed is False:
             await self.connection.call("SADD", self.v2.services, service, what=what, writes=True)
         replies = await asyncio.gather(
             *(self._bring(keys, record, heard, what) for record, heard in records.values())

@@ -111,8 +111,8 @@ class Held:
     scores: Mapping[str, float] = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     """When an operator took out a copy, by id."""
-    listed: bool = False
-    """Whether tier 1 names the service."""
+    listed: bool | None = False
+    """Whether tier 1 names the service; None: it does not answer."""
     spoilt: frozenset[str] = frozenset()
     """The ids whose key is no hash."""
 

@@ -30,8 +30,17 @@ class Reading:
 
     async def keyspace(self) -> Keyspace:
         """Which services v1 has. It goes over the whole Redis, in small steps."""
-        found = await self._connection.scan(self._v1.pattern, what="search for version 1.0")
-        return sorted_out(set(found), self._v1, self._v2)
+        found, problem = await self.keyspace_that_answers()
+        if problem is not None:
+            raise problem
+        return found
+
+    async def keyspace_that_answers(self) -> tuple[Keyspace, StoreError | None]:
+        """The same of the nodes that answer, and why others did not."""
+        found, problem = await self._connection.scan_what_answers(
+            self._v1.pattern, what="search for version 1.0"
+        )
+        return sorted_out(set(found), self._v1, self._v2), problem
 
     async def services(self) -> list[str]:
         """Those that v2 has."""
@@ -56,8 +65,16 @@ class Reading:
         found = {id: told for id, told in zip(mine, hashes, strict=True) if told != {}}
         return Found(service, found, frozenset(members), scores)
 
-    async def v2(self, service: str, ids: Iterable[str] = ()) -> tuple[Held, Mapping[str, Config]]:
-        """The same in v2, and the operator's word. Raises `Unreadable`."""
+    async def is_listed(self, service: str) -> bool:
+        """Whether tier 1 names a service."""
+        what = f"read of {service}"
+        return bool(await self._connection.call("SISMEMBER", self._v2.services, service, what=what))
+
+    async def v2(
+        self, service: str, ids: Iterable[str], *, listed: bool | None
+    ) -> tuple[Held, Mapping[str, Config]]:
+        """The same in v2, and the operator's word; `listed` is what tier 1 says. Raises
+        `Unreadable`."""
         try:
             keys = self._v2.of(service)
         except InvalidName as error:
@@ -66,12 +83,8 @@ class Reading:
             state = await self._reader.state(keys)
         except StoreError as error:
             raise _wrong_type(error, f"{keys.config} or {keys.brake}, of v2,") from error
-        beats, removed, listed = await asyncio.gather(
-            self._scanned("ZSCAN", keys.heartbeats),
-            self._scanned("ZSCAN", keys.removed),
-            self._connection.call(
-                "SISMEMBER", self._v2.services, service, what=f"read of {service}"
-            ),
+        beats, removed = await asyncio.gather(
+            self._scanned("ZSCAN", keys.heartbeats), self._scanned("ZSCAN", keys.removed)
         )
         scores = {text(id): float(score) for id, score in _pairs(beats)}
         every = sorted({*scores, *ids})
@@ -83,7 +96,7 @@ class Reading:
             for member, forgotten in ((text(one), float(other)) for one, other in _pairs(removed))
             if member.endswith(f" {INCARNATION}") and forgotten > state.now
         }
-        held = Held(state.now, records, scores, taken_out, bool(listed), spoilt)
+        held = Held(state.now, records, scores, taken_out, listed, spoilt)
         return held, state.config
 
     async def _scanned(self, command: str, key: str) -> list[Any]:

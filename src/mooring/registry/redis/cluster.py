@@ -171,10 +171,16 @@ class Cluster:
         return [*{node for _, _, node in self._ranges}]
 
     async def scan_iter(self, pattern: str, *, count: int) -> AsyncIterator[bytes]:
-        """Keys of all nodes."""
+        """Keys of all nodes. Where one fails, those of the others come before the error."""
+        problem: Exception | None = None
         for node in await self.masters():
-            async for key in self.client(node).scan_iter(pattern, count=count):
-                yield key
+            try:
+                async for key in self.client(node).scan_iter(pattern, count=count):
+                    yield key
+            except LOST as error:
+                problem = error
+        if problem is not None:
+            raise problem
 
     async def aclose(self) -> None:
         await self._tasks.aclose()

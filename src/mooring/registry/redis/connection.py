@@ -209,11 +209,24 @@ class Connection:
 
     async def scan(self, pattern: str, *, what: str = "search for keys") -> list[str]:
         """The keys that match, wherever they lie. It goes over the whole Redis, in small steps."""
+        found, problem = await self.scan_what_answers(pattern, what=what)
+        if problem is not None:
+            raise problem
+        return found
+
+    async def scan_what_answers(
+        self, pattern: str, *, what: str
+    ) -> tuple[list[str], StoreError | None]:
+        """The same of those nodes that answer, and why others did not."""
+        found: list[str] = []
         try:
-            found = [key async for key in self._client.scan_iter(pattern, count=1000)]
-            return [key.decode(errors="surrogateescape") for key in found]
+            async for key in self._client.scan_iter(pattern, count=1000):
+                found.append(key.decode(errors="surrogateescape"))  # noqa: PERF401 - some may come
         except LOST as error:
-            raise translate(error, what=what, where=self.where, writes=False) from error
+            problem = translate(error, what=what, where=self.where, writes=False)
+            problem.__cause__ = error
+            return found, problem
+        return found, None
 
     async def aclose(self) -> None:
         if self._closed:
