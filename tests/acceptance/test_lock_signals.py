@@ -179,3 +179,16 @@ def test_killed_it_takes_the_command_with_it(start: Start, here: Path, tmp_path:
     ours.kill()
     gone(command)
     gone(other)
+
+
+def test_when_the_lock_is_lost_nobody_of_the_command_stays(
+    start: Start, hub: mooring.sync.Hub, here: Path
+):
+    """Also who does not listen, though the command itself ends at once."""
+    ours = start(f"sh -c 'trap \"\" TERM; echo $$ > {here}; exec sleep 60' & wait")
+    deaf = number(here)
+    hub.store.revoke(hub.locks(NAME)[0].holders[0].lease)
+    assert ours.wait(20) == 1
+    assert not state(deaf)
+    assert ours.stderr is not None
+    assert b"it is killed" in ours.stderr.read()

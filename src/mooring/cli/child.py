@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from mooring import durations
 from mooring.cli.telling import note
 
+_LOOK_EACH = 0.02  # seconds between looks at a group that is to end
+_DIE_WITHIN = 2.0  # seconds that the system has to bury in who was killed
+
 
 def asking(*numbers: signal.Signals) -> asyncio.Queue[signal.Signals]:
     """These signals, in the order in which they arrive; not those that who started us ignores, as
@@ -56,16 +59,34 @@ class Child:
         return await asyncio.shield(self._end)
 
     def signal(self, number: signal.Signals) -> None:
-        """To everybody in its group."""
-        with contextlib.suppress(ProcessLookupError):  # the last of them ended just now
+        """To everybody in its group whom we may send one."""
+        # The last of them ended just now, or all have become another user's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
     async def stop(self, *, within: float) -> None:
-        """End it, also where it is stopped: with SIGTERM, and after so long with SIGKILL."""
+        """End everybody in its group, also who is stopped: with SIGTERM, and after so long with
+        SIGKILL."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
-        await asyncio.wait([self._end], timeout=within)
-        if not self.ended:
+        if not await self._empty(within):
             note(f"the command goes on after {durations.show(within)}: it is killed")
             self.signal(signal.SIGKILL)
-            await asyncio.wait([self._end])
+            if not await self._empty(_DIE_WITHIN):
+                note(f"some of the command may be left, in the process group {self.group}")
+
+    async def _empty(self, within: float) -> bool:
+        """Whether nobody is left in its group, within a time."""
+        deadline = self._loop.time() + within
+        while not (gone := self._gone()) and self._loop.time() < deadline:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_LOOK_EACH)
+        return gone
+
+    def _gone(self) -> bool:
+        try:
+            os.killpg(self.group, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # there are some, of another user
+            return False
+        return False
