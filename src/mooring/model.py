@@ -195,7 +195,7 @@ def _no_json(value: object, finite: bool) -> str:
     elif isinstance(value, float):
         return "" if math.isfinite(value) or not finite else f"{value} is no number"
     elif not (value is None or isinstance(value, str | int)):
-        return f"{value!r} is a {type(value).__name__}"
+        return f"{value!r} is of the type {type(value).__name__}"
     return ""
 
 
