@@ -318,6 +318,25 @@ async def test_a_wrong_key_of_v2_costs_one_instance_and_is_a_difference(server: 
             await eventually(brought, within=WITHIN)
 
 
+async def test_a_record_of_v2_that_is_no_text_costs_a_bridge_nobody_else(server: RedisServer):
+    async with place(server) as here:
+        here.v1.register("good", "a")
+        keys, now = here.registry.keys.of("bad"), here.v1.now()
+        server.command("SADD", here.registry.keys.services, "bad")
+        server.command("ZADD", keys.heartbeats, now, "x", now, "y", now, b"\xff")
+        for id in (b"x", b"y", b"\xff"):
+            key = keys.instance("").encode() + id
+            server.command("HSET", key, "host", "10.0.0.1", "port", "1", "incarnation", id)
+        server.command("HSET", keys.instance("x"), "metadataJson", b'{"a":"\xff"}')
+        server.command("HSET", keys.instance("y"), "metadata_a", b"\xff")
+        passed = await Bridge(here.migration).look()
+        assert await here.ids("good") == ["a"]
+        assert here.v1.read("bad")["y"]["metadata"] == '{"a":"\\\\xff"}'
+        told = [problem for problem in passed.problems if problem.startswith("bad ")]
+        assert any(problem.startswith("bad x, of v2, has a 'metadataJson'") for problem in told)
+        assert len(told) == 2
+
+
 async def test_with_one_prefix_nothing_of_v2_is_taken_for_v1(server: RedisServer):
     async with place(server, v1="SAME") as here, connect(here.url) as hub:
         await here.registry.configure("svc", set={"weight": 3})

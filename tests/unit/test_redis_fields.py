@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
+from mooring.registry.layouts.contract import Malformed
 from mooring.registry.redis import fields
 from mooring.registry.redis.expiry import Brake, brake_of
 from mooring.registry.redis.keys import Keys
@@ -59,3 +60,8 @@ def test_a_prefix_that_could_be_taken_for_another_registry_is_refused():
     for prefix in ("services", "a:services"):
         with pytest.raises(InvalidRequest, match="cannot end with"):
             Keys(prefix)
+
+
+def test_half_a_character_makes_no_record():
+    with pytest.raises(Malformed, match="metadataJson"):
+        fields.decode("echo", "u", {"host": "h", "port": "1", "metadataJson": '{"a":"\udcff"}'})

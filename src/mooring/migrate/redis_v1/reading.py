@@ -88,7 +88,10 @@ class Reading:
         )
         scores = {text(id): float(score) for id, score in _pairs(beats)}
         every = sorted({*scores, *ids})
-        hashes = await self._hashes(keys.instance(id) for id in every)
+        hashes = [
+            told and {_shown(name): _shown(value) for name, value in told.items()}
+            for told in await self._hashes(keys.instance(id) for id in every)
+        ]
         records = {id: told for id, told in zip(every, hashes, strict=True) if told}
         spoilt = frozenset(id for id, told in zip(every, hashes, strict=True) if told is None)
         taken_out = {
@@ -156,3 +159,8 @@ def text(value: bytes) -> str:
 
 def raw(value: str) -> bytes:
     return value.encode(errors="surrogateescape")
+
+
+def _shown(value: str) -> str:
+    """As v2's own readers have it."""
+    return value if value.isascii() else raw(value).decode(errors="backslashreplace")

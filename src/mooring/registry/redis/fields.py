@@ -204,5 +204,5 @@ def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:
         return None
     try:
         return values.decode(fields[name].encode())
-    except InvalidRequest as error:
+    except (InvalidRequest, UnicodeEncodeError) as error:
         raise Malformed(f"has a {name!r} that {error}") from error
