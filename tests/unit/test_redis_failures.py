@@ -39,6 +39,22 @@ def test_an_answer_is_understood_wherever_it_was_given(text: str, code: str, ver
 
 
 @pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (redis.TryAgainError("Multiple keys request during rehashing of slot"), "again"),
+        (redis.ClusterDownError("The cluster is down"), "again"),
+        (redis.MasterDownError("Link with MASTER is down"), "elsewhere"),
+        (redis.BusyLoadingError("Redis is loading the dataset in memory"), "again"),
+        (redis.ReadOnlyError("You can't write against a read only replica."), "elsewhere"),
+        (redis.MovedError("1 127.0.0.1:7001"), "again"),
+        (redis.AskError("1 127.0.0.1:7001"), "again"),
+    ],
+)
+def test_an_answer_whose_word_the_driver_took_off_is_understood(error: Exception, verdict: str):
+    assert judge(error) == verdict
+
+
+@pytest.mark.parametrize(
     ("error", "kind"),
     [
         (redis.OutOfMemoryError("command not allowed"), OutOfSpace),
@@ -56,6 +72,8 @@ def test_an_answer_is_understood_wherever_it_was_given(text: str, code: str, ver
         (redis.ReadOnlyError("You can't write against a read only replica."), Unavailable),
         (redis.ResponseError("NOREPLICAS Not enough good replicas to write."), Unavailable),
         (redis.MasterDownError("Link with MASTER is down"), Unavailable),
+        (redis.ClusterDownError("The cluster is down"), Unavailable),
+        (redis.TryAgainError("Multiple keys request during rehashing of slot"), Unavailable),
         (redis.ResponseError("something else"), StoreError),
     ],
 )

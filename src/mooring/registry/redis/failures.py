@@ -45,7 +45,7 @@ _NEVER_SENT = re.compile(
 
 
 def code_of(error: BaseException) -> str:
-    """Redis' own word in front of its message: `READONLY`."""
+    """Redis' own word in front of its message: `READONLY`. The driver takes some of them off."""
     text = str(error)
     known = {
         redis.ReadOnlyError: "READONLY",
@@ -53,6 +53,9 @@ def code_of(error: BaseException) -> str:
         redis.BusyLoadingError: "LOADING",
         redis.OutOfMemoryError: "OOM",
         redis.NoPermissionError: "NOPERM",
+        redis.TryAgainError: "TRYAGAIN",
+        redis.MasterDownError: "MASTERDOWN",
+        redis.ClusterDownError: "CLUSTERDOWN",
     }
     for kind, code in known.items():
         if isinstance(error, kind):
