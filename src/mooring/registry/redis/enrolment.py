@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -34,7 +35,8 @@ class RedisEnrolment(Enrolment):
         self.id, self._incarnation = instance.id, instance.incarnation
         self._place = f"{instance.incarnation} {secrets.token_hex(4)}"
         self._head = service.head(instance.id, instance)
-        self._tried = False
+        self._tried = 0.0
+        """When it was first to be written; 0: it never was."""
         self._registered = ""
         self._entered = False
         """It was registered, and has not left since."""
@@ -88,13 +90,15 @@ class RedisEnrolment(Enrolment):
         told = self._fields(instance)
         self.disturbed = False
         self._head = self._service.head(self.id, instance)
-        self._tried = True
+        moment = time.monotonic()
+        self._tried = self._tried or moment
         self._registered = await self._service.register(
             *(instance, told),
             place=self._place,
             head=self._head,
             registered=self._registered,
             fresh=fresh,
+            tried=moment - self._tried,
         )
         self._entered = True
         self._certain()

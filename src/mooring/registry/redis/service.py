@@ -128,8 +128,14 @@ class LiveService:
         head: str,
         registered: str,
         fresh: bool,
+        tried: float = 0.0,
     ) -> str:
-        """Write the record; when this incarnation registered. Raises `Superseded`, `Removed`."""
+        """Write the record; when this incarnation registered. `tried`: so many seconds ago it may
+        have been written already. Raises `Superseded`, `Removed`."""
+        if fresh and tried:
+            mode, registered = "again", str(int(tried * 1000))
+        else:
+            mode = "fresh" if fresh else "repair"
         keys, what = self._keys, f"registration of {self.name} {instance.id}"
         if self._all_keys.cluster:
             services = self._all_keys.services
@@ -138,7 +144,7 @@ class LiveService:
             REGISTER,
             self._tiers(instance.id),
             [
-                "fresh" if fresh else "repair",
+                mode,
                 instance.id,
                 instance.incarnation,
                 place,

@@ -1,9 +1,10 @@
 -- Make an instance's record what it should be, in all tiers at once.
 --
 -- KEYS  1 heartbeats, 2 instance, 3 removed, 4 persistent, 5 services (not on a cluster)
--- ARGV  1 'fresh' (whoever had this place has had it) or 'repair'
+-- ARGV  1 'fresh' (whoever had this place has had it), 'again' (the answer to that was lost: whoever
+--         had it when that was sent has had it) or 'repair'
 --       2 id, 3 incarnation, 4 the incarnation's place (see deregister)
---       5 when this incarnation registered ('' the first time)
+--       5 when this incarnation registered ('' the first time; 'again': how many ms ago it tried)
 --       6 ms without a heartbeat after which another incarnation counts as dead
 --       7 channel, 8 head of the message, 9 healthy, 10 name of the service
 --       11… names and values of fields
@@ -26,12 +27,12 @@ local function forgotten(who)
 end
 
 if not forgotten(incarnation) or not forgotten(place) then return {'removed'} end
-if mode ~= 'fresh' then
-  if not forgotten('') then return {'removed'} end
-  if held[1] and held[1] ~= '' and held[1] ~= incarnation and score > now - tonumber(timeout)
-      and is_later(held[2], held[1], registered, incarnation) then
-    return {'superseded', held[1]}
-  end
+if mode == 'repair' and not forgotten('') then return {'removed'} end
+local since = registered
+if mode == 'again' then since, registered = text(now - tonumber(registered)), '' end
+if mode ~= 'fresh' and held[1] and held[1] ~= '' and held[1] ~= incarnation
+    and score > now - tonumber(timeout) and is_later(held[2], held[1], since, incarnation) then
+  return {'superseded', held[1]}
 end
 if registered == '' then
   -- Sent twice, since the reply was lost, it is still the same registration.
@@ -47,7 +48,7 @@ if problem then
   end
   return redis.error_reply(problem)
 end
-if mode == 'fresh' then redis.call('ZREM', removed, id .. ' ') end
+if mode ~= 'repair' then redis.call('ZREM', removed, id .. ' ') end
 redis.call('HSET', instance, 'registrationTime', registered, 'lastMetadataUpdate', text(now))
 redis.call('ZREM', persistent, id)
 local ephemeral = redis.call('HGET', instance, 'ephemeral')

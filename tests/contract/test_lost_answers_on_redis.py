@@ -1,0 +1,91 @@
+"""A registration on Redis whose first answer is lost: who was there before, and who came after."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import OutcomeUnknown, Unavailable
+from mooring.hub import Hub
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.scripts import Script
+from mooring.testing.redis import RedisServer
+from tests.contract.registries import QUICK
+from tests.waiting import eventually
+
+
+@pytest.fixture(params=["6.2", "7.0", "valkey-9"])
+def url(request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]) -> str:
+    return f"{redis(request.param).url}?namespace={uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def hub(url: str) -> AsyncIterator[Hub]:
+    async with mooring.connect(url, settings=QUICK) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(url: str) -> AsyncIterator[Hub]:
+    """The same registry, seen by somebody else."""
+    async with mooring.connect(url, settings=QUICK) as opened:
+        yield opened
+
+
+class LostAnswers:
+    """Stands between a hub and Redis: the answer to the first registration is lost, and then the
+    hub is cut off until it heals. `arrives`: that first registration does happen."""
+
+    def __init__(self, hub: Hub, monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
+        assert isinstance(hub.registry, RedisRegistry)
+        self.cut, self._tried, self._arrives = False, False, arrives
+        self._run = hub.registry.connection.run
+        monkeypatch.setattr(hub.registry.connection, "run", self.run)
+
+    async def run(self, script: Script, *rest: Any, what: str) -> Any:
+        if self.cut:
+            raise Unavailable("cut off")
+        first = script.name == "register" and not self._tried
+        if not first or self._arrives:
+            answer = await self._run(script, *rest, what=what)
+        if not first:
+            return answer
+        self._tried = self.cut = True
+        raise OutcomeUnknown("the answer was lost")
+
+
+async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_alone(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record was written, the answer was lost, and before it could ask a newer process came to
+    its address."""
+    lost = LostAnswers(hub, monkeypatch, arrives=True)
+    one = Instance("echo", "10.0.0.1", 1)
+    async with hub.register(one, wait=0.1) as older, other.register(one) as newer:
+        lost.cut = False
+        await eventually(lambda: older.state == "superseded")
+        await asyncio.sleep(0.5)  # longer than a heartbeat
+        assert newer.state == "registered"
+        (listed,) = (await other.registry.instances("echo")).instances
+        assert listed.incarnation == newer.instance.incarnation
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_one_that_never_heard_that_it_was_registered_takes_the_place_of_an_older_process(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, arrives: bool
+):
+    one = Instance("echo", "10.0.0.1", 1)
+    async with other.register(one) as older:
+        lost = LostAnswers(hub, monkeypatch, arrives=arrives)
+        async with hub.register(one, wait=0.1) as newer:
+            lost.cut = False
+            await eventually(lambda: newer.state == "registered")
+            await eventually(lambda: older.state == "superseded")
+            (listed,) = (await other.registry.instances("echo")).instances
+            assert listed.incarnation == newer.instance.incarnation
