@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mooring.errors import StoreError
@@ -19,8 +19,9 @@ from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-_MOST = 200
-"""Beats in one call: so many that it stays far below 10 ms, also where each brings metadata."""
+_MOST, _MOST_TOLD = 200, 400_000
+"""Beats in one call, and characters of metadata that they bring: so many that it stays far below
+10 ms."""
 
 
 class Beat(NamedTuple):
@@ -35,9 +36,19 @@ class Beat(NamedTuple):
     """Empty: the sign of life alone."""
 
     def arguments(self) -> list[Argument]:
-        flat = [part for pair in self.fields.items() for part in pair]
         healthy = "" if self.healthy is None else "true" if self.healthy else "false"
-        return [self.id, self.incarnation, self.registered, healthy, self.head, len(flat), *flat]
+        who: list[Argument] = [self.id, self.incarnation, self.registered, healthy]
+        if not self.fields:
+            return [*who, 0]
+        told = [part for pair in self.fields.items() for part in pair]
+        return [*who, 1 + len(told), self.head, *told]
+
+    @property
+    def size(self) -> int:
+        """Characters of what it brings beside the sign of life."""
+        if not self.fields:
+            return 0
+        return len(self.head) + sum(len(name) + len(value) for name, value in self.fields.items())
 
 
 class Beating:
@@ -61,7 +72,8 @@ class Beating:
         waiting: list[tuple[Beat, asyncio.Future[str]]] = []
         try:
             while self._waiting:
-                waiting, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                count = batch([beat for beat, _ in self._waiting[:_MOST]])
+                waiting, self._waiting = self._waiting[:count], self._waiting[count:]
                 try:
                     results = await send(
                         self._connection, self._keys, self._service, [beat for beat, _ in waiting]
@@ -99,6 +111,16 @@ class Beating:
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
+
+
+def batch(beats: Sequence[Beat]) -> int:
+    """How many of some beats go in one call: one at least."""
+    told = 0
+    for count, beat in enumerate(beats):
+        told += beat.size
+        if count and told > _MOST_TOLD:
+            return count
+    return len(beats)
 
 
 async def send(

@@ -22,7 +22,7 @@ from mooring.registry.redis.scripts import LIST, STATE
 T = TypeVar("T")
 
 _CHUNK = 100
-"""Instances whose details one script call gives: so many that it stays far below 10 ms."""
+"""Instances whose details one script call gives at the most: it stays far below 10 ms."""
 
 _CALLS = 50
 """Of these calls on their way at once: all have the time of one, and Redis keeps their replies."""
@@ -123,14 +123,16 @@ class Reader:
         return details
 
     async def _read(self, details: Details, service: ServiceKeys, ids: list[str]) -> None:
-        reply: Any = await self._connection.run(
-            LIST,
-            [service.instance(id) for id in ids],
-            fields.READ,
-            what=f"read of {service.name}",
-        )
-        for id, told in zip(ids, reply, strict=True):
-            self._take(details, service, id, told)
+        while ids:
+            reply: Any = await self._connection.run(
+                LIST,
+                [service.instance(id) for id in ids],
+                fields.READ,
+                what=f"read of {service.name}",
+            )
+            for id, told in zip(ids, reply, strict=False):
+                self._take(details, service, id, told)
+            ids = ids[len(reply) :]
 
     def _take(self, details: Details, service: ServiceKeys, id: str, told: Any) -> None:
         if told is None:

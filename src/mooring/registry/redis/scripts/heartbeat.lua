@@ -3,9 +3,9 @@
 --
 -- KEYS  1 heartbeats, 2 persistent, 3 services (only where ARGV[2] is 1), then each instance's hash
 -- ARGV  1 channel, 2 whether tier 1 is at hand (1 or 0), 3 name of the service
---       then for each instance: id, incarnation, when it registered, healthy ('': as it is), head of
---       the message, how many of the following belong to it, names and values of fields. Without fields it is
---       `heartbeat_only`, with them `metadata_update`.
+--       then for each instance: id, incarnation, when it registered, healthy ('': as it is), how
+--       many of the following belong to it. With none it is `heartbeat_only`; with some it is
+--       `metadata_update`: head of the message, names and values of fields.
 -- Gives for each 'ok', 'gone', 'superseded', or the error that its record caused. Where Redis is
 -- out of memory, metadata is refused and the sign of life counts.
 
@@ -20,7 +20,7 @@ local first = tier1 and 4 or 3  -- of the keys of instances
 local starts, ids, at = {}, {}, 4
 for i = first, #KEYS do
   starts[#starts + 1], ids[#ids + 1] = at, ARGV[at]
-  at = at + 6 + ARGV[at + 5]
+  at = at + 5 + ARGV[at + 4]
 end
 local scores = redis.call('ZMSCORE', heartbeats, unpack(ids))
 local results, beating = {}, {}
@@ -28,7 +28,7 @@ local results, beating = {}, {}
 -- Metadata first: a write that Redis may refuse, before those that it may not.
 local function update(instance, at, score)
   local incarnation, healthy = ARGV[at + 1], ARGV[at + 3]
-  local last = at + 5 + ARGV[at + 5]
+  local last = at + 4 + ARGV[at + 4]
   local held = redis.pcall(
     'HMGET', instance, 'incarnation', 'registrationTime', 'healthy', 'ephemeral')
   if held.err then return held.err end
@@ -38,7 +38,7 @@ local function update(instance, at, score)
     return 'gone'
   end
   local problem, action = nil, nil
-  if last > at + 5 then
+  if last > at + 4 then
     problem = write(instance, at + 6, last, false)
     if not problem then
       redis.call('HSET', instance, 'lastMetadataUpdate', stamp)
@@ -56,6 +56,18 @@ for i = first, #KEYS do
   results[n] = update(KEYS[i], starts[n], scores[n])
 end
 
+-- The head of a message about one that sent a sign of life alone, as `message_head` makes it.
+local function head_of(instance, id, healthy)
+  local told = redis.call('HMGET', instance, 'host', 'protocol', 'version', 'zone', 'port', 'weight',
+    'enabled', 'metadataJson')
+  local function quoted(i) return cjson.encode(told[i] or '') end
+  return '{"serviceName":' .. cjson.encode(service) .. ',"instanceId":' .. cjson.encode(id)
+    .. ',"instance":{"host":' .. quoted(1) .. ',"port":' .. (told[5] or '0')
+    .. ',"protocol":' .. quoted(2) .. ',"version":' .. quoted(3) .. ',"zone":' .. quoted(4)
+    .. ',"weight":' .. (told[6] or '1') .. ',"healthy":' .. healthy
+    .. ',"enabled":' .. (told[7] or 'true') .. ',"metadata":' .. (told[8] or '{}') .. '}'
+end
+
 -- As `beat` does it, for all of them.
 make_way(persistent)
 local marks = {}
@@ -69,7 +81,8 @@ for _, one in ipairs(beating) do
   marks[#marks + 1] = ARGV[at]
   if action then
     redis.call('HSET', instance, 'healthy', ARGV[at + 3])
-    tell(channel, ARGV[at + 4], action, moment)
+    local head = ARGV[at + 4] == '0' and head_of(instance, ARGV[at], ARGV[at + 3]) or ARGV[at + 5]
+    tell(channel, head, action, moment)
   end
 end
 if #marks > 0 then redis.call('ZADD', heartbeats, unpack(marks)) end
