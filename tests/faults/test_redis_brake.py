@@ -55,6 +55,22 @@ async def brakes(hub: Hub) -> set[str]:
     return {*await registry_of(hub).sweeper().brakes()}
 
 
+async def test_who_stays_though_it_is_silent_is_counted_as_it_is_listed(url: str):
+    async with connect(url) as hub, fleet(hub, 2, ephemeral=False) as stays, fleet(hub, 1, first=5):
+        await crash(stays)
+
+        async def overdue() -> bool:
+            registry = registry_of(hub)
+            keys = registry.keys.of("echo")
+            oldest = (await registry.reader.state(keys)).now - TIMEOUT * 1000
+            scores = await registry.reader.scores(keys)
+            return sum(score < oldest for score in scores.values()) == 2
+
+        await eventually(overdue, within=TIMEOUT + 3)
+        assert await listed(hub) == {1, 2, 5}
+        assert await hub.registry.services() == [("echo", 3)]
+
+
 @contextlib.asynccontextmanager
 async def never_fewer(view: View, count: int) -> AsyncIterator[None]:
     """A consumer has at least so many, all the time."""

@@ -161,14 +161,16 @@ class RedisRegistry(Registry):
         return [ServiceCount(name, count) for name, count in counts.items()]
 
     async def _count(self, service: str) -> int:
-        """How many instances are listed; those that are overdue count while the brake holds."""
-        keys = self.keys.of(service)
+        """How many instances are listed; those that are overdue count where they stay when they
+        are silent, and all of them while the brake holds."""
+        keys, what = self.keys.of(service), f"read of {service}"
         state = await self.reader.state(keys)
         oldest = "-inf" if state.brake else state.now - self.timeout * 1000
-        count: int = await self.connection.call(
-            "ZCOUNT", keys.heartbeats, oldest, "+inf", what=f"read of {service}"
+        heard, staying = await asyncio.gather(
+            self.connection.call("ZCOUNT", keys.heartbeats, oldest, "+inf", what=what),
+            self.connection.call("ZCOUNT", keys.persistent, "-inf", f"({oldest}", what=what),
         )
-        return count
+        return int(heard) + int(staying)
 
     async def instances(self, service: str) -> Listing:
         keys = self.keys.of(service)
