@@ -353,6 +353,23 @@ async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[.
         await work.all_well()
 
 
+@pytest.mark.parametrize("series", SERIES)
+async def test_an_id_that_is_no_text_does_not_hide_which_key_is_wrong(
+    fresh_redis: Callable[..., RedisServer], series: str
+):
+    server = fresh_redis(series=series)
+    async with at_work(server) as work:
+        keys = work.keys.of("echo")
+        server.command("ZADD", keys.heartbeats, 1, b"\xff\xfe")
+        server.command("RPUSH", keys.evictions, "junk")
+        swept = await registry_of(work.other).sweeper().sweep()
+        assert any(f"{keys.evictions} is a list" in problem for problem in swept.problems)
+        server.command("DEL", keys.evictions)
+        swept = await registry_of(work.other).sweeper().sweep()
+        assert swept.problems == []
+        assert swept.orphans == [("echo", r"\xff\xfe")]
+
+
 def _refuse_writes(server: RedisServer, fault: str) -> None:
     if fault == "a replica without its master":
         server.command("REPLICAOF", "127.0.0.1", 1)

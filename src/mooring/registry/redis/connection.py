@@ -157,8 +157,11 @@ class Connection:
         """Which of a call's keys hold something else than they should, where that is the error."""
         if code_of(error) != "WRONGTYPE":
             return []
-        keys = [key.decode() if isinstance(key, bytes) else str(key) for key in call.keys]
-        asked = [plain("TYPE", key, what=call.what) for key in keys]
+        asked = [plain("TYPE", key, what=call.what) for key in call.keys]
+        keys = [
+            key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
+            for key in call.keys
+        ]
         kinds = [
             kind.decode() if isinstance(kind, bytes) else "none"
             for kind in await self._execute(asked, deadline)
