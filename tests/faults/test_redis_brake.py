@@ -55,6 +55,29 @@ async def brakes(hub: Hub) -> set[str]:
     return {*await registry_of(hub).sweeper().brakes()}
 
 
+@pytest.mark.parametrize("series", ["6.2", "7.0", "valkey-9"])
+async def test_who_is_not_due_to_beat_is_not_silent(
+    redis: Callable[[str], RedisServer], series: str, caplog: pytest.LogCaptureFixture
+):
+    url = namespaced(redis(series).url)
+    rare = quick(beat=90.0, interval=30.0, timeout=120.0)
+    async with connect(url, rare) as hub, fleet(hub, 4) as echo:
+        registry = registry_of(hub)
+        keys = registry.keys.of("echo")
+
+        async def last_heard(ago: float) -> Swept:
+            moment = (await registry.reader.state(keys)).now - ago * 1000
+            for one in echo:
+                words = ("ZADD", keys.heartbeats, moment, one.instance.id)
+                await registry.connection.call(*words, what="the test")
+            return await registry.sweeper().sweep()
+
+        assert (await last_heard(85)).brakes == {}
+        assert "let registry.cleanup.global-timeout be twice as long" in caplog.text
+        assert set((await last_heard(125)).brakes) == {"echo"}
+        assert len(await listed(hub)) == 4
+
+
 async def test_who_stays_though_it_is_silent_is_counted_as_it_is_listed(url: str):
     async with connect(url) as hub, fleet(hub, 2, ephemeral=False) as stays, fleet(hub, 1, first=5):
         await crash(stays)

@@ -67,10 +67,23 @@ class Swept:
 
 class Sweeper:
     def __init__(
-        self, connection: Connection, keys: Keys, reader: Reader, settings: CleanupSettings
+        self,
+        connection: Connection,
+        keys: Keys,
+        reader: Reader,
+        settings: CleanupSettings,
+        *,
+        beat: float = 0.0,
     ) -> None:
+        """`beat` is how many seconds instances let pass between two heartbeats."""
         self._connection, self._keys, self._reader = connection, keys, reader
-        self._settings = settings
+        self._settings, self._beat = settings, beat
+        if settings.global_timeout < 2 * beat:
+            log.warning(
+                "cleanup after %s, with a heartbeat every %s: one that is lost takes an instance "
+                "out; let registry.cleanup.global-timeout be twice as long at least",
+                *(self._timeout, show(beat)),
+            )
         self._braked: set[str] = set()
         self._calm: dict[str, float] = {}
         """Until when nobody of a service is taken out; of all of them under the empty name."""
@@ -246,6 +259,7 @@ class Sweeper:
                 settings.brake_share,
                 settings.brake_least,
                 message_head(keys.name, ""),
+                int(self._beat * 1000),
                 *(part for id in ids for part in (_bytes(id), message_head(keys.name, _shown(id)))),
             ],
             what=f"cleanup of {keys.name}",

@@ -286,7 +286,8 @@ class RedisRegistry(Registry):
 
     def sweeper(self) -> Sweeper:
         """What takes out the dead. See `Sweeper`."""
-        return Sweeper(self.connection, self.keys, self.reader, self.settings.cleanup)
+        beat = self.settings.heartbeat.heartbeat_interval
+        return Sweeper(self.connection, self.keys, self.reader, self.settings.cleanup, beat=beat)
 
     async def sweep(self) -> str:
         return str(await self.sweeper().sweep())

@@ -8,6 +8,7 @@
 --       7 ms after which the brake releases by itself
 --       8 share and 9 least number of instances beyond which it holds
 --       10 head of a message about the service
+--       11 ms between two heartbeats
 --       then for each instance: id, head of the message
 -- Gives {now, brake, silent, total, then {outcome, id} for each that was changed}; the brake is
 -- 'open', 'tripped' (just now), 'holding', 'recovered', 'timed out' or 'released'; outcomes are
@@ -19,6 +20,7 @@
 local channel, tier1, service = ARGV[1], ARGV[2] == '1', ARGV[3]
 local oldest, timeout, interval = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local hold, share, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local beat = tonumber(ARGV[11])
 local heartbeats, brake, evictions, persistent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local now = server_time()
@@ -32,9 +34,10 @@ end
 
 local total = redis.call('ZCARD', heartbeats) - redis.call('ZCARD', persistent) + evicted
 -- Those who fell silent together did so within a beat of one another, not in the same moment, and
--- the next look is an interval away.
+-- the next look is an interval away. Who may still be about to beat is not silent.
 local window = math.max(interval, timeout / 4)
-local silent = heard_before(oldest + math.min(1.5 * window, timeout / 2)) + evicted
+local ahead = math.min(1.5 * window, timeout / 2, math.max(timeout - 1.5 * beat, 0))
+local silent = heard_before(oldest + ahead) + evicted
 local many = silent > evicted and silent >= least and silent > share * total
 
 local said = redis.call('HMGET', brake, 'state', 'until', 'fewer')
@@ -110,7 +113,7 @@ local function look(instance, id, head)
   changed('removed', id)
 end
 
-local at = 11
+local at = 12
 for i = tier1 and 6 or 5, #KEYS do
   look(KEYS[i], ARGV[at], ARGV[at + 1])
   at = at + 2
