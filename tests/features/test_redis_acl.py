@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.errors import AccessDenied
+from mooring.errors import AccessDenied, Unavailable
 from mooring.hub import Hub
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import crash, fleet, quick, registry_of
@@ -91,6 +92,46 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
 
             await eventually(empty, within=6)
     assert refusals(server) == []
+
+
+async def test_nothing_that_a_consumer_is_allowed_is_idle(
+    fresh_redis: Callable[..., RedisServer],
+):
+    """Whatever is taken from it, Redis refuses something that it does."""
+    server = fresh_redis()
+    for user, rules in RULES.items():
+        server.command("ACL", "SETUSER", user, "on", ">secret", *rules.split())
+    many = [word for number in range(3000) for word in (number, f"m{number}")]
+    server.command("ZADD", "registry:services:many:heartbeats", *many)
+    idle = []
+    async with connect(server, "provider") as provider, fleet(provider, 1):
+        for right in re.findall(r"\+(\S+)", RULES["consumer"]):
+            server.command("ACL", "SETUSER", "consumer", f"-{right}")
+            server.command("ACL", "LOG", "RESET")
+            server.command("SCRIPT", "FLUSH")
+            with contextlib.suppress(AccessDenied, Unavailable):
+                await _all_that_a_consumer_does(server)
+            if not refusals(server):
+                idle.append(right)
+            server.command("ACL", "SETUSER", "consumer", f"+{right}")
+    assert idle == []
+
+
+async def _all_that_a_consumer_does(server: RedisServer) -> None:
+    async with connect(server, "consumer") as consumer:
+        registry = registry_of(consumer)
+        await registry.services()
+        await registry.instances("many")
+        await registry.heard_between("echo", 0)
+        await registry.config("echo")
+        async with consumer.discover("echo"):
+            channel = registry._changes
+            with contextlib.suppress(AssertionError):
+                await eventually(lambda: channel.hears("echo"), within=1)
+                await eventually(lambda: channel._asked > 0 or bool(refusals(server)), within=4)
+            await eventually(lambda: channel._asked == 0 or bool(refusals(server)), within=4)
+        with contextlib.suppress(AssertionError):
+            await eventually(lambda: bool(refusals(server)), within=0.3)
 
 
 async def test_a_consumer_learns_that_redis_takes_no_writes(server: RedisServer):
