@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import select
+import shlex
 import signal
 import subprocess
+import termios
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,3 +197,114 @@ def test_when_the_lock_is_lost_nobody_of_the_command_stays(
     assert not state(deaf)
     assert ours.stderr is not None
     assert b"it is killed" in ours.stderr.read()
+
+
+class Screen:
+    """A terminal, what was typed into it and what it shows, with a program in it."""
+
+    def __init__(self, program: list[str], **environment: str) -> None:
+        self.shown = ""
+        self.process, self._terminal = pty.fork()
+        if not self.process:
+            os.execvpe(program[0], program, {**os.environ, **environment})
+
+        modes = termios.tcgetattr(self._terminal)
+        modes[3] &= ~termios.ECHO  # what is shown was not typed
+        termios.tcsetattr(self._terminal, termios.TCSANOW, modes)
+
+    def belongs_to(self, group: int) -> None:
+        until(lambda: os.tcgetpgrp(self._terminal) == group, within=15, what="a terminal")
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def shows(self, text: str, *, within: float = 15.0) -> None:
+        """What comes from now on, up to this text."""
+
+        def so() -> bool:
+            if select.select([self._terminal], [], [], 0)[0]:
+                with contextlib.suppress(OSError):  # Linux says so at the end of a terminal
+                    self.shown += os.read(self._terminal, 65536).decode()
+            return text in self.shown
+
+        until(so, within=within, what=f"{text!r} in {self.shown!r}")
+        self.shown = self.shown.partition(text)[2]
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        for each in (*psutil.Process(self.process).children(recursive=True),):
+            each.kill()
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+
+@pytest.fixture
+def screen(url: str) -> Iterator[Screen]:
+    """A shell with job control, in a terminal."""
+    opened = Screen(["sh", "-i"], MOORING_STORE=url, PS1="ready> ", ENV="")
+    opened.shows("ready> ")
+    opened.type(f'lock() {{ {shlex.join([*MOORING, "lock", NAME])} -- "$@"; }}\n')
+    opened.shows("ready> ")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("source", ["", "< /dev/tty"])
+def test_a_command_may_ask_at_the_terminal(screen: Screen, source: str):
+    """And who comes after it may, too."""
+    screen.type(f"lock sh -c 'echo name\\?; read name {source}; echo hello $name'; read x\n")
+    screen.shows("name?")
+    screen.type("world\n")
+    screen.shows("hello world")
+    screen.type("and then\n")
+    screen.type("echo it was $x\n")
+    screen.shows("it was and then")
+
+
+def test_a_command_that_does_not_ask_leaves_the_terminal_to_others(screen: Screen):
+    """As a pager at the end of a pipe, which reads its keys from there."""
+    screen.type(
+        "lock sh -c 'echo from it; sleep 60' | sh -c 'read a; read b < /dev/tty; echo $a and $b'\n"
+    )
+    screen.type("keys\n")
+    screen.shows("from it and keys")
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_at_the_terminal_it_is_a_job_like_any_other(screen: Screen, here: Path, asks: bool):
+    wait = "read x" if asks else "while :; do sleep 0.05; done"
+    script = f"trap 'echo int; exit 7' INT; echo $$ > {here}; {wait}"
+    screen.type(f"lock sh -c {shlex.quote(script)}\n")
+    command = number(here)
+    foreground = command if asks else psutil.Process(command).ppid()
+    screen.belongs_to(foreground)
+    screen.type("\x1a")
+    screen.shows("Stopped")
+    screen.type("echo at the prompt\n")
+    screen.shows("at the prompt")
+    screen.type("fg\n")
+    screen.belongs_to(foreground)
+    screen.type("\x03")
+    screen.shows("int")
+    screen.type("echo it was $?\n")
+    screen.shows("it was 7")
+
+
+def test_in_the_background_it_stops_until_it_is_given_the_terminal(screen: Screen, here: Path):
+    script = f"echo $$ > {here}; read name < /dev/tty; echo hello $name"
+    screen.type(f"lock sh -c {shlex.quote(script)} &\n")
+    command = number(here)
+    stopped(command, psutil.Process(command).ppid())
+    screen.type("fg\n")
+    screen.belongs_to(command)
+    screen.type("world\n")
+    screen.shows("hello world")
+
+
+def test_quit_at_the_terminal_ends_the_command_too(screen: Screen, here: Path):
+    screen.type(f"lock sh -c 'echo $$ > {here}; echo here; exec sleep 60'\n")
+    screen.shows("here")
+    screen.type("\x1c")
+    gone(number(here))
+    screen.type("echo it was $?\n")
+    screen.shows("it was 131")

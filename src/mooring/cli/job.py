@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil
 
 from mooring.cli.child import Child
+from mooring.cli.terminal import Terminal
 
 _FROM_TERMINAL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 """What stops a job: Ctrl-Z, and the wish of who is in the background for the terminal."""
@@ -39,7 +40,7 @@ class Job(Child):
         grace: float,
         wanted: Callable[[], bool],
     ) -> None:
-        self._wanted = wanted
+        self._wanted, self._terminal = wanted, Terminal()
         self._heir = _Heir(grace)
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop = asyncio.get_running_loop()
@@ -53,17 +54,32 @@ class Job(Child):
 
     def stopped(self, number: signal.Signals) -> None:
         """Who stopped it at the terminal means us too: our lock must not be renewed for a command
-        that stands still, nor the command go on when nobody renews the lock."""
+        that stands still, nor the command go on when nobody renews the lock. Only where it asks for
+        the terminal, and that is ours, it is lent it and goes on."""
         if number not in _FROM_TERMINAL:
             return
-        if _may_stop():
-            self.signal(signal.SIGSTOP)  # also those of its group who do not listen
-            os.kill(os.getpid(), signal.SIGSTOP)
+        asks = number != signal.SIGTSTP
+        if not (asks and self._terminal.lend(self.group)):
+            if _may_stop():
+                self._stop_with_it()
+            elif asks:  # it will never have it: as the system does with those whose shell is gone
+                self.signal(signal.SIGHUP)
         if self._wanted():
             self.signal(signal.SIGCONT)
 
+    def _stop_with_it(self) -> None:
+        """Returns once we are continued."""
+        lent = self._terminal.lent
+        self._terminal.take_back()
+        self.signal(signal.SIGSTOP)  # also those of its group who do not listen
+        # Ctrl-Z did not reach those who were started with us, where the terminal was lent.
+        os.kill(0 if lent else os.getpid(), signal.SIGSTOP)
+        if lent:
+            self._terminal.lend(self.group)
+
     def close(self) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTSTP)
+        self._terminal.take_back()
         self._heir.close()
 
 
