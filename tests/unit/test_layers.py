@@ -23,14 +23,14 @@ LAYERS = [
     {"discovery", "migrate"},
     {"hub"},
     {"sync", "workers"},
-    {"asgi", "hprose", "httpx", "wsgi", "xds"},
+    {"asgi", "grpc", "hprose", "httpx", "wsgi", "xds"},
     {"doctor", "testing", "server"},
     {"cli"},
 ]
 """Lowest first. A module imports from its own top-level part and from lower layers only."""
 
 DRIVERS = {
-    "grpc": ("store/etcd", "store/embedded/wire", "xds/"),
+    "grpc": ("grpc/", "store/etcd", "store/embedded/wire", "xds/"),
     "google": ("descriptors.py", "store/etcd"),
     "hprose": ("hprose/",),
     "httpx": ("httpx/",),

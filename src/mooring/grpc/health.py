@@ -1,0 +1,170 @@
+"""The health service of gRPC (`grpc.health.v1.Health`), of which clients take notice.
+
+Its two messages have one field each, so that they are read and written here and no generated code
+is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from mooring.errors import InvalidRequest
+
+SERVICE = "grpc.health.v1.Health"
+
+Listener = Callable[["Status | None"], None]
+
+
+class Status(IntEnum):
+    """As it is on the wire."""
+
+    UNKNOWN = 0
+    SERVING = 1
+    NOT_SERVING = 2
+    SERVICE_UNKNOWN = 3
+
+
+class Health:
+    """What a server says of itself and of its services, to those who ask and those who watch.
+
+    The server as a whole is the service without a name: it serves unless it is said otherwise. May
+    be used from any thread.
+    """
+
+    def __init__(self, services: Mapping[str, bool] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._statuses = {"": Status.SERVING}
+        self._listeners: dict[str, set[Listener]] = {}
+        self._leaving = self._ended = False
+        for service, serving in (services or {}).items():
+            self.set(service, serving)
+
+    def set(self, service: str, serving: bool) -> None:
+        """Say whether a service can be called. Once the server is leaving nothing serves."""
+        with self._lock:
+            if not self._leaving:
+                self._tell(service, Status.SERVING if serving else Status.NOT_SERVING)
+
+    def leave(self) -> None:
+        """Nothing is to be called here any more, whatever is said later."""
+        with self._lock:
+            self._leaving = True
+            for service in self._statuses:
+                self._tell(service, Status.NOT_SERVING)
+
+    def end(self) -> None:
+        """Nobody is told any more: who watches would keep a server from stopping."""
+        with self._lock:
+            self._ended = True
+            listeners = [each for some in self._listeners.values() for each in some]
+            self._listeners.clear()
+            for listener in listeners:
+                listener(None)
+
+    def status(self, service: str) -> Status:
+        return self._statuses.get(service, Status.SERVICE_UNKNOWN)
+
+    def listen(self, service: str, listener: Listener) -> Callable[[], None]:
+        """Tell the status now and at each change, and None at the end; what is returned ends it."""
+        with self._lock:
+            listener(self.status(service))
+            if self._ended:
+                listener(None)
+                return lambda: None
+            listeners = self._listeners.setdefault(service, set())
+            listeners.add(listener)
+
+        def end() -> None:
+            with self._lock:
+                listeners.discard(listener)
+                if not listeners and self._listeners.get(service) is listeners:
+                    del self._listeners[service]
+
+        return end
+
+    def _tell(self, service: str, status: Status) -> None:
+        if self._statuses.get(service) is status:
+            return
+        self._statuses[service] = status
+        for listener in tuple(self._listeners.get(service, ())):
+            listener(status)
+
+    def serve(self, server: grpc.Server | grpc.aio.Server) -> None:
+        """Add the service to a server that has not started. One that it has already wins."""
+        handlers = _asyncio(self) if isinstance(server, grpc.aio.Server) else _threads(self)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def _asyncio(health: Health) -> dict[str, grpc.RpcMethodHandler]:
+    async def check(service: str, context: grpc.aio.ServicerContext) -> Status:
+        if (status := health.status(service)) is Status.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {service!r} here")
+        return status
+
+    async def watch(service: str, context: grpc.aio.ServicerContext) -> AsyncIterator[Status]:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Queue[Status | None] = asyncio.Queue()
+
+        def hear(status: Status | None) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, status)
+
+        end = health.listen(service, hear)
+        try:
+            while (status := await told.get()) is not None:
+                yield status
+        finally:
+            end()
+
+    return _handlers(check, watch)
+
+
+def _threads(health: Health) -> dict[str, grpc.RpcMethodHandler]:
+    def check(service: str, context: grpc.ServicerContext) -> Status:
+        if (status := health.status(service)) is Status.SERVICE_UNKNOWN:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {service!r} here")
+        return status
+
+    def watch(
+        service: str, context: grpc.ServicerContext, send: Callable[[Status | None], None]
+    ) -> None:
+        end = health.listen(service, send)
+        if not context.add_callback(end):
+            end()  # it was over before it began
+
+    # Those who watch are many and stay: each would keep one of the server's few threads.
+    watch.experimental_non_blocking = True  # type: ignore[attr-defined]
+    return _handlers(check, watch)
+
+
+def _handlers(check: Any, watch: Any) -> dict[str, grpc.RpcMethodHandler]:
+    return {
+        "Check": grpc.unary_unary_rpc_method_handler(check, decoded, encoded),
+        "Watch": grpc.unary_stream_rpc_method_handler(watch, decoded, encoded),
+    }
+
+
+def encoded(status: Status) -> bytes:
+    """A `HealthCheckResponse`."""
+    return bytes((0x08, status))
+
+
+def decoded(request: bytes) -> str:
+    """The service of a `HealthCheckRequest`. Raises `InvalidRequest` for anything else."""
+    if not request:
+        return ""
+    size, at = 0, 1
+    while at < len(request):  # a number in sevenths of bytes, the least first
+        size |= (request[at] & 0x7F) << 7 * (at - 1)
+        at += 1
+        if request[at - 1] < 0x80:
+            break
+    if request[0] != 0x0A or at == 1 or size != len(request) - at:
+        raise InvalidRequest("this is no request of the health service")
+    return request[at:].decode()

@@ -1,0 +1,155 @@
+"""Servers that are registered while they serve: in this order they come, in that they go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+import mooring
+import mooring.grpc
+import mooring.sync
+from mooring.errors import Closed, InvalidRequest
+from mooring.grpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Health, serve_and_register
+from mooring.grpc.health import SERVICE, Status
+from mooring.model import Instance
+from tests.features.grpc_echo.servers import BlockingEcho, EchoServer, Word, pb2_grpc
+from tests.waiting import eventually, until
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[mooring.Hub]:
+    async with mooring.connect("memory://") as opened:
+        yield opened
+
+
+def here(port: int, service: str = "echo") -> Instance:
+    return Instance(service, "127.0.0.1", port)
+
+
+async def names(hub: mooring.Hub, service: str = "echo") -> list[str]:
+    return [instance.address for instance in (await hub.registry.instances(service)).instances]
+
+
+async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: mooring.Hub):
+    server = EchoServer("a")
+    seen: list[Any] = []
+    address = f"127.0.0.1:{server.port}"
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = pb2_grpc.EchoStub(channel)
+        watch = channel.unary_stream(f"/{SERVICE}/Watch")
+        async with serve_and_register(server.server, hub, here(server.port), linger=0.4) as serving:
+            assert await names(hub) == [address]
+            assert (await stub.Say(Word(text="hello"))).by == "a"
+            assert [each.state for each in serving.registrations] == ["registered"]
+            health = watch(b"")
+            seen.append(await health.read())
+            leaving = asyncio.ensure_future(health.read())
+            slow = stub.Say(Word(text="slow"))
+            await eventually(lambda: server.echo.waiting == 1)
+
+            async def observe() -> None:
+                await eventually(lambda: gone(hub))
+                assert (await stub.Say(Word(text="hello"))).by == "a"  # it lingers
+                seen.append(await leaving)
+                assert (await stub.Say(Word(text="hello"))).by == "a"
+                server.echo.go.set()
+                assert (await slow).by == "a"
+
+            observing = asyncio.ensure_future(observe())
+        await observing
+    assert seen == [b"\x08\x01", b"\x08\x02"]
+
+
+async def gone(hub: mooring.Hub) -> bool:
+    return await names(hub) == []
+
+
+async def test_the_health_of_services_can_be_asked_for_and_followed(hub: mooring.Hub):
+    server, health = EchoServer("a"), Health({"echo.Echo": False})
+    serving = serve_and_register(server.server, hub, here(server.port), health=health, linger=0)
+    async with serving, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        check = channel.unary_unary(f"/{SERVICE}/Check")
+        assert await check(b"") == bytes([8, Status.SERVING])
+        assert await check(b"\x0a\x09echo.Echo") == bytes([8, Status.NOT_SERVING])
+        assert await check(b"\x0a\x01x").code() is grpc.StatusCode.NOT_FOUND
+        watched = channel.unary_stream(f"/{SERVICE}/Watch")(b"\x0a\x01x")
+        assert await watched.read() == bytes([8, Status.SERVICE_UNKNOWN])
+        health.set("x", True)
+        assert await watched.read() == bytes([8, Status.SERVING])
+        watched.cancel()
+
+
+async def test_a_server_may_offer_several_services(hub: mooring.Hub):
+    server = EchoServer("a")
+    instances = [here(server.port), here(server.port, "Common/Echo")]
+    async with serve_and_register(server.server, hub, instances, linger=0):
+        assert await names(hub, "Common/Echo") == await names(hub)
+    assert await names(hub, "Common/Echo") == []
+
+
+async def test_what_cannot_be_registered_is_not_served():
+    async with mooring.connect("memory://", layout="hprose") as hub:
+        server = EchoServer("a")
+        with pytest.raises(InvalidRequest):
+            async with serve_and_register(server.server, hub, here(server.port, "group/echo")):
+                pass
+    await server.server.stop(None)
+
+
+async def test_a_failing_body_leaves_in_order_too(hub: mooring.Hub):
+    server = EchoServer("a")
+    with pytest.raises(RuntimeError, match="of its own"):
+        async with serve_and_register(server.server, hub, here(server.port), linger=0):
+            raise RuntimeError("a mistake of its own")
+    assert await names(hub) == []
+
+
+def test_what_does_not_go_together_is_refused():
+    me = here(1)
+    server = grpc.server(ThreadPoolExecutor(1))
+    with pytest.raises(InvalidRequest, match=r"mooring\.sync\.connect"):
+        serve_and_register(server, mooring.connect("memory://"), me)
+    hub = mooring.sync.connect("memory://")
+    with pytest.raises(InvalidRequest, match="linger is a time"):
+        serve_and_register(server, hub, me, linger=-1)
+    with pytest.raises(InvalidRequest, match=r"a mooring\.Instance"):
+        serve_and_register(server, hub, [])
+    with pytest.raises(Closed), serve_and_register(server, hub, me):
+        pass
+
+
+def test_threads_serve_and_register_in_the_same_order():
+    """Many watch the health of a server with few threads, and calls are served all the same."""
+    server = grpc.server(ThreadPoolExecutor(2), options=SERVER_OPTIONS)
+    pb2_grpc.add_EchoServicer_to_server(BlockingEcho("a"), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    with mooring.sync.connect("memory://") as hub:
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+            with serve_and_register(server, hub, here(port), linger=0.1):
+                (found,) = hub.registry.instances("echo").instances
+                assert found.port == port
+                watching = [channel.unary_stream(f"/{SERVICE}/Watch")(b"") for _ in range(8)]
+                assert [next(each) for each in watching] == [b"\x08\x01"] * 8
+                watching[0].cancel()
+                assert pb2_grpc.EchoStub(channel).Say(Word(text="hello")).by == "a"
+                check = channel.unary_unary(f"/{SERVICE}/Check")
+                with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+                    check(b"\x0a\x01x")
+            assert [next(each) for each in watching[1:]] == [b"\x08\x02"] * 7
+        assert hub.registry.instances("echo").instances == ()
+
+
+def test_signals_are_for_the_main_thread():
+    with mooring.sync.connect("memory://") as hub, ThreadPoolExecutor(1) as pool:
+        server = grpc.server(ThreadPoolExecutor(1))
+        port = server.add_insecure_port("127.0.0.1:0")
+        with serve_and_register(server, hub, here(port), linger=0) as serving:
+            with pytest.raises(InvalidRequest, match="main thread"):
+                pool.submit(serving.until_stopped).result()
+            until(lambda: serving.registrations[0].state == "registered")
