@@ -1,0 +1,136 @@
+"""The addresses of a service, followed on the hub's loop, as one target of gRPC's."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Iterable, Sequence
+
+from mooring.addresses import join
+from mooring.discovery.view import View
+from mooring.errors import MooringError, NoInstance, Unavailable
+from mooring.tasks import Backoff, Tasks
+
+log = logging.getLogger(__name__)
+
+_TOGETHER = 0.02  # seconds in which changes count as one, since each costs new connections
+_NAMES_AGAIN = 30.0  # seconds after which names are looked up again
+
+Address = tuple[str, int]
+
+
+def target_of(addresses: Iterable[Address]) -> str:
+    """The target of many addresses, in a fixed order; empty for none. They must be of one family,
+    so among IPv6 ones those of IPv4 are written as such."""
+    found = sorted({(ipaddress.ip_address(host), port) for host, port in addresses}, key=str)
+    if not found:
+        return ""
+    if all(address.version == 4 for address, _ in found):
+        return "ipv4:" + ",".join(join(str(address), port) for address, port in found)
+    sixes = (f"::ffff:{a}" if a.version == 4 else str(a) for a, _ in found)
+    return "ipv6:" + ",".join(
+        join(host, port) for host, (_, port) in zip(sixes, found, strict=True)
+    )
+
+
+class Addresses:
+    """Tells of the target at the beginning and at each change; with it, why it is empty. Its
+    methods run on the hub's loop."""
+
+    def __init__(
+        self,
+        service: str,
+        discover: Callable[[], View],
+        told: Callable[[str, str], None],
+        doubt: Callable[[str], None],
+    ) -> None:
+        self._service = service
+        self._discover, self._told, self._doubt = discover, told, doubt
+        self._view: View | None = None
+        self._changed = asyncio.Event()
+        self._tasks = Tasks()
+
+    def start(self) -> None:
+        self._tasks.start(self._follow(), name=f"instances of {self._service} for gRPC")
+
+    async def _follow(self) -> None:
+        try:
+            view = await self._opened()
+        except MooringError as error:
+            log.error("%s: no call can be made: %s", self._service, error)
+            self._told("", str(error))
+            return
+        view.subscribe(lambda _: self._changed.set())
+        before: tuple[str, str] | None = None
+        while True:
+            self._changed.clear()
+            now = await self._look(view)
+            if now != before:
+                self._told(*now)
+                before = now
+            await self._change(view)
+
+    async def _opened(self) -> View:
+        """Wait for the first list as long as it takes."""
+        backoff, before = Backoff(), ""
+        while True:
+            view = self._discover()
+            try:
+                self._view = await view.__aenter__()
+            except Unavailable as error:
+                if before != (before := str(error)):
+                    log.warning("%s: no call can be made yet: %s", self._service, error)
+                    self._doubt(before)
+                await asyncio.sleep(backoff.next())
+            else:
+                return view
+
+    async def _look(self, view: View) -> tuple[str, str]:
+        where = [
+            (seat.instance.host, seat.instance.port_for("grpc"))
+            for seat in view.rotation
+            if seat.seated
+        ]
+        if not where:
+            try:
+                view.rotation.pick()
+            except NoInstance as error:
+                return "", str(error)
+        found = await asyncio.gather(*(_resolved(host, port) for host, port in where))
+        target = target_of(address for addresses in found for address in addresses)
+        return target, "" if target else f"{self._service}: no name of an instance can be resolved"
+
+    async def _change(self, view: View) -> None:
+        named = any(not _is_literal(seat.instance.host) for seat in view.rotation)
+        try:
+            async with asyncio.timeout(_NAMES_AGAIN if named else None):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(_TOGETHER)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+        if self._view is not None:
+            await self._view.aclose()
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _resolved(host: str, port: int) -> Sequence[Address]:
+    if _is_literal(host):
+        return [(host, port)]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.warning("%s:%d cannot be called: %s", host, port, error)
+        return []
+    return [(str(address[0]), port) for *_, address in found]

@@ -1,0 +1,205 @@
+"""`channel`: a `grpc.Channel` whose target is a service of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import grpc
+
+import mooring.sync
+from mooring.errors import Closed, InvalidRequest
+from mooring.grpc import target as targets
+from mooring.grpc.blocking.addresses import Addresses
+from mooring.grpc.blocking.methods import (
+    Coder,
+    StreamStream,
+    StreamUnary,
+    UnaryStream,
+    UnaryUnary,
+)
+from mooring.grpc.blocking.swapping import Swapping
+from mooring.grpc.choosing import Discovery
+from mooring.grpc.options import Health, Options, check_health, route_options
+from mooring.grpc.target import Repeatable
+from mooring.sync.proxy import Blocking, behind
+
+if TYPE_CHECKING:
+    from mooring.hub import Hub
+
+_NAMED = ("grpc.ssl_target_name_override", "grpc.default_authority")
+
+
+def channel(
+    target: str,
+    *,
+    hub: mooring.sync.Hub | str,
+    retry: Iterable[str] = (),
+    tries: int = 3,
+    health: Health = True,
+    credentials: grpc.ChannelCredentials | None = None,
+    options: Options = (),
+    interceptors: Sequence[Any] = (),
+    compression: grpc.Compression | None = None,
+    policy: str = "round_robin",
+    **discovery: Unpack[Discovery],
+) -> Channel:
+    """A channel to whoever offers a service: `etcdv3:///service`, `etcdv3:///group/service`.
+
+    `hub` is one of `mooring.sync.connect` that is open, or a URL to open one for this channel
+    alone. Instances are called in turn, whatever their weights: gRPC's own round robin does it,
+    and its own retries. Everything else is as for `mooring.grpc.aio.channel`; over TLS all
+    instances must be known by one name, which the option `grpc.ssl_target_name_override` says.
+    Raises `InvalidRequest`.
+    """
+    service = targets.service_of(target)
+    targets.check_policy(policy)
+    if policy != "round_robin":
+        raise InvalidRequest(
+            f"a blocking channel calls in turn (round_robin), not by {policy!r}: the other "
+            "policies are for mooring.grpc.aio.channel"
+        )
+    targets.check_tries(tries)
+    check_health(options, health)
+    repeatable = Repeatable(retry)
+    all_options = route_options(options, health, repeatable, tries)
+    if credentials is not None and not any(name in _NAMED for name, _ in options):
+        raise InvalidRequest(
+            "over TLS all instances of a blocking channel must be known by one name: say it with "
+            "options=[('grpc.ssl_target_name_override', 'the name in their certificates')]"
+        )
+    connect = partial(_connect, credentials, all_options, interceptors, compression)
+    opened = mooring.sync.connect(hub) if isinstance(hub, str) else hub
+    if not isinstance(opened, Blocking):
+        raise InvalidRequest(f"hub is one that mooring.sync.connect gives, or a URL, not {hub!r}")
+    return Channel(opened, service, connect, discovery, repeatable, owns_hub=isinstance(hub, str))
+
+
+def _connect(
+    credentials: grpc.ChannelCredentials | None,
+    options: Options,
+    interceptors: Sequence[Any],
+    compression: grpc.Compression | None,
+    target: str,
+) -> grpc.Channel:
+    if credentials is None:
+        made = grpc.insecure_channel(target, options, compression)
+    else:
+        made = grpc.secure_channel(target, credentials, options, compression)
+    return grpc.intercept_channel(made, *interceptors) if interceptors else made
+
+
+class Channel(grpc.Channel):  # type: ignore[misc]
+    """Made by `channel`. Everything that takes a `grpc.Channel` takes it: generated stubs,
+    `grpc.intercept_channel`."""
+
+    def __init__(
+        self,
+        hub: Any,
+        service: str,
+        connect: Any,
+        discovery: Discovery,
+        repeatable: Repeatable,
+        *,
+        owns_hub: bool,
+    ) -> None:
+        self._hub, self._owns_hub, self._repeatable = hub, owns_hub, repeatable
+        if owns_hub:
+            hub.open()
+        self._portal, inner = behind(hub)
+        self._swapping = Swapping(service, connect)
+        try:
+            self._portal.call(partial(self._start, inner, service, discovery))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _start(self, hub: Hub, service: str, discovery: Discovery) -> None:
+        service = hub.registry.canonical(service)
+        self._addresses = Addresses(
+            service,
+            partial(hub.discover, service, policy="round_robin", **discovery),
+            self._swapping.turn_to,
+            self._swapping.doubt,
+        )
+        self._addresses.start()
+
+    def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
+        """Call back with the connectivity of all instances together, now and at each change."""
+        self._swapping.subscribe(callback)
+
+    def unsubscribe(self, callback: Any) -> None:
+        self._swapping.unsubscribe(callback)
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> UnaryUnary:
+        return UnaryUnary(
+            self._swapping, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> UnaryStream:
+        return UnaryStream(
+            self._swapping, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def stream_unary(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> StreamUnary:
+        self._repeatable.check_unary(method)
+        return StreamUnary(
+            self._swapping, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> StreamStream:
+        self._repeatable.check_unary(method)
+        return StreamStream(
+            self._swapping, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def close(self) -> None:
+        """Calls under way are cancelled. Idempotent."""
+        if self._swapping.closed:
+            return
+        self._swapping.close()
+        try:
+            if hasattr(self, "_addresses"):
+                self._portal.call(self._addresses.aclose, outlives=True)
+        except Closed:
+            pass  # the hub is closed, or the interpreter ends
+        finally:
+            if self._owns_hub:
+                self._hub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

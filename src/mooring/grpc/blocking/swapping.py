@@ -1,0 +1,208 @@
+"""The channel to all instances of a service, exchanged for another when they change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from mooring.grpc.blocking.failed import Failed
+from mooring.grpc.health import SERVICE
+
+_CONNECT_WITHIN = 1.0  # seconds that a new channel has before it is used all the same
+_POLL = 0.3  # in which gRPC's thread sees that nobody listens: it fails on a channel that is closed
+
+Listener = Callable[[grpc.ChannelConnectivity], None]
+
+
+class Route:
+    """A channel of gRPC's own to all instances, and the calls under way on it."""
+
+    __slots__ = ("_listener", "channel", "methods", "ready", "retired", "under_way", "watched")
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.under_way = 0
+        self.retired = False
+        self.methods: dict[object, Any] = {}
+        self.ready = False
+        """Whether it has a connection, once it is watched."""
+        self.watched = False
+        self._listener: Listener | None = None
+
+    def connected(self) -> grpc.Future:
+        """Ends when there is a connection, or there is none in time: that somebody answers a
+        question for health, whatever the answer, tells it."""
+        ask = self.channel.unary_unary(f"/{SERVICE}/Check")
+        return ask.future(b"", timeout=_CONNECT_WITHIN, wait_for_ready=True)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Follow its connectivity, which takes gRPC a thread: only where it is asked for."""
+        if self._listener is not None:
+            return
+
+        def hear(state: grpc.ChannelConnectivity) -> None:
+            self.ready = state is grpc.ChannelConnectivity.READY
+            changed()
+
+        self._listener = hear
+        self.tell(hear)
+
+    def tell(self, listener: Listener) -> None:
+        self.watched = True
+        self.channel.subscribe(listener, try_to_connect=True)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self.channel.unsubscribe(self._listener)
+        if self.watched:
+            time.sleep(_POLL)
+        self.channel.close()
+
+
+class Swapping:
+    """Which route calls take at present. May be used from any thread.
+
+    A new one is used as soon as it has a connection, so that no call waits for it while there is
+    another. What is under way finishes on the old one, which is closed after the last.
+    """
+
+    def __init__(self, service: str, connect: Callable[[str], grpc.Channel]) -> None:
+        self._service, self._connect = service, connect
+        self._changed = threading.Condition()
+        self._route: Route | None = None
+        self._next: Route | None = None
+        self._retired: set[Route] = set()
+        self._listeners: list[Listener] = []
+        self._known = self.closed = False
+        self._why = "the registry has not answered yet"
+
+    def doubt(self, why: str) -> None:
+        """The instances are not known yet."""
+        with self._changed:
+            self._why = why
+
+    def turn_to(self, target: str, why: str) -> None:
+        """The instances are known, or changed. No target: there are none, and why."""
+        with self._changed:
+            if self.closed:
+                return
+            self._known, self._why = True, why
+            overtaken, self._next = self._next, None
+            if not target:
+                self._use(None)
+            else:
+                self._next = Route(self._connect(target))
+                if self._route is None:
+                    self._use(self._next)
+            following = self._next
+        if overtaken is not None:
+            overtaken.close()  # nobody called on it yet
+        if following is not None:
+            self._use_when_ready(following)
+
+    def _use_when_ready(self, route: Route) -> None:
+        def use(_: object) -> None:
+            with self._changed:
+                if self._next is route:
+                    self._use(route)
+
+        route.connected().add_done_callback(use)
+
+    def _use(self, route: Route | None) -> None:
+        if self._next is route:
+            self._next = None
+        old, self._route = self._route, route
+        self._changed.notify_all()
+        for listener in self._listeners:
+            if old is not None:
+                old.channel.unsubscribe(listener)
+            self._connect_listener(listener)
+        if old is not None:
+            old.retired = True
+            self._retired.add(old)
+            self._close_if_over(old)
+
+    def take(self, deadline: float | None, *, wait_for_ready: bool) -> Route:
+        """The route for a call that begins; give it to `over` when the call ends. Raises `Failed`
+        where there is none, or none by the deadline, of the monotonic clock."""
+        with self._changed:
+            while True:
+                route = self._route
+                if self.closed:
+                    raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC says
+                if route is not None and wait_for_ready:
+                    route.watch(self._tell)
+                if route is not None and (route.ready or not wait_for_ready):
+                    route.under_way += 1
+                    return route
+                if self._known and not wait_for_ready:
+                    raise Failed(grpc.StatusCode.UNAVAILABLE, self._why)
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, self._waiting())
+                self._changed.wait(left)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _waiting(self) -> str:
+        if not self._known:
+            return (
+                f"Deadline Exceeded: {self._service}: its instances are not known yet: {self._why}"
+            )
+        return f"Deadline Exceeded: {self._why or f'{self._service}: no instance is connected'}"
+
+    def over(self, route: Route) -> None:
+        """A call ended."""
+        with self._changed:
+            route.under_way -= 1
+            self._close_if_over(route)
+
+    def _close_if_over(self, route: Route) -> None:
+        if route.retired and not route.under_way and route in self._retired:
+            self._retired.discard(route)
+            # Not here: this may be gRPC's own thread, which closing waits for.
+            _elsewhere(route.close)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell the connectivity of the route, whichever it is, from another thread."""
+        with self._changed:
+            self._listeners.append(listener)
+            self._connect_listener(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        with self._changed:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                if self._route is not None:
+                    self._route.channel.unsubscribe(listener)
+
+    def _connect_listener(self, listener: Listener) -> None:
+        if self._route is not None:
+            self._route.tell(listener)
+            return
+        state = grpc.ChannelConnectivity
+        now = state.TRANSIENT_FAILURE if self._known else state.CONNECTING
+        _elsewhere(lambda: listener(now))
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            for listener in [*self._listeners]:
+                self.unsubscribe(listener)
+            routes = {self._route, self._next, *self._retired} - {None}
+            self._route = self._next = None
+            self._retired.clear()
+            self._changed.notify_all()
+        for route in routes:
+            assert route is not None
+            route.close()
+
+
+def _elsewhere(work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name="mooring gRPC", daemon=True).start()

@@ -1,0 +1,297 @@
+"""gRPC channels for threads, with generated stubs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import mooring
+import mooring.grpc
+import mooring.sync
+from mooring.errors import Closed, InvalidName, InvalidRequest
+from mooring.grpc.blocking.addresses import target_of
+from mooring.testing.servers import free_port
+from tests.features.grpc_echo.servers import BlockingEcho, Word, pb2_grpc
+from tests.waiting import until
+
+SAY = "echo.Echo/Say"
+
+
+def here(port: int, **fields: Any) -> mooring.Instance:
+    return mooring.Instance("echo", fields.pop("host", "127.0.0.1"), port, **fields)
+
+
+class Server:
+    def __init__(self, by: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        self.echo = BlockingEcho(by)
+        self.health = mooring.grpc.Health()
+        self.server = grpc.server(ThreadPoolExecutor(8), options=mooring.grpc.SERVER_OPTIONS)
+        pb2_grpc.add_EchoServicer_to_server(self.echo, self.server)
+        self.health.serve(self.server)
+        if credentials is None:
+            self.port = self.server.add_insecure_port("127.0.0.1:0")
+        else:
+            self.port = self.server.add_secure_port("127.0.0.1:0", credentials)
+        self.server.start()
+        self.registration: Any = None
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    with mooring.sync.connect("memory://") as opened:
+        yield opened
+
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(hub: Any) -> Iterator[Serve]:
+    """Starts and registers servers; `server.registration.close()` ends it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(by: str, **fields: Any) -> Server:
+            server = Server(by, fields.pop("credentials", None))
+            stack.callback(lambda: server.server.stop(0).wait())
+            stack.callback(server.echo.go.set)
+            server.registration = hub.register(here(server.port, **fields))
+            stack.enter_context(server.registration)
+            return server
+
+        yield start
+
+
+@contextlib.contextmanager
+def calling(hub: Any, **options: Any) -> Iterator[tuple[Any, Any]]:
+    with mooring.grpc.channel("etcdv3:///echo", hub=hub, **options) as channel:
+        yield channel, pb2_grpc.EchoStub(channel)
+
+
+def by(stub: Any, text: str = "hello", **options: Any) -> str:
+    return str(stub.Say(Word(text=text), **options).by)
+
+
+def called(stub: Any, count: int = 8) -> set[str]:
+    return {by(stub) for _ in range(count)}
+
+
+def test_instances_are_called_in_turn_and_changes_are_followed(hub: Any, serve: Serve):
+    first = serve("a")
+    with calling(hub) as (channel, stub):
+        assert isinstance(channel, grpc.Channel)
+        assert by(stub) == "a"
+        serve("b")
+        until(lambda: called(stub) == {"a", "b"})
+        spread = Counter(by(stub) for _ in range(20))
+        assert spread == {"a": 10, "b": 10}
+        first.registration.close()
+        until(lambda: called(stub) == {"b"})
+
+
+def test_all_four_kinds_of_calls(hub: Any, serve: Serve):
+    serve("a")
+    with calling(hub) as (_, stub):
+        assert stub.Say(Word(text="hello")).text == "hello"
+        answer, call = stub.Say.with_call(Word(text="hello"), metadata=(("who", "me"),))
+        assert (answer.by, call.code()) == ("a", grpc.StatusCode.OK)
+        assert stub.Say.future(Word(text="later")).result().text == "later"
+        assert [word.text for word in stub.Count(Word(text="3"))] == ["1", "2", "3"]
+        words = [Word(text="a"), Word(text="b")]
+        assert stub.Join(iter(words)).text == "a b"
+        assert stub.Join.future(iter(words)).result().text == "a b"
+        assert [word.text for word in stub.Chat(iter(words))] == ["A", "B"]
+
+
+def test_no_instance_is_unavailable_at_once_however_it_is_called(hub: Any):
+    with calling(hub) as (_, stub):
+        with pytest.raises(grpc.RpcError) as caught:
+            by(stub)
+        failed: Any = caught.value
+        assert failed.code() is grpc.StatusCode.UNAVAILABLE
+        assert failed.details() == "echo: no instance is registered"
+        future = stub.Say.future(Word(text="hello"))
+        assert future.exception().code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError):
+            future.result()
+        stream = stub.Count(Word(text="3"))
+        assert stream.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError):
+            next(stream)
+
+
+def test_who_waits_for_ready_waits_for_somebody_to_come(hub: Any, serve: Serve):
+    with calling(hub) as (_, stub), ThreadPoolExecutor(2) as pool:
+        with pytest.raises(grpc.RpcError) as caught:
+            by(stub, wait_for_ready=True, timeout=0.05)
+        failed: Any = caught.value
+        assert failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no instance is registered" in failed.details()
+        with hub.register(here(free_port())):
+            waiting = pool.submit(by, stub, wait_for_ready=True, timeout=20)
+            with pytest.raises(grpc.RpcError) as caught:
+                by(stub, wait_for_ready=True, timeout=0.2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        serve("late")
+        assert waiting.result() == "late"
+        assert {by(stub, wait_for_ready=True) for _ in range(3)} == {"late"}
+
+
+def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
+    url = f"etcd://127.0.0.1:{free_port()}?timeout=1s"
+    with mooring.sync.connect(url) as hub, calling(hub) as (_, stub):
+        with pytest.raises(grpc.RpcError) as caught:
+            by(stub, timeout=0.2)
+        failed: Any = caught.value
+        assert failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "its instances are not known yet" in failed.details()
+
+
+def test_who_does_not_serve_leaves_the_rotation(hub: Any, serve: Serve):
+    ill, _ = serve("ill"), serve("well")
+    with calling(hub) as (_, stub):
+        until(lambda: called(stub) == {"ill", "well"})
+        ill.health.set("", False)
+        until(lambda: called(stub) == {"well"})
+
+
+def test_an_open_stream_outlives_the_removal_of_its_instance(hub: Any, serve: Serve):
+    server = serve("a")
+    with calling(hub) as (_, stub):
+        count = stub.Count(Word(text="held 3"))
+        assert next(count).text == "1"
+        serve("b")
+        server.registration.close()
+        until(lambda: called(stub) == {"b"})
+        server.echo.go.set()
+        assert [word.text for word in count] == ["2", "3"]
+
+
+def test_only_methods_that_opt_in_are_repeated(hub: Any, serve: Serve):
+    servers = [serve(name) for name in "abc"]
+
+    def tries() -> int:
+        told = sum(len(server.echo.said) for server in servers)
+        for server in servers:
+            server.echo.said.clear()
+        return told
+
+    for retry, expected in (([SAY], 3), (["echo.Echo"], 3), ([], 1)):
+        with calling(hub, retry=retry) as (_, stub):
+            until(lambda stub=stub: called(stub) == {"a", "b", "c"})  # type: ignore[misc]
+            tries()
+            with pytest.raises(grpc.RpcError, match="was told"):
+                by(stub, "fail UNAVAILABLE")
+            assert tries() == expected
+            with pytest.raises(grpc.RpcError):
+                by(stub, "fail INTERNAL")
+            assert tries() == 1
+
+
+class Stamping(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+        return proceed(details._replace(metadata=(("stamp", "yes"),)), request)
+
+
+def test_interceptors_work_within_and_around(hub: Any, serve: Serve):
+    server = serve("a")
+    with calling(hub, interceptors=[Stamping()], compression=grpc.Compression.Gzip) as (_, stub):
+        assert by(stub) == "a"
+        assert stub.Say.future(Word(text="hello")).result().by == "a"
+        assert server.echo.metadata[-1]["stamp"] == "yes"
+    with calling(hub) as (channel, _):
+        around = pb2_grpc.EchoStub(grpc.intercept_channel(channel, Stamping()))
+        assert by(around) == "a"
+        assert server.echo.metadata[-1]["stamp"] == "yes"
+
+
+def test_tls_needs_a_name_for_all(hub: Any, serve: Serve, certificates: Path):
+    key, cert = ((certificates / f"server.{end}").read_bytes() for end in ("key", "pem"))
+    serve("secret", credentials=grpc.ssl_server_credentials([(key, cert)]))
+    trusted = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes())
+    named = [("grpc.ssl_target_name_override", "etcd.test")]
+    with calling(hub, credentials=trusted, options=named) as (_, stub):
+        assert by(stub, credentials=grpc.access_token_call_credentials("token")) == "secret"
+    with pytest.raises(InvalidRequest, match="ssl_target_name_override"):
+        mooring.grpc.channel("etcdv3:///echo", hub=hub, credentials=trusted)
+
+
+def test_names_are_resolved(hub: Any, serve: Serve):
+    serve("a", host="localhost")
+    with hub.register(here(1, host="no-such-host.invalid")), calling(hub) as (_, stub):
+        assert by(stub) == "a"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "target"),
+    [
+        ([], ""),
+        ([("10.0.0.2", 2), ("10.0.0.1", 1), ("10.0.0.2", 2)], "ipv4:10.0.0.1:1,10.0.0.2:2"),
+        ([("fd00::1", 1)], "ipv6:[fd00::1]:1"),
+        ([("fd00::1", 1), ("10.0.0.1", 2)], "ipv6:[::ffff:10.0.0.1]:2,[fd00::1]:1"),
+    ],
+)
+def test_one_target_has_addresses_of_one_family(addresses: list[Any], target: str):
+    assert target_of(addresses) == target
+
+
+@pytest.mark.parametrize("backend", ["etcd-3.5", "redis-7.0"], indirect=True)
+def test_a_url_opens_a_hub_of_the_channels_own(store_url: str):
+    server = Server("a")
+    with (
+        mooring.sync.connect(store_url) as hub,
+        hub.register(here(server.port)),
+        calling(store_url) as (_, stub),
+    ):
+        assert by(stub) == "a"
+    server.server.stop(0).wait()
+
+
+def test_its_readiness_can_be_waited_for(hub: Any, serve: Serve):
+    with calling(hub) as (channel, stub):
+        ready = grpc.channel_ready_future(channel)
+        assert not ready.done()
+        serve("a")
+        ready.result(timeout=20)
+        assert by(stub) == "a"
+
+
+def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: Any, serve: Serve):
+    server = serve("a")
+    with calling(hub) as (channel, stub):
+        future = stub.Say.future(Word(text="slow"))
+        until(lambda: server.echo.waiting)
+        channel.close()
+        channel.close()
+        assert future.code() is grpc.StatusCode.CANCELLED
+        with pytest.raises(ValueError, match="closed"):
+            by(stub)
+
+
+def test_bad_input_is_refused_as_the_channel_is_made(hub: Any):
+    channel = mooring.grpc.channel
+    with pytest.raises(InvalidRequest, match="must begin with"):
+        channel("echo", hub=hub)
+    with pytest.raises(InvalidName, match="two slashes"):
+        channel("etcdv3:///a/b/c", hub=hub)
+    with pytest.raises(InvalidRequest, match="no balancing policy"):
+        channel("etcdv3:///echo", hub=hub, policy="fastest")
+    with pytest.raises(InvalidRequest, match=r"mooring\.grpc\.aio\.channel"):
+        channel("etcdv3:///echo", hub=hub, policy="weighted")
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        channel("etcdv3:///echo", hub=hub, retry=[SAY], options=[("grpc.service_config", "{}")])
+    with pytest.raises(InvalidRequest, match=r"mooring\.sync\.connect"):
+        channel("etcdv3:///echo", hub=mooring.connect("memory://"))  # type: ignore[arg-type]
+    with pytest.raises(Closed):
+        channel("etcdv3:///echo", hub=mooring.sync.connect("memory://"))
+    with (
+        pytest.raises(InvalidRequest, match="its requests are a stream"),
+        calling(hub, retry=["echo.Echo/Join"]),
+    ):
+        pass
