@@ -39,11 +39,12 @@ def bootstrap(file: Path, *arguments: str) -> Path:
     return file
 
 
-async def test_a_channel_starts_from_what_is_printed(tmp_path: Path):
+@pytest.mark.parametrize("store", ["sqlite://{}/store", "memory://"])
+async def test_a_channel_starts_from_what_is_printed(tmp_path: Path, store: str):
+    """And what was registered over etcd's API is what is told."""
     xds = f"127.0.0.1:{free_port()}"
-    with Served(
-        f"sqlite://{tmp_path}/store", f"--etcd=127.0.0.1:{free_port()}", f"--xds={xds}"
-    ) as s:
+    faces = [f"--etcd=127.0.0.1:{free_port()}", f"--xds={xds}"]
+    with Served(store.format(tmp_path), *faces) as s:
         assert f"xds      {xds}" in s.lines
         etcd = next(line.split()[1] for line in s.lines if line.startswith("etcd"))
         file = bootstrap(tmp_path / "grpc.json", "--grpc", "--server", xds)
@@ -118,7 +119,7 @@ async def test_calls_go_on_while_the_control_plane_is_killed_and_comes_back(
                     EnvoyServer(tmp_path / "envoy", xds, incremental=client == "envoy")
                 )
                 await asyncio.to_thread(envoy.start)
-                caller = Caller(f"ipv4:{envoy.address}", authority=HOST, bootstrap=None)
+                caller = Caller(envoy.address, authority=HOST, bootstrap=None)
             await stack.enter_async_context(caller)
             await caller.hears("a", "b")
             served.signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -155,6 +156,11 @@ def checked(settings: ServerSettings) -> ServerSettings:
                 f"{flag} {address} can be reached from other machines: that needs TLS"
                 f"{' and users' if flag == '--etcd' else ''} in the --config file, or --insecure"
             )
+    url = settings.url()
+    if url.scheme == "memory" and not url.location:
+        # All faces are of one store: without a name, each would open a store of its own.
+        url = dataclasses.replace(url, location="served")
+        settings = msgspec.structs.replace(settings, store=str(url))
     return msgspec.structs.replace(settings, etcd=etcd)
 
 
