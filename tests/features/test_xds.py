@@ -347,6 +347,22 @@ async def test_a_name_is_answered_as_it_was_asked(hub: Hub, plane: ControlPlane)
         assert len(told.endpoints) == 1
 
 
+async def test_signs_of_life_are_told_to_nobody(hub: Hub, plane: ControlPlane):
+    instance = mooring.Instance("echo", host="127.0.0.1", port=1)
+    async with Subscriber(plane.address) as client, hub.register(instance) as registration:
+        await client.ask(proto.ENDPOINTS, resource_names=["echo"])
+        first = await client.hear()
+        while not ports(first):
+            await client.ask(proto.ENDPOINTS, resource_names=["echo"], response_nonce=first.nonce)
+            first = await client.hear()
+        await client.ask(proto.ENDPOINTS, resource_names=["echo"], response_nonce=first.nonce)
+        registration.update(metadata={"some": "thing"})
+        registration.update(weight=2)
+        second = await client.hear()
+        assert ports(second) == [1]
+        assert int(second.nonce) == int(first.nonce) + 1
+
+
 async def test_what_is_not_served_is_not_answered_and_does_no_harm(plane: ControlPlane):
     async with Subscriber(plane.address) as client:
         await client.ask("type.googleapis.com/envoy.service.runtime.v3.Runtime")

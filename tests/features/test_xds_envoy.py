@@ -60,7 +60,7 @@ async def offered(hub: Hub, name: str, **fields: object) -> AsyncIterator[moorin
 
 
 def calling(envoy: EnvoyServer, host: str = HOST) -> Caller:
-    return Caller(f"ipv4:{envoy.address}", authority=host, bootstrap=None)
+    return Caller(envoy.address, authority=host, bootstrap=None)
 
 
 @pytest.mark.parametrize("incremental", [True, False])
@@ -147,6 +147,17 @@ async def test_all_calls_go_to_one_service(hub: Hub, plane: ControlPlane, start)
         offered(hub, "a"),
         start(plane.address, service=SERVICE) as envoy,
         calling(envoy, "whatever") as caller,
+    ):
+        await caller.hears("a")
+
+
+async def test_it_takes_calls_at_a_socket_file(
+    hub: Hub, plane: ControlPlane, start, tmp_path: Path
+):
+    async with (
+        offered(hub, "a"),
+        start(plane.address, listen=f"unix:{tmp_path}/calls") as envoy,
+        calling(envoy) as caller,
     ):
         await caller.hears("a")
 

@@ -340,7 +340,7 @@ class WholeDifferences(FollowingDifferences):
 
 
 for machine in (FollowingTheWorld, WholeWorld, FollowingDifferences, WholeDifferences):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+    machine.TestCase.settings = settings(max_examples=200, stateful_step_count=25)
 
 TestFollowingTheWorld = FollowingTheWorld.TestCase
 TestFollowingAWholeWorld = WholeWorld.TestCase

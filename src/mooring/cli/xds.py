@@ -36,7 +36,8 @@ def bootstrap(
         str, typer.Option(metavar="ZONE", help="instances there are called first")
     ] = "",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="where Envoy takes calls; a port: on loopback")
+        str,
+        typer.Option(metavar="HOST:PORT", help="where Envoy takes calls; or PORT, or unix:/path"),
     ] = "127.0.0.1:10000",
     admin: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="where Envoy's console is; default: nowhere")

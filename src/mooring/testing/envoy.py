@@ -39,11 +39,13 @@ class EnvoyServer(Server):
         plane: str,
         identity: Identity | None = None,
         *,
+        listen: str = "",
         service: str = "",
         incremental: bool = True,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.address, self._admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self.address = listen or f"127.0.0.1:{free_port()}"
+        self._admin = f"127.0.0.1:{free_port()}"
         told = for_envoy(
             plane,
             identity or Identity(),

@@ -71,8 +71,9 @@ def for_envoy(
     service: str = "",
     incremental: bool = True,
 ) -> dict[str, Any]:
-    """A whole configuration for `envoy -c`. It takes calls at `listen`: to the service whose host
-    is called, or all to one `service`. With `admin` its console listens there."""
+    """A whole configuration for `envoy -c`. It takes calls at `listen` (`HOST:PORT`, or
+    `unix:/path`): to the service whose host is called, or all to one `service`. With `admin` its
+    console listens there."""
     manager = {
         "@type": HTTP_CONNECTION_MANAGER,
         "stat_prefix": "services",
@@ -171,5 +172,7 @@ def _tls(identity: Identity) -> dict[str, Any]:
 
 
 def _address(text: str) -> dict[str, Any]:
+    if text.startswith("unix:"):
+        return {"pipe": {"path": text.removeprefix("unix:")}}
     host, port = addresses.split(text)
     return {"socket_address": {"address": host, "port_value": port}}

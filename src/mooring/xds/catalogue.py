@@ -59,6 +59,7 @@ class Followed:
         self.listeners: set[Listener] = set()
         self.listed = False
         self.cache: dict[tuple[str, str, Client], Resource] = {}
+        self._essence: list[tuple[object, ...]] = []
         self._hosts, self._told = hosts, told
         self._turn = asyncio.Event()
         self._mirror: Mirror[str, Instance] = Mirror(registry.follow(service), wait=False)
@@ -75,7 +76,9 @@ class Followed:
             self._turn.clear()
             there = tuple(self._mirror.items.values())
             instances = await self._hosts.resolved(there)
-            if instances != self.instances:
+            essence = [resources.essence(each) for each in instances]
+            if self.instances is None or essence != self._essence:
+                self._essence = essence
                 before = None if self.instances is None else self.plain
                 self.instances, self.plain = instances, resources.has_plain(instances)
                 self.cache.clear()
@@ -92,6 +95,7 @@ class Catalogue:
     def __init__(self, registry: Registry, *, interval: float = INTERVAL) -> None:
         self._registry, self._interval = registry, interval
         self._hosts = Hosts()
+        self._services: dict[str, str] = {}
         self._followed: dict[str, Followed] = {}
         self._lists: set[Listener] = set()
         self._listed: dict[str, float] | None = None
@@ -105,10 +109,16 @@ class Catalogue:
 
     def service_of(self, name: str) -> str:
         """The service that a resource is of; empty where there can be none of that name."""
-        try:
-            return self._registry.canonical(name.removesuffix(PLAIN))
-        except InvalidRequest:
-            return ""
+        service = self._services.get(name)
+        if service is None:
+            try:
+                service = self._registry.canonical(name.removesuffix(PLAIN))
+            except InvalidRequest:
+                service = ""
+            if len(self._services) > 10 * _CACHED:
+                self._services.clear()
+            self._services[name] = service
+        return service
 
     def follow(self, service: str, listener: Listener) -> None:
         """Tell a listener of changes to a service, until it leaves."""

@@ -216,6 +216,21 @@ def cluster(name: str, client: Client) -> Resource:
     )
 
 
+def essence(instance: Instance) -> tuple[object, ...]:
+    """What resources are made of; all else may change without a word to anybody."""
+    return (
+        instance.id,
+        instance.host,
+        instance.port,
+        instance.ports,
+        instance.weight,
+        instance.zone,
+        instance.enabled,
+        instance.status.state,
+        instance.status.healthy,
+    )
+
+
 def has_plain(instances: Iterable[Instance]) -> bool:
     """Whether there are ports for HTTP beside those for gRPC."""
     return any(each.port_for("http") != each.port_for("grpc") for each in instances)

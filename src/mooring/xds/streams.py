@@ -116,7 +116,7 @@ class Stream(ABC):
                 self._sent += 1
                 nonce = str(self._sent)
                 subscription.sent(nonce)
-                metrics.RESPONSES.labels(short(kind)).inc()
+                _responses[kind].inc()
                 yield self._response(kind, answer, nonce)
 
     def _unsettled(self) -> bool:
@@ -139,8 +139,8 @@ def short(kind: str) -> str:
     return kind.rpartition(".")[2]
 
 
-def _identity() -> Any:
-    return message("ControlPlane", identifier=f"mooring {VERSION}")
+_identity = message("ControlPlane", identifier=f"mooring {VERSION}")
+_responses = {kind: metrics.RESPONSES.labels(short(kind)) for kind in proto.TYPES}
 
 
 class WorldStream(Stream):
@@ -168,7 +168,7 @@ class WorldStream(Stream):
             resources=[resource.body for resource in answer.resources.values()],
             type_url=kind,
             nonce=nonce,
-            control_plane=_identity(),
+            control_plane=_identity,
         )
 
 
@@ -203,5 +203,5 @@ class DeltaStream(Stream):
             removed_resources=answer.removed,
             type_url=kind,
             nonce=nonce,
-            control_plane=_identity(),
+            control_plane=_identity,
         )

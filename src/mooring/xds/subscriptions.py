@@ -126,6 +126,8 @@ class StateOfTheWorld(Subscription):
         return Answer(there)
 
     def _some(self, find: Find) -> Answer | None:
+        if not self._touched and not self._owed:
+            return None
         send: dict[str, Resource] = {}
         for name in sorted(self._touched | self._owed):
             found = find(name) if name in self.names else "absent"
@@ -177,8 +179,10 @@ class Incremental(Subscription):
     def next(self, find: Find, listed: Collection[str] | None) -> Answer | None:
         """What must be sent now; None where that is nothing, or nothing yet. `listed` is what a
         wildcard means, None where that is not known yet."""
-        wanted = self._wanted(listed)
-        if self.awaited or not self._begun or wanted is None:
+        idle = not (self._touched or self._owed or self._look or self._answer_owed)
+        if self.awaited or not self._begun or idle:
+            return None
+        if (wanted := self._wanted(listed)) is None:
             return None
         look = self._touched | self._owed
         if self._look:
