@@ -21,6 +21,7 @@ from bench import (
     locking,
     machine,
     memory_store,
+    modes,
     moving,
     picking,
     redis_beats,
@@ -33,6 +34,7 @@ from bench import (
     seen,
     served,
     watch_delivery,
+    xds_push,
 )
 from bench.measure import Plan, Section
 
@@ -55,6 +57,8 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "redis-cleanup": redis_cleanup.run,
     "redis-growing": redis_growing.run,
     "locking": locking.run,
+    "xds-push": xds_push.run,
+    "modes": modes.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

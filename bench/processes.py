@@ -42,6 +42,10 @@ class Script:
     def __init__(self, module: str, process: asyncio.subprocess.Process) -> None:
         self._module, self._process = module, process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def told(self, *, within: float) -> object:
         """What it tells next. Raises `ProcessFailed` where it ended, or is silent for too long."""
         assert self._process.stdout is not None
