@@ -62,7 +62,8 @@ async def run(plan: Plan) -> list[Section]:
     text = (
         "A unary call of 100 bytes from a Python process with asyncio to one of "
         f"{INSTANCES} gRPC servers in Python on the same machine; beside it a plain channel to one "
-        "of them, which with many calls in flight is one server against two. In-process is an `xds:///` channel of gRPC fed by `mooring serve --xds`; the "
+        "of them, which with many calls in flight is one server against two. In-process is an "
+        "`xds:///` channel of gRPC fed by `mooring serve --xds`; the "
         "others are one Envoy with one worker thread, fed by the same: the local proxy on "
         "loopback, the sidecar at a socket file. The central proxy is the local one while "
         f"{OTHERS} other calls are under way at it, which is what makes it different on one "
