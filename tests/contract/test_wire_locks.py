@@ -183,6 +183,21 @@ async def test_a_dead_lease_is_refused(calls: Methods, name: bytes):
     assert refused.value.code() is grpc.StatusCode.UNKNOWN
 
 
+async def test_a_lease_is_not_renewed_for_who_waits(calls: Methods, name: bytes):
+    """It is its client's to renew: with one that hangs, its other keys must go too."""
+    first = await lock(calls, name, await lease(calls))
+    short = await lease(calls, 2)
+    await calls.put(proto.PutRequest(key=name + b"-instance", value=b"", lease=short))
+    waiting = asyncio.ensure_future(lock(calls, name, short))
+    await stands(calls, name, 2)
+    await stands(calls, name, 1)
+    assert not (await calls.range(proto.RangeRequest(key=name + b"-instance"))).kvs
+    await calls.unlock(proto.UnlockRequest(key=first.key))
+    done, _ = await asyncio.wait([waiting], timeout=10)
+    assert done, "and the call ends; etcd 3.4 says that it was won"
+    waiting.exception()
+
+
 async def test_who_hangs_up_leaves_no_key(calls: Methods, name: bytes):
     await lock(calls, name, await lease(calls))
     waiting = asyncio.ensure_future(lock(calls, name, await lease(calls)))

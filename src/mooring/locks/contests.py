@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from mooring.errors import Conflict, StoreError, Unavailable
+from mooring.errors import Conflict, Unavailable
 from mooring.locks.line import ELECTED, Line
 from mooring.locks.place import Place
 from mooring.locks.queue import Queue
 from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
-from mooring.tasks import Backoff, Tasks, cleanup
+from mooring.tasks import cleanup
 
 DEFAULT_TTL = 60.0
 """Seconds that the lease lives which is granted to who brings none (etcd's default)."""
@@ -49,8 +49,9 @@ class Contests:
         self._calls: dict[bytes, _Calls] = {}
 
     async def win(self, name: bytes, lease: int, value: bytes) -> Won:
-        """Get in line with a lease (0: with a new one), and wait for the turn. The lease is renewed
-        while it waits. Asked twice with one lease, it has one place.
+        """Get in line with a lease (0: with a new one), and wait for the turn. To renew the lease
+        is its owner's business, as with etcd: who is not heard of must not stay in line. Asked
+        twice with one lease, it has one place.
 
         Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind, but
         the place where another call stands on it, or has won it.
@@ -75,7 +76,7 @@ class Contests:
             if place is None:
                 raise Unavailable(f"no place in the line of {name!r} within {_ENTER_WITHIN:.0f} s")
             if not place.admitted:
-                await self._wait(place)
+                await place.turn()
             calls.won = True
             return Won(place.key, place.token, lease)
         finally:
@@ -92,25 +93,6 @@ class Contests:
         async with calls.changing:
             if not calls.count and calls.fresh:
                 await self.drop(place.key, place.token)
-
-    async def _wait(self, place: Place) -> None:
-        tasks = Tasks()
-        tasks.start(self._renew(place.lease), name=f"lease {place.lease:x} in line")
-        try:
-            await place.turn()
-        finally:
-            await tasks.aclose()
-
-    async def _renew(self, lease: int) -> None:
-        """Until the lease is gone: then its place is, and who waits there hears of that."""
-        backoff = Backoff()
-        while True:
-            try:
-                pause = await self._store.renew(lease) / 3
-                backoff.reset()
-            except StoreError:
-                pause = backoff.next()
-            await asyncio.sleep(pause)
 
     async def drop(self, name: bytes, created: int = 0) -> bool:
         """Give up what was won; whether it was still there. With `created` only that very one."""
