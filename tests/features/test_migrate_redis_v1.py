@@ -335,6 +335,7 @@ async def test_a_record_of_v2_that_is_no_text_costs_a_bridge_nobody_else(server:
         told = [problem for problem in passed.problems if problem.startswith("bad ")]
         assert any(problem.startswith("bad x, of v2, has a 'metadataJson'") for problem in told)
         assert len(told) == 2
+        assert all(problem.encode() for problem in told), "people can read it"
 
 
 async def test_with_one_prefix_nothing_of_v2_is_taken_for_v1(server: RedisServer):

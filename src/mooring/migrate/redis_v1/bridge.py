@@ -21,7 +21,7 @@ from mooring.migrate.redis_v1.duties import Duties, Seen, duties
 from mooring.migrate.redis_v1.format import INCARNATION, of_v2
 from mooring.migrate.redis_v1.migration import Migration
 from mooring.migrate.redis_v1.plan import Found, Held
-from mooring.migrate.redis_v1.reading import Unreadable
+from mooring.migrate.redis_v1.reading import Unreadable, shown
 from mooring.migrate.redis_v1.scripts import LEAVE, MIRROR
 from mooring.registry.redis.service import drop_service, message_head
 from mooring.tasks import Backoff, Tasks
@@ -117,7 +117,7 @@ class Bridge:
         if failed and len(errors) == len(due):
             self._ailing, self._list_at = {}, 0.0
             raise failed[0]
-        passed.problems += map(str, failed)
+        passed.problems = [shown(told) for told in (*passed.problems, *map(str, failed))]
         for problem in set(passed.problems) - self._told:
             log.warning("bridge: %s", problem)
         self._told = set(passed.problems)

@@ -89,7 +89,7 @@ class Reading:
         scores = {text(id): float(score) for id, score in _pairs(beats)}
         every = sorted({*scores, *ids})
         hashes = [
-            told and {_shown(name): _shown(value) for name, value in told.items()}
+            told and {shown(name): shown(value) for name, value in told.items()}
             for told in await self._hashes(keys.instance(id) for id in every)
         ]
         records = {id: told for id, told in zip(every, hashes, strict=True) if told}
@@ -161,6 +161,6 @@ def raw(value: str) -> bytes:
     return value.encode(errors="surrogateescape")
 
 
-def _shown(value: str) -> str:
-    """As v2's own readers have it."""
+def shown(value: str) -> str:
+    """The same for people, and for v2's own readers: text, whatever Redis holds."""
     return value if value.isascii() else raw(value).decode(errors="backslashreplace")
