@@ -265,6 +265,25 @@ async def test_to_wait_for_oneself_is_refused(hub: Hub):
         pass
 
 
+async def test_who_is_refused_another_kind_still_cannot_wait_for_itself(hub: Hub):
+    async with hub.lock("lock"):
+        for ask in (hub.semaphore("lock", 2).acquire, hub.barrier("lock", 2).wait):
+            with pytest.raises(InvalidRequest, match="another kind"):
+                await ask()
+            with pytest.raises(Reentered):
+                await hub.lock("lock", timeout=1).acquire()
+
+
+async def test_a_place_that_was_lost_and_is_left_late_leaves_the_lock_after_it(hub: Hub):
+    place = await hub.semaphore("lock", 2).acquire()
+    await hub.store.commit(Delete(key(place.key)))
+    await asyncio.wait_for(place.lost.wait(), 10)
+    async with hub.lock("lock"):
+        await place.aclose()
+        with pytest.raises(Reentered):
+            await hub.lock("lock", timeout=1).acquire()
+
+
 async def test_one_object_serves_many_tasks(hub: Hub):
     lock, done = hub.lock("lock"), []
 

@@ -33,6 +33,8 @@ class Held:
         self._lost: asyncio.Event | None = None
         self._queue, self._start = queue, start
         self._place, self._lease, self._by = place, lease, by
+        self._guarded = False
+        """Whether whom it is held by is marked, so that it cannot wait for itself."""
         self._reason = ""
         self._released = False
         self._scope: asyncio.Task[object] | None = None
@@ -121,7 +123,8 @@ class Held:
         """It is ours no longer, one way or another."""
         self._place.on_gone = self._lease.lost = None
         self._queue.forget(self._place, self._start)
-        self._queue.owners.discard((self._start, self._by))
+        if self._guarded:
+            self._queue.owners.discard((self._start, self._by))
 
     async def release(self) -> None:
         """Give it back. Raises `LockLost` where it was not ours until now, and `NotHeld` where it

@@ -136,20 +136,22 @@ class Lock:
 
     async def _own(self, *, wait: bool) -> Held | None:
         by = caller()
-        if not self._reentrant:
-            if (self._start, by) in self._queue.owners:
-                raise Reentered(
-                    f"the lock {self.name!r} is held or waited for by this very task: it would "
-                    "wait for itself for ever; pass what is held on instead"
-                )
-            self._queue.owners.add((self._start, by))
+        if self._reentrant:
+            return await self._contend(by, wait)
+        if (self._start, by) in self._queue.owners:
+            raise Reentered(
+                f"the lock {self.name!r} is held or waited for by this very task: it would "
+                "wait for itself for ever; pass what is held on instead"
+            )
+        self._queue.owners.add((self._start, by))
+        held = None
         try:
             held = await self._contend(by, wait)
-        except BaseException:
-            self._queue.owners.discard((self._start, by))
-            raise
-        if held is None:
-            self._queue.owners.discard((self._start, by))
+        finally:
+            if held is None:
+                self._queue.owners.discard((self._start, by))
+            else:
+                held._guarded = True
         return held
 
     async def _contend(self, by: object, wait: bool) -> Held | None:
