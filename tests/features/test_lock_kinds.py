@@ -286,12 +286,20 @@ async def test_a_leader_that_was_deposed_cannot_proclaim(hub: Hub, other: Hub):
         b'{"mooring":"1.4.0","addr":"10.0.0.1"}',
         b'{"mooring":"place","size":3}',
         b'{"mooring":"party","size":1}',
+        b'{"mooring":"read"}',
+        b'{"mooring":"read","by":"me","port":80}',
     ],
 )
 async def test_a_candidates_value_may_look_like_anything(hub: Hub, other: Hub, value: bytes):
     async with hub.election("boss").campaign(value):
-        follower = Task(other.election("boss").campaign(b"\0"))
-        await asyncio.sleep(0.05)
+        follower = Task(other.election("boss").campaign(value))
+
+        async def waits() -> bool:
+            (info,) = await hub.locks("boss")
+            assert [(each.kind, each.value) for each in info.holders] == [("", value)]
+            return [(each.kind, each.value) for each in info.waiting] == [("", value)]
+
+        await eventually(waits)
         assert follower.held is None
     await eventually(lambda: follower.held is not None)
     await follower.done()

@@ -48,11 +48,12 @@ def read(value: bytes) -> Card:
     try:
         card = _decoder.decode(value)
     except (ValueError, RecursionError):
-        return _FOREIGN
-    return card if card.kind in _KINDS else _FOREIGN
+        return FOREIGN
+    return card if card.kind in _KINDS else FOREIGN
 
 
-_FOREIGN = Card("")
+FOREIGN = Card("")
+"""Anybody else's, who wants the line for itself."""
 
 
 class Line:

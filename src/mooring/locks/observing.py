@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mooring.locks.line import Card, Line, read, rule_of
+from mooring.locks.line import FOREIGN, Card, Line, read, rule_of, written
 from mooring.store.contract import Entry, Store, everything, prefix
 
 
@@ -47,10 +47,17 @@ def _info(name: bytes, entries: list[Entry]) -> LockInfo:
     holders: list[Contender] = []
     waiting: list[Contender] = []
     for entry in line:
-        card = read(entry.value)
+        card = _ours(entry)
         admitted = rule_of(card).admits(line, (entry.created, entry.key))
         (holders if admitted else waiting).append(_contender(entry, card))
     return LockInfo(name.decode(errors="backslashreplace"), tuple(holders), tuple(waiting))
+
+
+def _ours(entry: Entry) -> Card:
+    """The card of a contender. One that is not written as ours are is what a candidate of an
+    election says of itself, whatever it looks like."""
+    card = read(entry.value)
+    return card if card.by and written(card) == entry.value else FOREIGN
 
 
 def _contender(entry: Entry, card: Card) -> Contender:
