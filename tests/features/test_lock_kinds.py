@@ -202,7 +202,7 @@ async def test_all_must_agree_on_the_places_in_a_crowd_too(hub: Hub, other: Hub)
     await nothing_is_left(hub)
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, None])
+@pytest.mark.parametrize("size", [0, -1, 1.5, None, True])
 async def test_a_bad_size_is_refused(hub: Hub, size: int):
     with pytest.raises(InvalidRequest, match="places"):
         hub.semaphore("sem", size)

@@ -580,7 +580,7 @@ async def test_a_bad_name_is_refused(hub: Hub, name: str):
         hub.election(name)
 
 
-@pytest.mark.parametrize("ttl", [0, -1, 0.5, float("nan"), 1e10])
+@pytest.mark.parametrize("ttl", [0, -1, 0.5, float("nan"), 1e10, True, "10s", None])
 async def test_a_bad_ttl_is_refused(hub: Hub, ttl: float):
     with pytest.raises(InvalidRequest, match="TTL"):
         hub.lock("lock", ttl=ttl)

@@ -54,6 +54,8 @@ def check_name(name: str) -> bytes:
 
 def check_times(ttl: float, timeout: float | None) -> None:
     """Raise `InvalidRequest` for times that cannot be."""
+    if isinstance(ttl, bool):
+        raise InvalidRequest(f"a TTL of {ttl} is not possible: it is a number of seconds")
     check_ttl(ttl)
     if ttl < 1:
         raise InvalidRequest(f"a TTL of {ttl} s is less than any store can keep: at least 1 s")

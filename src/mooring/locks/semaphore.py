@@ -28,5 +28,5 @@ class Semaphore(Lock):
 
 
 def check_size(what: str, size: object) -> None:
-    if not isinstance(size, int) or size < 1:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise InvalidRequest(f"{what}={size!r} is not possible: a number from 1 up")
