@@ -234,6 +234,23 @@ def test_a_new_process_does_not_pay_for_its_predecessor():
     assert called(rotation) == [1, 2, 3]
 
 
+def test_who_has_no_connection_is_not_called_however_few_are_left():
+    rotation = rotation_of(one(1), one(2), one(3, healthy=False))
+    rotation.reach("10.0.0.1:1", False)
+    assert called(rotation) == [2, 3]  # in panic, and without the one
+    assert rotation.available == 2
+    assert {rotation.pick(exclude=["10.0.0.1:2", "10.0.0.1:3"]).id} <= {"10.0.0.1:2", "10.0.0.1:3"}
+    assert str(rotation.explain()[0]) == "10.0.0.1:1: not called: no connection"
+    rotation.reach("10.0.0.1:2", False)
+    rotation.reach("10.0.0.1:3", False)
+    with pytest.raises(NoInstance, match="none of 3 instances may be called: 3 × no connection"):
+        rotation.pick()
+    rotation.reach("10.0.0.1:1", True)
+    assert called(rotation) == [1]
+    rotation.reach("10.0.0.1:9", False)  # nobody
+    assert rotation.seat("10.0.0.1:9") is None
+
+
 def test_a_condition_that_raises_leaves_out_that_one_alone():
     wanted = Wanted(where=lambda i: 1 // (i.port - 1) >= 0)
     rotation = rotation_of(one(1), one(2), wanted=wanted)
@@ -288,6 +305,10 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.there.pop(port, None)
         self.rotation.remove(f"10.0.0.1:{port}", self.now)
 
+    @rule(port=st.integers(1, 6), reachable=st.booleans())
+    def reach(self, port: int, reachable: bool) -> None:
+        self.rotation.reach(f"10.0.0.1:{port}", reachable)
+
     @rule(ok=st.booleans())
     def call(self, ok: bool) -> None:
         if len(self.rotation.picker):
@@ -304,11 +325,13 @@ class AgainstTheModel(RuleBasedStateMachine):
     def the_right_ones_are_called(self) -> None:
         ejected = {seat.instance.port for seat in self.rotation if seat.ejected}
         may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
-        well = {p: i for p, i in may.items() if i.status.healthy and p not in ejected}
+        reached = {seat.instance.port for seat in self.rotation if seat.reachable}
+        near = {p: i for p, i in may.items() if p in reached}
+        well = {p: i for p, i in near.items() if i.status.healthy and p not in ejected}
         here = {p for p, i in well.items() if i.zone == "a"}
         panics = len(well) < len(may) * 0.5
-        expected = set(may) if panics else (here or set(well))
-        assert self.rotation.available == len(may if panics else well)
+        expected = set(near) if panics else (here or set(well))
+        assert self.rotation.available == len(near if panics else well)
         assert set(called(self.rotation)) == expected
         assert len(self.rotation.picker) == len(expected)
 

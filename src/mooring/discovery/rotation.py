@@ -2,7 +2,8 @@
 
 Some objections to an instance are final (it is disabled, draining, has no weight, or is not what
 was asked for). Others, that it is unhealthy or was ejected after failures, count only as long as
-enough instances remain: below the panic threshold a bad instance is better than none. A zone is a
+enough instances remain: below the panic threshold a bad instance is better than none. One without
+a connection is not called even then, where its caller keeps connections (`reach`). A zone is a
 preference: callers stay in theirs while there is anybody to call.
 
 Pure: time is passed in. One change costs one instance, however many there are.
@@ -72,7 +73,17 @@ def objection(instance: Instance, wanted: Wanted) -> str:
 class Seat:
     """One instance in a rotation."""
 
-    __slots__ = ("ejected", "failing", "instance", "node", "objection", "seated", "since", "step")
+    __slots__ = (
+        "ejected",
+        "failing",
+        "instance",
+        "node",
+        "objection",
+        "reachable",
+        "seated",
+        "since",
+        "step",
+    )
 
     def __init__(self, instance: Instance, since: float) -> None:
         self.instance = instance
@@ -82,6 +93,8 @@ class Seat:
         """How far its slow start has got."""
         self.objection = ""
         self.ejected = False
+        self.reachable = True
+        """Whether there is a connection to it, where somebody keeps one and says so."""
         self.failing = False
         """Whether a call to it failed lately, so that its calls are counted."""
         self.seated = False
@@ -90,7 +103,7 @@ class Seat:
 
     @property
     def well(self) -> bool:
-        return self.instance.status.healthy and not self.ejected
+        return self.instance.status.healthy and not self.ejected and self.reachable
 
 
 class Rotation:
@@ -113,7 +126,7 @@ class Rotation:
         self._outliers = Outliers(self.resilience)
         self._warming: dict[str, Seat] = {}
         self._failing: dict[str, float] = {}
-        self._admissible = self._well = self._well_here = 0
+        self._admissible = self._reachable = self._well = self._well_here = 0
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -124,7 +137,21 @@ class Rotation:
     @property
     def available(self) -> int:
         """How many may be called, in whatever zone: callers leave theirs when they have to."""
-        return self._admissible if self.mode == "panic" else self._well
+        return self._reachable if self.mode == "panic" else self._well
+
+    def seat(self, id: str) -> Seat | None:
+        return self._seats.get(id)
+
+    def reach(self, id: str, reachable: bool) -> None:
+        """Somebody keeps connections, and has one to this instance, or has none: then it is not
+        called, also where too few are well."""
+        seat = self._seats.get(id)
+        if seat is None or seat.reachable is reachable:
+            return
+        self._count(seat, -1)
+        seat.reachable = reachable
+        self._count(seat, +1)
+        self._settle(seat)
 
     def put(self, instance: Instance, now: float, *, first: bool = False) -> None:
         """An instance is there, or changed. `first`: it was there before anybody looked, so that
@@ -175,6 +202,8 @@ class Rotation:
         if seat.objection:
             return
         self._admissible += by
+        if seat.reachable:
+            self._reachable += by
         if seat.well:
             self._well += by
             if seat.instance.zone == self.wanted.zone:
@@ -186,7 +215,7 @@ class Rotation:
         return "zone" if self.wanted.zone and self._well_here else "healthy"
 
     def _belongs(self, seat: Seat) -> bool:
-        if seat.objection:
+        if seat.objection or not seat.reachable:
             return False
         if self.mode == "panic":
             return True
@@ -276,7 +305,11 @@ class Rotation:
             again = self.picker.pick(None if key is None else f"{key!r} {number}")
             if again.id not in exclude:
                 return again
-        others = [s for s in self._seats.values() if s.instance.id not in exclude]
+        others = [
+            seat
+            for seat in self._seats.values()
+            if seat.reachable and seat.instance.id not in exclude
+        ]
         for may in (
             [seat for seat in others if seat.seated],
             [seat for seat in others if not seat.objection and seat.well],
@@ -291,7 +324,7 @@ class Rotation:
             return f"{self._service}: no instance is registered"
         reasons: dict[str, int] = {}
         for seat in self._seats.values():
-            reason = seat.objection or "unhealthy"
+            reason = seat.objection or ("unhealthy" if seat.reachable else "no connection")
             reasons[reason] = reasons.get(reason, 0) + 1
         told = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
         return f"{self._service}: none of {len(self._seats)} instances may be called: {told}"
@@ -321,6 +354,8 @@ class Rotation:
             reasons.append(seat.objection)
         if not seat.instance.status.healthy:
             reasons.append("it says that it is not healthy")
+        if not seat.reachable:
+            reasons.append("no connection")
         if seat.ejected:
             reasons.append("ejected: calls to it failed")
         if self.mode == "zone" and seat.instance.zone != self.wanted.zone:
