@@ -8,13 +8,16 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mooring.testing.envoy import find_envoy
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from mooring.testing.redis import RedisServer, find_redis, launch
+from mooring.testing.servers import free_port
 from tests.acceptance.serving import Served
 from tests.waiting import until
 
@@ -42,6 +45,8 @@ class Reader:
         self.folder = folder
         self._start_etcd, self._start_redis = start_etcd, start_redis
         self._address = self._python = ""
+        self._elsewhere: dict[str, str] = {}
+        self._patience = 0.0
         self._redis: RedisServer | None = None
         self.served = contextlib.ExitStack()
 
@@ -50,7 +55,7 @@ class Reader:
             if "import " not in code:  # it goes on with the one above
                 code = self._python + code
             self._python = code
-            self.run([sys.executable, "-W", "error", "-c", code])
+            self.try_out([sys.executable, "-W", "error", "-c", code])
             return
         for line in code.splitlines():
             program, *arguments = shlex.split(line)
@@ -62,10 +67,17 @@ class Reader:
                 self._address = served.etcd
             elif program == "make" or line == ". .venv/bin/activate":
                 pass  # where the tests run it is done
+            elif program == "mooring" and "--xds" in arguments:
+                self.serve_xds()
+            elif arguments[-1] == "&":
+                self.begin(program, arguments[:-1])
             elif program == "mooring" and "watch" in arguments:
                 self.follow_service([sys.executable, "-m", "mooring.cli", *arguments])
             elif program == "mooring":
-                self.run([sys.executable, "-m", "mooring.cli", *arguments])
+                arguments, into = redirected(arguments)
+                if "bootstrap" in arguments and "--server" not in arguments:
+                    arguments += ["--server", "127.0.0.1:18000"]  # as it is by default
+                self.run([sys.executable, "-m", "mooring.cli", *arguments], into=into)
             elif program == "etcdctl" and "watch" in arguments:
                 self.watch([str(find_etcdctl("3.5")), *arguments])
             elif program == "etcdctl":
@@ -80,7 +92,42 @@ class Reader:
         self._redis = self._redis or self._start_redis(series="7.0")
         return self._redis
 
-    def run(self, arguments: list[str]) -> None:
+    def serve_xds(self) -> None:
+        etcd, xds = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        faces = [f"--etcd={etcd}", f"--xds={xds}"]
+        self.served.enter_context(Served("", *faces, folder=self.folder))
+        self._address = etcd
+        self._elsewhere = {
+            "127.0.0.1:18000": xds,
+            "127.0.0.1:10000": f"127.0.0.1:{free_port()}",
+        }
+
+    def begin(self, program: str, arguments: list[str]) -> None:
+        """In the background, to the end of the page."""
+        if program == "mooring":
+            command = [sys.executable, "-m", "mooring.cli", *arguments]
+        else:
+            assert program == "envoy", f"no way is known to begin {program!r}"
+            # Without hot restart several run beside one another.
+            command = [str(find_envoy()), *arguments, "--disable-hot-restart", "--concurrency", "1"]
+        command, environment = self._prepared(command)
+        process = subprocess.Popen(
+            command, env=environment, cwd=self.folder, stderr=subprocess.DEVNULL
+        )
+        self.served.callback(process.wait)
+        self.served.callback(process.terminate)
+        self._patience = 30.0
+
+    def try_out(self, arguments: list[str]) -> None:
+        """Once; and again for a while where something was begun that may not be up yet."""
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline:
+            with contextlib.suppress(AssertionError):
+                return self.run(arguments)
+            time.sleep(0.2)
+        self.run(arguments)
+
+    def run(self, arguments: list[str], *, into: str = "") -> None:
         command, environment = self._prepared(arguments)
         done = subprocess.run(
             command,
@@ -92,6 +139,8 @@ class Reader:
             check=False,
         )
         assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+        if into:
+            (self.folder / into).write_text(done.stdout)
 
     def watch(self, arguments: list[str]) -> None:
         """In a terminal of its own, to the end of the page: it shows what is written."""
@@ -137,7 +186,17 @@ class Reader:
         if "127.0.0.1:6379" in words:
             there = self.redis().address
             words_here = [word.replace("127.0.0.1:6379", there) for word in words_here]
+        for told, there in self._elsewhere.items():
+            words_here = [word.replace(told, there) for word in words_here]
         return words_here, environment
+
+
+def redirected(arguments: list[str]) -> tuple[list[str], str]:
+    """Arguments without the file that the output goes to, and that file."""
+    if ">" not in arguments:
+        return arguments, ""
+    position = arguments.index(">")
+    return arguments[:position], arguments[position + 1]
 
 
 @pytest.mark.timeout(240)  # a page starts servers and some twenty processes

@@ -17,6 +17,7 @@ import pytest
 import mooring
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub, connect
+from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS, metrics, proto
 from mooring.xds.bootstrap import Identity, for_grpc
 from tests.features.xds_caller import Caller, answering
@@ -332,6 +333,20 @@ async def test_all_services_and_those_that_come_later(
         async with hub.register(later):
             more = ["b", "b//http"]
             assert names(await client.hear()) == (more if incremental else ["a", *more])
+
+
+@pytest.mark.parametrize("kind", [proto.CLUSTER, proto.ENDPOINTS])
+async def test_nothing_is_told_before_the_registry_was_heard(kind: str):
+    """Least of all that there are no services: a client has what it was told before."""
+    nowhere = f"etcd://127.0.0.1:{free_port()}?timeout=200ms"
+    async with (
+        connect(nowhere) as hub,
+        ControlPlane(hub, bind="127.0.0.1:0", interval=0.05) as plane,
+        Subscriber(plane.address, agent="envoy") as client,
+    ):
+        await client.ask(kind, resource_names=[] if kind == proto.CLUSTER else ["echo"])
+        with pytest.raises(TimeoutError):
+            await client.hear(within=1)
 
 
 async def test_a_name_is_answered_as_it_was_asked(hub: Hub, plane: ControlPlane):

@@ -43,3 +43,23 @@ def test_an_address_that_is_none_is_told_in_words(address: str):
         for_grpc(address, Identity())
     with pytest.raises(InvalidRequest):
         for_envoy("127.0.0.1:1", Identity(), listen=address)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("0.0.0.0:1", {"socket_address": {"address": "0.0.0.0", "port_value": 1}}),
+        ("[::]:1", {"socket_address": {"address": "::", "port_value": 1}}),
+        ("unix:/run/calls", {"pipe": {"path": "/run/calls"}}),
+    ],
+)
+def test_envoy_listens_everywhere_or_at_a_file(listen: str, address: object):
+    (listener,) = for_envoy("127.0.0.1:1", Identity(), listen=listen)["static_resources"][
+        "listeners"
+    ]
+    assert listener["address"] == address
+
+
+def test_envoy_would_refuse_to_listen_at_a_name():
+    with pytest.raises(InvalidRequest, match="with an IP address"):
+        for_envoy("localhost:1", Identity(), listen="localhost:1")

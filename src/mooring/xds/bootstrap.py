@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
 from mooring import addresses
+from mooring.errors import InvalidRequest
 from mooring.xds.proto import HTTP_CONNECTION_MANAGER, HTTP_PROTOCOL_OPTIONS, ROUTER
 from mooring.xds.resources import TABLE
 
@@ -110,14 +112,14 @@ def for_envoy(
             "listeners": [
                 {
                     "name": "services",
-                    "address": _address(listen),
+                    "address": _listening(listen),
                     "filter_chains": [{"filters": filters}],
                 }
             ],
         },
     }
     if admin:
-        told["admin"] = {"address": _address(admin)}
+        told["admin"] = {"address": _listening(admin)}
     return told
 
 
@@ -172,7 +174,23 @@ def _tls(identity: Identity) -> dict[str, Any]:
 
 
 def _address(text: str) -> dict[str, Any]:
-    if text.startswith("unix:"):
-        return {"pipe": {"path": text.removeprefix("unix:")}}
     host, port = addresses.split(text)
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _listening(text: str) -> dict[str, Any]:
+    """Where Envoy listens: it takes IP addresses, and all of a machine's at once too."""
+    if text.startswith("unix:"):
+        return {"pipe": {"path": text.removeprefix("unix:")}}
+    host, colon, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        address = None
+    if address is None or not colon or not port.isdecimal():
+        raise InvalidRequest(
+            f"{text!r} is no address to listen at: write it like 127.0.0.1:10000, with an IP "
+            "address, or unix:/path"
+        )
+    addresses.check_port(int(port))
+    return {"socket_address": {"address": str(address), "port_value": int(port)}}
