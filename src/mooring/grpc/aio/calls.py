@@ -1,0 +1,274 @@
+"""Calls of our own: they wait for an instance, and may go from one to another."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from mooring.grpc.aio.link import Link
+from mooring.grpc.statuses import AGAIN
+
+if TYPE_CHECKING:
+    from mooring.discovery.balance import Node
+    from mooring.grpc.aio.methods import Method
+
+_CANCELLED = "Locally cancelled by application!"  # as gRPC says
+
+
+class Asked(NamedTuple):
+    """What a call was asked with."""
+
+    request: Any
+    """Or the iterator of requests."""
+    deadline: float | None
+    """By the loop's clock."""
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool
+    compression: grpc.Compression | None
+    key: str | None
+
+
+def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+class Late(grpc.aio.Call):  # type: ignore[misc]
+    """A call that is settled once an instance has it for good, or nobody will have it."""
+
+    def __init__(self, method: Method, asked: Asked) -> None:
+        self._method, self._links, self._asked = method, method.links, asked
+        self._loop = asyncio.get_running_loop()
+        self._call: Any = None
+        """What is under way at an instance, or was in the end."""
+        self._error: grpc.aio.AioRpcError | None = None
+        self._locally_cancelled = False
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._settled = self._links.tasks.start(self._settle(), name=f"call of {method.name}")
+
+    async def _settle(self) -> None:
+        try:
+            await self._try()
+        except grpc.aio.AioRpcError as error:
+            self._error = error
+        except asyncio.CancelledError:
+            self._locally_cancelled = True
+            if self._call is None:
+                self._error = failure(grpc.StatusCode.CANCELLED, _CANCELLED)
+            else:
+                self._call.cancel()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._when_over(callback)
+
+    async def _try(self) -> None:
+        links, tries, tried = self._links, self._method.tries, list[str]()
+        node, link = await self._turn()
+        view = links.view
+        assert view is not None  # there is somebody to call
+        if tries > 1:
+            view.retries.request(time.monotonic())
+        while True:
+            self._begin(node, link)
+            tried.append(node.id)
+            if len(tried) >= tries or not await self._failed():
+                return
+            # Others first: the budget is not spent on tries that there cannot be.
+            other = links.next(self._asked.key, tried)
+            if other is None or not self._in_time():
+                return
+            if not view.retries.try_retry(time.monotonic()):
+                return
+            node, link = other
+
+    async def _turn(self) -> tuple[Node, Link]:
+        """Wait for somebody to call."""
+        links, asked = self._links, self._asked
+        try:
+            async with asyncio.timeout_at(asked.deadline):
+                while (found := links.next(asked.key)) is None:
+                    if links.closed:
+                        raise failure(grpc.StatusCode.CANCELLED, "the channel was closed")
+                    if not asked.wait_for_ready and (why := links.why_not()):
+                        raise failure(grpc.StatusCode.UNAVAILABLE, why)
+                    await links.change()
+                return found
+        except TimeoutError:
+            told = f"Deadline Exceeded: {links.why_waiting()}"
+            raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
+
+    def _begin(self, node: Node, link: Link) -> None:
+        asked = self._asked
+        self._call = self._method.at(link)(
+            asked.request,
+            timeout=self.time_remaining(),
+            metadata=asked.metadata,
+            credentials=asked.credentials,
+            compression=asked.compression,
+        )
+        self._links.begun(node, link, self._call, stream=self._method.streams)
+
+    def _in_time(self) -> bool:
+        left = self.time_remaining()
+        return left is None or left > 0
+
+    async def _failed(self) -> bool:
+        """Wait until it is known whether this try failed in a way that is worth another. What is
+        asked with a stream never is: some of it may have been heard."""
+        return False
+
+    async def _taken(self) -> Any:
+        """The call at the instance that has it for good; raises the error where nobody has."""
+        try:
+            await asyncio.wait([self._settled])
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self._error is None:
+            return self._call
+        if self._locally_cancelled:
+            raise asyncio.CancelledError
+        raise self._error
+
+    async def _over(self) -> Any:
+        """Who can tell of the end: the call at the instance, or the error."""
+        await asyncio.wait([self._settled])
+        return None if self._error is not None else self._call
+
+    def cancelled(self) -> bool:
+        return self._locally_cancelled or (self._call is not None and self._call.cancelled())
+
+    def done(self) -> bool:
+        if not self._settled.done():
+            return False
+        return self._error is not None or self._call.done()
+
+    def time_remaining(self) -> float | None:
+        deadline = self._asked.deadline
+        return None if deadline is None else max(deadline - self._loop.time(), 0.0)
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        self._locally_cancelled = True
+        if self._settled.done():
+            self._call.cancel()
+        else:
+            self._settled.cancel()
+        return True
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        if self._settled.done():
+            self._when_over(callback)
+        else:
+            self._callbacks.append(callback)
+
+    def _when_over(self, callback: Callable[[Any], None]) -> None:
+        if self._error is not None:
+            callback(self)
+        else:
+            self._call.add_done_callback(lambda _: callback(self))
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        call = await self._over()
+        return grpc.aio.Metadata() if call is None else await call.initial_metadata()
+
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        call = await self._over()
+        return grpc.aio.Metadata() if call is None else await call.trailing_metadata()
+
+    async def code(self) -> grpc.StatusCode:
+        call = await self._over()
+        return self._error.code() if call is None else await call.code()  # type: ignore[union-attr]
+
+    async def details(self) -> str:
+        call = await self._over()
+        told = self._error.details() if call is None else await call.details()  # type: ignore[union-attr]
+        return str(told)
+
+    async def debug_error_string(self) -> str:
+        call = await self._over()
+        return "" if call is None else str(await call.debug_error_string())
+
+    async def wait_for_connection(self) -> None:
+        await (await self._taken()).wait_for_connection()
+
+
+class _Answer(Late):
+    """What ends in one message."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:
+        return await (await self._taken())
+
+
+class _Answers(Late):
+    """What answers with a stream."""
+
+    _first: Any = None
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    async def read(self) -> Any:
+        call = await self._taken()
+        if self._first is not None:
+            message, self._first = self._first, None
+            return message
+        return await call.read()
+
+
+class _Requests(Late):
+    """What is asked with a stream."""
+
+    async def write(self, request: Any) -> None:
+        await (await self._taken()).write(request)
+
+    async def done_writing(self) -> None:
+        await (await self._taken()).done_writing()
+
+
+class LateUnaryUnary(_Answer, grpc.aio.UnaryUnaryCall):  # type: ignore[misc]
+    async def _failed(self) -> bool:
+        return await _worth_another(self._call)
+
+
+class LateUnaryStream(_Answers, grpc.aio.UnaryStreamCall):  # type: ignore[misc]
+    async def _failed(self) -> bool:
+        """Only up to the first message: what was seen cannot be taken back."""
+
+        async def begun() -> None:
+            self._first = await self._call.read()
+
+        return await _worth_another(begun())
+
+
+class LateStreamUnary(_Requests, _Answer, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
+    pass
+
+
+class LateStreamStream(_Requests, _Answers, grpc.aio.StreamStreamCall):  # type: ignore[misc]
+    pass
+
+
+async def _worth_another(answer: Awaitable[object]) -> bool:
+    """Wait for an answer: whether it failed in a way that is worth another try. Whatever comes of
+    it the caller gets from the call itself."""
+    try:
+        await answer
+    except grpc.aio.AioRpcError as error:
+        return error.code() is AGAIN
+    except Exception:  # noqa: BLE001 - a request that cannot be written, an interceptor's mistake
+        return False
+    return False

@@ -1,0 +1,196 @@
+"""`channel`: a channel of `grpc.aio` whose target is a service of the registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from mooring import hub as hubs
+from mooring.discovery.rotation import Explanation
+from mooring.errors import InvalidRequest
+from mooring.grpc import target as targets
+from mooring.grpc.aio.link import Link
+from mooring.grpc.aio.links import Links
+from mooring.grpc.aio.methods import (
+    Coder,
+    Method,
+    StreamStream,
+    StreamUnary,
+    UnaryStream,
+    UnaryUnary,
+)
+from mooring.grpc.choosing import RESILIENCE, Discovery
+from mooring.grpc.options import Health, Options, check_health, link_options
+from mooring.grpc.target import Repeatable
+from mooring.hub import Hub
+
+M = TypeVar("M", bound=Method)
+
+
+def channel(
+    target: str,
+    *,
+    hub: Hub | str,
+    policy: str = "p2c",
+    retry: Iterable[str] = (),
+    tries: int = 3,
+    health: Health = True,
+    credentials: grpc.ChannelCredentials | None = None,
+    options: Options = (),
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+    compression: grpc.Compression | None = None,
+    **discovery: Unpack[Discovery],
+) -> Channel:
+    """A channel to whoever offers a service: `etcdv3:///service`, `etcdv3:///group/service`.
+
+    `hub` is one that is entered, or a URL to open one for this channel alone. `retry` names the
+    methods that may be repeated, like `package.Service/Method`, or services for all of theirs;
+    `tries` counts the first one too. `health`: who says by the health service of gRPC that it does
+    not serve is not called; a name instead of True is the service that is asked about. The rest is
+    as for `grpc.aio.insecure_channel` and `secure_channel`, for each instance, and as for
+    `hub.discover`. Raises `InvalidRequest`. Call it in a running event loop.
+    """
+    service = targets.service_of(target)
+    targets.check_policy(policy)
+    targets.check_tries(tries)
+    check_health(options, health)
+    repeatable = Repeatable(retry)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidRequest(f"the channel to {target} must be made in a running loop") from None
+    owned = isinstance(hub, str)
+    opened = hubs.connect(hub) if isinstance(hub, str) else hub
+    if not isinstance(opened, Hub):
+        raise InvalidRequest(f"hub is one that mooring.connect gives, or a URL, not {hub!r}")
+    if not owned:
+        service = opened.registry.canonical(service)
+    discovery.setdefault("resilience", RESILIENCE)
+    all_options = link_options(options, health)
+    return Channel(
+        Links(
+            service,
+            opened,
+            partial(opened.discover, service, policy=policy, **discovery),
+            partial(_connect, credentials, all_options, interceptors, compression),
+            owns_hub=owned,
+        ),
+        repeatable,
+        tries,
+        keyed=policy == "consistent_hash",
+    )
+
+
+def _connect(
+    credentials: grpc.ChannelCredentials | None,
+    options: Options,
+    interceptors: Sequence[grpc.aio.ClientInterceptor],
+    compression: grpc.Compression | None,
+    target: str,
+) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options, compression, interceptors)
+    return grpc.aio.secure_channel(target, credentials, options, compression, interceptors)
+
+
+class Channel(grpc.aio.Channel):  # type: ignore[misc]
+    """Made by `channel`. Everything that takes a `grpc.aio.Channel` takes it: generated stubs."""
+
+    def __init__(self, links: Links, repeatable: Repeatable, tries: int, *, keyed: bool) -> None:
+        self._links, self._repeatable, self._tries, self._keyed = links, repeatable, tries, keyed
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """No new calls. Those under way are cancelled after `grace` seconds. Idempotent."""
+        await self._links.aclose(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Of all instances together: READY where one is. It connects by itself."""
+        return self._links.state
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        while self._links.state is last_observed_state:
+            await self._links.change()
+
+    async def channel_ready(self) -> None:
+        """Wait until there is somebody to call."""
+        while self._links.state is not grpc.ChannelConnectivity.READY:
+            if self._links.closed:
+                raise grpc.aio.UsageError("Channel is closed.")
+            await self._links.change()
+
+    @property
+    def links(self) -> list[Link]:
+        """The connections of this moment, for who wants to see them."""
+        return self._links.present
+
+    def explain(self) -> list[Explanation]:
+        """For each instance, why it is or is not called. Empty while none are known."""
+        return [] if self._links.view is None else self._links.view.explain()
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> UnaryUnary:
+        return self._method(
+            UnaryUnary, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> UnaryStream:
+        return self._method(
+            UnaryStream, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def stream_unary(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> StreamUnary:
+        self._repeatable.check_unary(method)
+        return self._method(
+            StreamUnary, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> StreamStream:
+        self._repeatable.check_unary(method)
+        return self._method(
+            StreamStream, method, request_serializer, response_deserializer, _registered_method
+        )
+
+    def _method(self, kind: type[M], *given: Any) -> M:
+        unary = kind in (UnaryUnary, UnaryStream)
+        tries = self._tries if unary and given[0] in self._repeatable else 1
+        return kind(self._links, *given, tries=tries, keyed=self._keyed)

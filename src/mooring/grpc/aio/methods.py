@@ -1,0 +1,190 @@
+"""The methods of a service, as stubs call them: each call goes to an instance of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+
+from mooring.grpc.aio.calls import (
+    Asked,
+    LateStreamStream,
+    LateStreamUnary,
+    LateUnaryStream,
+    LateUnaryUnary,
+)
+from mooring.grpc.aio.link import Link
+from mooring.grpc.aio.links import Links
+
+Coder = Callable[[Any], Any] | None
+
+
+class Method:
+    """One method. Where somebody has a connection and nothing is to be repeated, a call is one of
+    gRPC's own to that instance; otherwise it is one of ours (`calls`), which waits and tries.
+
+    `late` makes the latter; `streams`: its calls are as long as callers like.
+    """
+
+    kind: ClassVar[str]
+    streams: ClassVar[bool] = True
+    late: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        links: Links,
+        name: str,
+        serializer: Coder,
+        deserializer: Coder,
+        registered: bool | None,
+        *,
+        tries: int = 1,
+        keyed: bool = False,
+    ) -> None:
+        self.links, self.name = links, name
+        self.tries = tries
+        self._given = (name, serializer, deserializer, registered)
+        self._keyed = keyed
+        self._dispatch = links.dispatch if tries == 1 and not keyed else _by_and_by
+        self._loop = asyncio.get_running_loop()
+
+    def at(self, link: Link) -> Any:
+        """The method of one instance."""
+        made = link.methods.get(self)
+        if made is None:
+            made = link.methods[self] = getattr(link.channel, self.kind)(*self._given)
+        return made
+
+    def _late(
+        self,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+        credentials: grpc.CallCredentials | None,
+        wait_for_ready: bool | None,
+        compression: grpc.Compression | None,
+    ) -> Any:
+        """What could not be dispatched at once."""
+        links = self.links
+        if links.closed:
+            raise grpc.aio.UsageError("Channel is closed.")
+        key = key_in(metadata) if self._keyed else None
+        if self.tries == 1 and (found := links.next(key)) is not None:
+            node, link = found
+            # Whom to wait for is decided here: one instance alone is not worth waiting for.
+            call = self.at(link)(
+                request,
+                timeout=timeout,
+                metadata=metadata,
+                credentials=credentials,
+                compression=compression,
+            )
+            links.begun(node, link, call, stream=self.streams)
+            return call
+        deadline = None if timeout is None else self._loop.time() + timeout
+        asked = Asked(
+            request, deadline, metadata, credentials, bool(wait_for_ready), compression, key
+        )
+        return self.late(self, asked)
+
+
+class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
+    kind = "unary_unary"
+    streams = False
+    late = LateUnaryUnary
+
+    def __call__(
+        self,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        call = self._dispatch(self, request, timeout, metadata, credentials, compression)
+        if call is not None:
+            return call
+        return self._late(request, timeout, metadata, credentials, wait_for_ready, compression)
+
+
+class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
+    kind = "unary_stream"
+    late = LateUnaryStream
+
+    def __call__(
+        self,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        call = self._dispatch(self, request, timeout, metadata, credentials, compression)
+        if call is not None:
+            return call
+        return self._late(request, timeout, metadata, credentials, wait_for_ready, compression)
+
+
+class StreamUnary(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc]
+    kind = "stream_unary"
+    late = LateStreamUnary
+
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        call = self._dispatch(self, request_iterator, timeout, metadata, credentials, compression)
+        if call is not None:
+            return call
+        return self._late(
+            request_iterator, timeout, metadata, credentials, wait_for_ready, compression
+        )
+
+
+class StreamStream(Method, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
+    kind = "stream_stream"
+    late = LateStreamStream
+
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        call = self._dispatch(self, request_iterator, timeout, metadata, credentials, compression)
+        if call is not None:
+            return call
+        return self._late(
+            request_iterator, timeout, metadata, credentials, wait_for_ready, compression
+        )
+
+
+def _by_and_by(*_: Any, **__: Any) -> None:
+    """For methods of which no call is dispatched at once."""
+
+
+KEY = "mooring-key"
+"""The metadata that consistent hashing goes by."""
+
+
+def key_in(metadata: Any) -> str | None:
+    """What a call is hashed by; None where it does not say."""
+    for name, value in metadata or ():
+        if name == KEY:
+            return str(value)
+    return None

@@ -1,0 +1,568 @@
+"""gRPC channels for asyncio: balanced, repeated, followed; with generated stubs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+
+import mooring
+from mooring.discovery.resilience import Resilience
+from mooring.errors import Closed, InvalidName, InvalidRequest, InvalidURL
+from mooring.grpc import CHANNEL_OPTIONS
+from mooring.grpc.aio import Channel, channel
+from mooring.model import Instance
+from mooring.testing.servers import free_port
+from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
+from tests.waiting import eventually
+
+SAY = "echo.Echo/Say"
+COUNT = "echo.Echo/Count"
+AT_ONCE = Resilience(slow_start=0, retry_least=5.0)
+
+
+def here(port: int, **fields: Any) -> Instance:
+    return Instance("echo", "127.0.0.1", port, **fields)
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[mooring.Hub]:
+    async with mooring.connect("memory://") as opened:
+        yield opened
+
+
+Serve = Callable[..., Awaitable[EchoServer]]
+
+
+@pytest.fixture
+async def serve(hub: mooring.Hub) -> AsyncIterator[Serve]:
+    """Starts and registers servers; `server.registration` ends it."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(by: str, **fields: Any) -> EchoServer:
+            server = EchoServer(by)
+            server.health.serve(server.server)
+            await stack.enter_async_context(server)
+            registration = hub.register(here(server.port, **fields))
+            server.registration = await stack.enter_async_context(registration)
+            return server
+
+        yield start
+
+
+@contextlib.asynccontextmanager
+async def calling(hub: mooring.Hub | str, **options: Any) -> AsyncIterator[tuple[Channel, Any]]:
+    options.setdefault("policy", "round_robin")
+    options.setdefault("resilience", AT_ONCE)
+    async with channel("etcdv3:///echo", hub=hub, **options) as opened:
+        yield opened, pb2_grpc.EchoStub(opened)
+
+
+async def by(stub: Any, text: str = "hello", **options: Any) -> str:
+    return str((await stub.Say(Word(text=text), **options)).by)
+
+
+async def ready(opened: Channel, count: int) -> None:
+    await eventually(lambda: sum(each.called for each in opened.explain()) == count)
+
+
+async def test_calls_are_spread_over_the_instances(hub: mooring.Hub, serve: Serve):
+    for name in "abc":
+        await serve(name)
+    async with calling(hub) as (opened, stub):
+        await ready(opened, 3)
+        assert isinstance(opened, grpc.aio.Channel)
+        assert Counter([await by(stub) for _ in range(9)]) == {"a": 3, "b": 3, "c": 3}
+
+
+async def test_weights_are_exact(hub: mooring.Hub, serve: Serve):
+    for name, weight in (("five", 5), ("three", 3), ("two", 2)):
+        await serve(name, weight=weight)
+    async with calling(hub, policy="weighted") as (opened, stub):
+        await ready(opened, 3)
+        spread = Counter([await by(stub) for _ in range(100)])
+    assert spread == {"five": 50, "three": 30, "two": 20}
+
+
+async def test_who_comes_is_called_and_who_goes_is_not(hub: mooring.Hub, serve: Serve):
+    first = await serve("first")
+    async with calling(hub) as (opened, stub):
+        assert await by(stub) == "first"
+        await serve("second")
+        await eventually(lambda: said_by(stub, "second"))
+        await first.registration.aclose()
+        await ready(opened, 1)
+        assert {await by(stub) for _ in range(4)} == {"second"}
+
+
+async def said_by(stub: Any, name: str) -> bool:
+    return await by(stub) == name
+
+
+async def test_all_four_kinds_of_calls(hub: mooring.Hub, serve: Serve):
+    await serve("a")
+    async with calling(hub) as (opened, stub):
+        for _ in ("while nobody is connected", "when somebody is"):
+            chat = stub.Chat()
+            joining = stub.Join()
+            await asyncio.gather(*(said(stub) for _ in range(3)))
+            assert [word.text async for word in stub.Count(Word(text="3"))] == ["1", "2", "3"]
+            counting = stub.Count(Word(text="1"))
+            assert (await counting.read()).text == "1"
+            assert await counting.read() is grpc.aio.EOF
+            assert (await stub.Join(iter([Word(text="a"), Word(text="b")]))).text == "a b"
+            await joining.write(Word(text="c"))
+            await joining.done_writing()
+            assert (await joining).text == "c"
+            await chat.write(Word(text="hi"))
+            assert (await chat.read()).text == "HI"
+            await chat.write(Word(text="there"))
+            await chat.done_writing()
+            assert [word.text async for word in chat_rest(chat)] == ["THERE"]
+            assert await chat.code() is grpc.StatusCode.OK
+            await opened.channel_ready()
+
+
+async def said(stub: Any) -> None:
+    call = stub.Say(Word(text="hello"))
+    assert (await call).text == "hello"
+    assert await call.code() is grpc.StatusCode.OK
+    assert call.done()
+    assert not call.cancel()
+    assert await call.details() == ""
+    assert len(await call.trailing_metadata()) == 0
+    await call.initial_metadata()
+
+
+async def chat_rest(chat: Any) -> AsyncIterator[Any]:
+    while (word := await chat.read()) is not grpc.aio.EOF:
+        yield word
+
+
+@pytest.mark.parametrize("layout", ["tree", "hprose", "plain:/grpc/", "endpoints:/grpc/"])
+@pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "served"], indirect=True)
+async def test_it_works_on_every_layout(store_url: str, layout: str):
+    async with (
+        EchoServer("a") as server,
+        mooring.connect(store_url, layout=layout) as hub,
+        hub.register(here(server.port, protocol="http" if layout == "hprose" else "tcp")),
+        calling(hub) as (_, stub),
+    ):
+        assert await by(stub) == "a"
+
+
+@pytest.mark.parametrize("backend", ["redis-7.0", "redis-cluster"], indirect=True)
+async def test_it_works_on_redis(store_url: str):
+    async with (
+        EchoServer("a") as server,
+        mooring.connect(store_url) as hub,
+        calling(hub) as (opened, stub),
+    ):
+        async with hub.register(here(server.port)):
+            await ready(opened, 1)
+            assert await by(stub) == "a"
+        await ready(opened, 0)
+
+
+async def test_a_url_opens_a_hub_of_the_channels_own(tmp_path: Path):
+    url = f"memory://{tmp_path.name}"
+    async with (
+        EchoServer("a") as server,
+        mooring.connect(url) as hub,
+        hub.register(here(server.port)),
+        calling(url) as (_, stub),
+    ):
+        assert await by(stub) == "a"
+
+
+async def test_no_instance_is_unavailable_at_once_and_says_why(hub: mooring.Hub, serve: Serve):
+    async with calling(hub) as (opened, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await by(stub)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "echo: no instance is registered"
+        assert opened.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    await serve("a", weight=0)
+    async with calling(hub) as (_, stub):
+        call = stub.Say(Word(text="hello"))
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert "1 × its weight is 0" in await call.details()
+
+
+async def test_who_waits_for_ready_waits_for_somebody_to_come(hub: mooring.Hub, serve: Serve):
+    async with calling(hub) as (_, stub):
+        call = stub.Say(Word(text="hello"), wait_for_ready=True, timeout=20)
+        count = stub.Count(Word(text="2"), wait_for_ready=True)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await by(stub, wait_for_ready=True, timeout=0.05)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no instance is registered" in str(caught.value.details())
+        assert not call.done()
+        assert 0 < call.time_remaining() <= 20
+        await serve("late")
+        assert (await call).by == "late"
+        assert [word.text async for word in count] == ["1", "2"]
+
+
+async def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
+    url = f"etcd://127.0.0.1:{free_port()}?timeout=1s"
+    async with mooring.connect(url) as hub, calling(hub) as (opened, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await by(stub, timeout=0.2)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "its instances are not known yet" in str(caught.value.details())
+        assert opened.get_state() is grpc.ChannelConnectivity.CONNECTING
+
+
+async def test_nobody_who_can_be_reached_is_unavailable(hub: mooring.Hub, serve: Serve):
+    async with hub.register(here(free_port())), calling(hub) as (opened, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await by(stub, timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "1 × no connection" in str(caught.value.details())
+        waiting = stub.Say(Word(text="hello"), wait_for_ready=True)
+        await serve("a")
+        assert (await waiting).by == "a"
+        assert sorted(str(each).partition(": ")[2] for each in opened.explain()) == [
+            "called: in rotation",
+            "not called: no connection",
+        ]
+
+
+async def test_who_does_not_serve_leaves_the_rotation_and_comes_back(
+    hub: mooring.Hub, serve: Serve
+):
+    well, ill = await serve("well"), await serve("ill")
+    async with calling(hub) as (opened, stub):
+        await ready(opened, 2)
+        ill.health.set("", False)
+        await ready(opened, 1)
+        assert {await by(stub) for _ in range(4)} == {"well"}
+        ill.health.set("", True)
+        await ready(opened, 2)
+        well.health.set("", False)
+        await ready(opened, 1)
+        assert {await by(stub) for _ in range(4)} == {"ill"}
+
+
+async def test_the_health_of_one_service_is_asked_for_or_of_none(hub: mooring.Hub, serve: Serve):
+    server = await serve("a")
+    server.health.set("echo.Echo", False)
+    async with calling(hub, health="echo.Echo") as (opened, stub):
+        with pytest.raises(grpc.aio.AioRpcError, match="no connection"):
+            await by(stub)
+        server.health.set("echo.Echo", True)
+        await opened.channel_ready()
+        assert await by(stub) == "a"
+    server.health.set("", False)
+    async with calling(hub, health=False) as (_, stub):
+        assert await by(stub) == "a"
+
+
+async def test_a_server_without_the_health_service_counts_as_healthy(hub: mooring.Hub):
+    async with (
+        EchoServer("a") as server,
+        hub.register(here(server.port)),
+        calling(hub) as (_, stub),
+    ):
+        assert await by(stub) == "a"
+
+
+async def test_an_open_stream_outlives_the_removal_of_its_instance(hub: mooring.Hub, serve: Serve):
+    server = await serve("a")
+    async with calling(hub) as (opened, stub):
+        await opened.channel_ready()
+        count = stub.Count(Word(text="held 3"))
+        assert (await count.read()).text == "1"
+        await server.registration.aclose()
+        await ready(opened, 0)
+        server.echo.go.set()
+        assert [(await count.read()).text for _ in range(2)] == ["2", "3"]
+        assert await count.read() is grpc.aio.EOF
+        assert await count.code() is grpc.StatusCode.OK
+
+
+async def test_only_methods_that_opt_in_are_repeated(hub: mooring.Hub, serve: Serve):
+    servers = [await serve(name) for name in "abc"]
+
+    def tries() -> int:
+        told = sum(len(server.echo.said) for server in servers)
+        for server in servers:
+            server.echo.said.clear()
+        return told
+
+    async with calling(hub, retry=[SAY]) as (opened, stub):
+        await ready(opened, 3)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await by(stub, "fail UNAVAILABLE")
+        assert "was told" in str(caught.value.details())
+        assert tries() == 3
+        with pytest.raises(grpc.aio.AioRpcError):
+            await by(stub, "fail INTERNAL")
+        assert tries() == 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            [word async for word in stub.Count(Word(text="fail UNAVAILABLE"))]
+        assert tries() == 1
+    async with calling(hub, retry=["echo.Echo"], tries=2) as (opened, stub):
+        await ready(opened, 3)
+        call = stub.Count(Word(text="fail UNAVAILABLE"))
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert tries() == 2
+        assert [word.text async for word in stub.Count(Word(text="2"))] == ["1", "2"]
+        reading = stub.Count(Word(text="2"))
+        assert [(await reading.read()).text for _ in range(2)] == ["1", "2"]
+        assert await reading.read() is grpc.aio.EOF
+        assert [word async for word in stub.Count(Word(text="0"))] == []
+
+
+async def test_retries_end_with_their_budget(hub: mooring.Hub, serve: Serve):
+    servers = [await serve(name) for name in "abc"]
+    few = Resilience(retry_least=0.1, retry_ratio=0, consecutive_failures=0, failure_rate=0)
+    async with calling(hub, retry=[SAY], resilience=few) as (opened, stub):
+        await ready(opened, 3)
+        for _ in range(5):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await by(stub, "fail UNAVAILABLE")
+    assert sum(len(server.echo.said) for server in servers) == 5 + 1
+
+
+async def test_an_instance_that_fails_is_ejected(hub: mooring.Hub, serve: Serve):
+    bad, _ = await serve("bad"), await serve("good")
+    once = Resilience(consecutive_failures=1, panic_threshold=0, slow_start=0)
+    async with calling(hub, resilience=once) as (opened, stub):
+        await ready(opened, 2)
+        bad.echo.fails = True
+        for _ in range(2):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await by(stub)
+        await ready(opened, 1)
+        assert {await by(stub) for _ in range(4)} == {"good"}
+
+
+async def test_deadlines_hold(hub: mooring.Hub, serve: Serve):
+    await serve("a")
+    for retry in ([], [SAY]):
+        async with calling(hub, retry=retry) as (opened, stub):
+            await opened.channel_ready()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await by(stub, "slow", timeout=0.1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Broken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    async def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+        raise RuntimeError("a mistake of its own")
+
+
+@pytest.mark.parametrize("retry", [[], [SAY]])
+async def test_a_mistake_of_an_interceptor_reaches_the_caller_and_blames_nobody(
+    hub: mooring.Hub, serve: Serve, retry: list[str]
+):
+    await serve("a")
+    async with calling(hub, retry=retry, interceptors=[Broken()]) as (opened, stub):
+        await opened.channel_ready()
+        for _ in range(10):
+            with pytest.raises(RuntimeError, match="of its own"):
+                await by(stub)
+        assert [str(each).partition(": ")[2] for each in opened.explain()] == [
+            "called: in rotation"
+        ]
+        assert [link.under_way for link in opened.links] == [0]
+
+
+async def test_a_call_can_be_cancelled_wherever_it_is(hub: mooring.Hub, serve: Serve):
+    async with calling(hub, retry=[SAY]) as (opened, stub):
+        waiting = stub.Say(Word(text="hello"), wait_for_ready=True)
+        over: list[Any] = []
+        waiting.add_done_callback(over.append)
+        await asyncio.sleep(0)
+        assert waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await waiting.code() is grpc.StatusCode.CANCELLED
+        assert waiting.cancelled()
+        assert over == [waiting]
+        server = await serve("a")
+        await opened.channel_ready()
+        for call in (stub.Say(Word(text="slow")), stub.Count(Word(text="held 2"))):
+            await asyncio.sleep(0)
+            assert call.cancel()
+            assert await call.code() is grpc.StatusCode.CANCELLED
+            assert call.cancelled()
+            assert call.done()
+        task = asyncio.ensure_future(by(stub, "slow"))
+        before = server.echo.waiting
+        await eventually(lambda: server.echo.waiting > before)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await by(stub) == "a"
+
+
+class Stamping(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    async def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), ("stamp", "yes"))
+        return await proceed(details._replace(metadata=metadata), request)
+
+
+@pytest.mark.parametrize("retry", [[], [SAY]])
+async def test_interceptors_metadata_and_compression_reach_the_instance(
+    hub: mooring.Hub, serve: Serve, retry: list[str]
+):
+    server = await serve("a")
+    options: dict[str, Any] = {"interceptors": [Stamping()], "options": CHANNEL_OPTIONS}
+    async with calling(hub, retry=retry, compression=grpc.Compression.Gzip, **options) as (_, stub):
+        for _ in range(2):
+            call = stub.Say(Word(text="hello"), metadata=(("who", "me"),))
+            assert (await call).by == "a"
+            assert await call.code() is grpc.StatusCode.OK
+        got = server.echo.metadata[-1]
+        assert (got["stamp"], got["who"]) == ("yes", "me")
+        failing = stub.Say(Word(text="fail NOT_FOUND"))
+        assert await failing.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_tls_with_credentials_of_a_call(hub: mooring.Hub, certificates: Path):
+    server = EchoServer(
+        "secret",
+        credentials=grpc.ssl_server_credentials(
+            [
+                (
+                    (certificates / "server.key").read_bytes(),
+                    (certificates / "server.pem").read_bytes(),
+                )
+            ]
+        ),
+    )
+    trusted, other = (
+        grpc.ssl_channel_credentials((certificates / name).read_bytes())
+        for name in ("ca.pem", "other-ca.pem")
+    )
+    token = grpc.access_token_call_credentials("token")
+    async with server, hub.register(here(server.port)):
+        async with calling(hub, credentials=trusted) as (_, stub):
+            assert await by(stub, credentials=token) == "secret"
+            assert server.echo.metadata[-1]["authorization"] == "Bearer token"
+        async with calling(hub, credentials=other) as (_, stub):
+            with pytest.raises(grpc.aio.AioRpcError, match="no connection"):
+                await by(stub)
+
+
+async def test_a_key_leads_to_the_same_instance(hub: mooring.Hub, serve: Serve):
+    for name in "abc":
+        await serve(name)
+    async with calling(hub, policy="consistent_hash") as (opened, stub):
+        await ready(opened, 3)
+        found = {
+            user: {await by(stub, metadata=(("mooring-key", user),)) for _ in range(5)}
+            for user in map(str, range(20))
+        }
+    assert all(len(names) == 1 for names in found.values())
+    assert len(set.union(*found.values())) > 1
+
+
+async def test_only_what_was_asked_for_is_connected(hub: mooring.Hub, serve: Serve):
+    await serve("old", version="1.0.0")
+    await serve("new", version="2.0.0")
+    async with calling(hub, version="2.0.0") as (opened, stub):
+        assert {await by(stub) for _ in range(4)} == {"new"}
+        assert len(opened.links) == 1
+
+
+async def test_another_process_at_the_same_address_gets_a_connection_of_its_own(hub: mooring.Hub):
+    server = EchoServer("first")
+    port = server.port
+    async with calling(hub) as (opened, stub):
+        async with server, hub.register(here(port)) as before:
+            assert await by(stub) == "first"
+        again = msgspec.structs.replace(before.instance, incarnation="")
+        async with EchoServer("second", port=port), hub.register(again):
+            await ready(opened, 1)
+            assert await by(stub, wait_for_ready=True) == "second"
+
+
+async def test_the_state_of_the_channel_can_be_followed(hub: mooring.Hub, serve: Serve):
+    async with calling(hub) as (opened, _):
+        await opened.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING)
+        assert opened.get_state(try_to_connect=True) is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        server = await serve("a")
+        await opened.channel_ready()
+        assert opened.get_state() is grpc.ChannelConnectivity.READY
+        await server.registration.aclose()
+        await opened.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    assert opened.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: mooring.Hub, serve: Serve):
+    server = await serve("a")
+    async with calling(hub, retry=[COUNT]) as (opened, stub):
+        call, waiting = stub.Say(Word(text="slow")), stub.Count(Word(text="held 2"))
+        await eventually(lambda: server.echo.waiting == 1)
+        await opened.close()
+        await opened.close()
+        assert await call.code() is grpc.StatusCode.CANCELLED
+        assert await waiting.code() is grpc.StatusCode.CANCELLED
+        for late in (stub.Say, stub.Count):
+            with pytest.raises(grpc.aio.UsageError, match="closed"):
+                late(Word(text="hello"))
+
+
+async def test_closing_with_grace_lets_calls_end(hub: mooring.Hub, serve: Serve):
+    server = await serve("a")
+    async with calling(hub) as (opened, stub):
+        await opened.channel_ready()
+        call = stub.Say(Word(text="slow"))
+        await eventually(lambda: server.echo.waiting == 1)
+        closing = asyncio.ensure_future(opened.close(grace=20))
+        await asyncio.sleep(0)
+        server.echo.go.set()
+        assert (await call).by == "a"
+        await closing
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "told"),
+    [
+        ("echo", {}, "must begin with etcdv3:///"),
+        ("etcdv3:///a/b/c", {}, "two slashes"),
+        ("etcdv3:///echo", {"policy": "fastest"}, "no balancing policy 'fastest'"),
+        ("etcdv3:///echo", {"tries": 0}, "1 or more"),
+        ("etcdv3:///echo", {"retry": SAY}, "is a list"),
+        ("etcdv3:///echo", {"health": 1.5}, "True, False or"),
+        ("etcdv3:///echo", {"hub": 3}, "mooring.connect"),
+    ],
+)
+async def test_bad_input_is_refused_as_the_channel_is_made(
+    hub: mooring.Hub, target: str, options: dict[str, Any], told: str
+):
+    with pytest.raises(InvalidRequest, match=told):
+        channel(target, **{"hub": hub, **options})
+
+
+async def test_a_hub_that_cannot_be_used_is_refused_as_the_channel_is_made(hub: mooring.Hub):
+    with pytest.raises(InvalidURL):
+        channel("etcdv3:///echo", hub="nowhere://")
+    with pytest.raises(Closed):
+        channel("etcdv3:///echo", hub=mooring.connect("memory://"))
+    async with mooring.connect("memory://", layout="hprose") as other:
+        with pytest.raises(InvalidName, match="has a slash"):
+            channel("etcdv3:///group/echo", hub=other)
+
+
+def test_a_channel_needs_a_running_loop():
+    with pytest.raises(InvalidRequest, match="running loop"):
+        channel("etcdv3:///echo", hub="memory://")
+
+
+async def test_what_is_asked_with_a_stream_cannot_be_named_for_retries(hub: mooring.Hub):
+    with pytest.raises(InvalidRequest, match="its requests are a stream"):
+        async with calling(hub, retry=["echo.Echo/Chat"]):
+            pass
