@@ -76,7 +76,7 @@ class TestStateOfTheWorld:
         some.touch(["a"])
         assert told(some.next(world.find, ())) == {"a": "2"}
 
-    def test_an_answer_to_an_older_response_is_ignored(self):
+    def test_an_answer_to_an_older_response_is_ignored_but_for_its_names(self):
         world, endpoints = World(a="1", b="1"), StateOfTheWorld(whole=False)
         endpoints.hear(["a"], "", "")
         endpoints.next(world.find, ())
@@ -87,8 +87,23 @@ class TestStateOfTheWorld:
         endpoints.next(world.find, ())
         endpoints.sent("2")
         assert endpoints.hear(["b"], "1", "late") == "stale"
-        assert endpoints.names == {"a"}
         assert endpoints.awaited == "2"
+        assert endpoints.next(world.find, ()) is None
+        assert endpoints.hear(["b"], "2", "") == "taken"
+        assert told(endpoints.next(world.find, ())) == {"b": "1"}
+
+    def test_what_is_left_and_asked_for_again_across_a_response_is_sent_again(self):
+        world, endpoints = World(a="1", b="1"), StateOfTheWorld(whole=False)
+        endpoints.hear(["a"], "", "")
+        endpoints.next(world.find, ())
+        endpoints.sent("1")
+        endpoints.hear(["a", "b"], "1", "")
+        endpoints.next(world.find, ())
+        endpoints.sent("2")
+        endpoints.hear(["b"], "1", "")
+        endpoints.hear(["a", "b"], "1", "")
+        endpoints.hear(["a", "b"], "2", "")
+        assert told(endpoints.next(world.find, ())) == {"a": "1"}
 
     def test_what_was_left_and_is_asked_for_again_is_sent_again(self):
         world, endpoints = World(a="1"), StateOfTheWorld(whole=False)

@@ -81,11 +81,12 @@ class Subscription:
 
 class StateOfTheWorld(Subscription):
     def hear(self, names: Collection[str], nonce: str, error: str) -> Heard:
-        """A request. One that answers an older response is ignored whole: the client will answer
-        the newer one, and say again what it wants."""
-        if nonce != self._nonce:
-            return "stale"
-        heard: Heard = self._answered(nonce, error) if nonce else "asked"
+        """A request. Where it answers an older response, the answer to the newer one is still to
+        come, and nothing is sent before; but the names hold in any case. A client that leaves a
+        name and asks for it again has forgotten it, though both requests crossed a response."""
+        heard: Heard = "stale"
+        if nonce == self._nonce:
+            heard = self._answered(nonce, error) if nonce else "asked"
         asked = set(names)
         wildcard = self.whole and (
             WILDCARD in asked or (not asked and (self.wildcard or not self._begun))
