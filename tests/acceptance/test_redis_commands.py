@@ -340,7 +340,7 @@ class TestServe:
     def test_a_registry_beside_the_store(self, url: str, tmp_path: Path):
         (tmp_path / "config").write_text(f"registry: {url}\ncleanup: off\n")
         with Served("memory://", f"--config={tmp_path}/config", "--etcd=127.0.0.1:0") as served:
-            assert served.lines[:2] == ["store    memory://", f"registry {url}"]
+            assert served.lines[:2] == ["store    memory://served", f"registry {url}"]
             assert not any(line.startswith("cleanup") for line in served.lines)
             assert get(f"http://{served.http}/readyz") == (200, "ok\n")
 
