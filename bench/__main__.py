@@ -18,6 +18,7 @@ from bench import (
     etcd_peers,
     etcd_reads,
     following,
+    grpc_calls,
     locking,
     machine,
     memory_store,
@@ -57,6 +58,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "redis-cleanup": redis_cleanup.run,
     "redis-growing": redis_growing.run,
     "locking": locking.run,
+    "grpc-calls": grpc_calls.run,
     "xds-push": xds_push.run,
     "modes": modes.run,
 }

@@ -1,0 +1,263 @@
+"""What a channel to a service costs, beside one of gRPC's own to a single instance."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from statistics import median, quantiles
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from bench.bare_etcd import fresh_etcd
+from bench.grpc_echo import ECHO
+from bench.load import in_flight
+from bench.measure import (
+    Line,
+    Plan,
+    Section,
+    Target,
+    interleaved,
+    microseconds,
+    microseconds_each,
+    milliseconds,
+    per_second,
+    percent,
+    ratio,
+)
+from bench.processes import script
+from mooring import Hub, Instance, connect
+from mooring.grpc.aio import Channel, channel
+
+MANY = 500
+IN_FLIGHT = (1, 16)
+_WITHIN = 60.0
+_STRETCH = 1000
+_TURNS = 30
+_REST = 20.0  # seconds for each second of the plan
+
+
+async def run(plan: Plan) -> list[Section]:
+    return [await _calls(plan), await _coming(plan), await _resting(plan)]
+
+
+async def _calls(plan: Plan) -> Section:
+    lines: list[Line] = []
+    finer = plan.finer(10)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(script("bench.grpc_echo", "1"))
+        (port,) = cast("list[int]", await server.told(within=_WITHIN))
+        hub = await stack.enter_async_context(connect("memory://"))
+        await stack.enter_async_context(hub.register(_instance("echo", port)))
+        ours = await stack.enter_async_context(channel("etcdv3:///echo", hub=hub))
+        plain = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        await asyncio.gather(ours.channel_ready(), plain.channel_ready())
+        for workers in IN_FLIGHT:
+            sides = {
+                "ours": _load(ours, workers, finer.seconds),
+                "plain": _load(plain, workers, finer.seconds),
+            }
+            what = f"{workers} in flight"
+            taken = await interleaved(finer, f"gRPC, {what}", sides, per_second)
+            lines.append(
+                Line(
+                    f"unary calls, {what}",
+                    per_second(median(taken["ours"])),
+                    per_second(median(taken["plain"])),
+                    ratio(taken["ours"], taken["plain"]),
+                    Target("≥", 0.95),
+                )
+            )
+        lines.append(await _thrift(plan, ours, plain))
+        lines += await _parts(plan, ours)
+    text = (
+        "asyncio, unary calls of a few bytes to one instance in another process: through a channel "
+        "to the service, which picks at each call, and through one of gRPC's own to its address. "
+        "The parts are measured by themselves, in front of a stand-in for gRPC's call that does "
+        "nothing."
+    )
+    return Section("gRPC, calls", text, lines)
+
+
+def _instance(service: str, port: int) -> Instance:
+    return Instance(service, host="127.0.0.1", port=port)
+
+
+def _load(opened: grpc.aio.Channel, workers: int, seconds: float) -> Callable[[], Awaitable[float]]:
+    echo = opened.unary_unary(ECHO)
+
+    async def measure() -> float:
+        return (await in_flight(lambda _: echo(b"hello"), workers, seconds)).ops_per_s
+
+    return measure
+
+
+async def _thrift(plan: Plan, ours: Channel, plain: grpc.aio.Channel) -> Line:
+    """The same by this process's own processor time, which says more on a busy machine."""
+
+    def side(opened: grpc.aio.Channel) -> Callable[[], Awaitable[float]]:
+        echo = opened.unary_unary(ECHO)
+
+        async def work() -> None:
+            for _ in range(_TURNS):
+                await echo(b"hello")
+
+        async def measure() -> float:
+            start = time.process_time()
+            await asyncio.gather(*(work() for _ in range(IN_FLIGHT[-1])))
+            return _TURNS * IN_FLIGHT[-1] / (time.process_time() - start)
+
+        return measure
+
+    sides = {"ours": side(ours), "plain": side(plain)}
+    taken = await interleaved(plan.finer(10), "gRPC, processor time", sides, microseconds_each)
+    return Line(
+        "the same, for a second of the caller's processor time",
+        per_second(median(taken["ours"])),
+        per_second(median(taken["plain"])),
+        ratio(taken["ours"], taken["plain"]),
+    )
+
+
+class _Nothing:
+    """A call that does nothing, and is over when it is told so."""
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self.over = callback
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+
+async def _parts(plan: Plan, opened: Channel) -> list[Line]:
+    """The time until gRPC has a call, and what is learned at its end."""
+    method, call = opened.unary_unary(ECHO), _Nothing()
+    (link,) = opened.links
+    link.methods[method] = lambda request, **_: call
+
+    def directly(request: bytes) -> _Nothing:
+        made: _Nothing = link.methods[method](
+            request, timeout=None, metadata=None, credentials=None, compression=None
+        )
+        return made
+
+    async def to_gRPC() -> float:
+        def once() -> None:
+            method(b"hello")
+
+        return _each(once, plan.seconds / 8) - _each(lambda: directly(b"hello"), plan.seconds / 8)
+
+    async def to_the_end() -> float:
+        def once() -> None:
+            method(b"hello")
+            call.over(call)
+
+        return _each(once, plan.seconds / 8) - _each(lambda: directly(b"hello"), plan.seconds / 8)
+
+    sides = {"dispatch": to_gRPC, "whole": to_the_end}
+    taken = await interleaved(plan.finer(4), "gRPC, parts", sides, microseconds)
+    dispatch, whole = median(taken["dispatch"]), median(taken["whole"])
+    return [
+        Line(
+            "dispatch: the pick, until gRPC has the call",
+            microseconds(dispatch),
+            target=Target("≤", 3.0, microseconds),
+            value=dispatch,
+        ),
+        Line("dispatch, and what is learned at the end", microseconds(whole)),
+    ]
+
+
+def _each(call: Callable[[], object], seconds: float) -> float:
+    """Microseconds of processor time that a call takes."""
+    clock, done = time.thread_time, 0
+    start = clock()
+    while (elapsed := clock() - start) < seconds:
+        for _ in range(_STRETCH):
+            call()
+        done += _STRETCH
+    return elapsed / done * 1e6
+
+
+async def _coming(plan: Plan) -> Section:
+    taken: list[float] = []
+    with fresh_etcd() as etcd:
+        async with (
+            script("bench.grpc_echo", "1") as server,
+            connect(etcd.url) as hub,
+            connect(etcd.url) as other,
+            hub.register(_instance("lease", 1)),
+        ):
+            (port,) = cast("list[int]", await server.told(within=_WITHIN))
+            async with channel("etcdv3:///echo", hub=other) as opened:
+                echo = opened.unary_unary(ECHO)
+                end = time.monotonic() + plan.rounds * plan.seconds
+                while time.monotonic() < end:
+                    taken.append(await _until_called(hub, opened, echo, port))
+    plan.say(f"registered until called: p50 {milliseconds(median(taken))}, {len(taken)} times")
+    text = (
+        "From just before `hub.register` on etcd until a call that waited for it (`wait_for_ready`)"
+        " is answered by the new instance: the registry, the connection, the question for its "
+        "health and the call. The channel has another connection to etcd; there is nobody else."
+    )
+    return Section(
+        "gRPC, registered until called",
+        text,
+        [
+            Line("p50", milliseconds(median(taken))),
+            Line("p99", milliseconds(quantiles(taken, n=100)[98])),
+        ],
+    )
+
+
+async def _until_called(hub: Hub, opened: Channel, echo: Any, port: int) -> float:
+    while opened.links:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.001)
+    call = echo(b"hello", wait_for_ready=True)
+    await asyncio.sleep(0.005)
+    began = time.perf_counter()
+    async with hub.register(_instance("echo", port)):
+        await call
+        return (time.perf_counter() - began) * 1000
+
+
+async def _resting(plan: Plan) -> Section:
+    seconds = _REST * plan.seconds
+    plan.say(f"gRPC, {MANY} instances at rest: {seconds:g} s")
+    with fresh_etcd() as etcd:
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(script("bench.grpc_echo", str(MANY)))
+            hub = await stack.enter_async_context(connect(etcd.url))
+            for port in cast("list[int]", await server.told(within=_WITHIN)):
+                await stack.enter_async_context(hub.register(_instance("echo", port)))
+            arguments = (etcd.url, "echo", str(MANY), str(seconds))
+            resident = await stack.enter_async_context(script("bench.grpc_resident", *arguments))
+            ready = cast("float", await resident.told(within=_WITHIN))
+            share = cast("float", await resident.told(within=_WITHIN + seconds))
+    text = (
+        f"A process with a channel to {MANY} instances on etcd, which another process keeps "
+        f"registered. They are ready when all are connected and said that they serve, counted from "
+        f"before the channel is made; then nobody calls for {seconds:g} s. What is told is the "
+        "processor time of all threads."
+    )
+    return Section(
+        "gRPC, many instances",
+        text,
+        [
+            Line(
+                f"{MANY} instances until all are ready",
+                milliseconds(ready * 1000),
+                target=Target("≤", 1000, milliseconds),
+                value=ready * 1000,
+            ),
+            Line(
+                f"{MANY} instances at rest, share of one core",
+                percent(share),
+                target=Target("≤", 0.01, percent),
+                value=share,
+            ),
+        ],
+    )

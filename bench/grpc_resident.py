@@ -1,0 +1,36 @@
+"""A process with a channel to many instances, which then rests.
+
+python -m bench.grpc_resident URL SERVICE COUNT SECONDS
+
+It tells how long it took until all were connected, from before the channel was made; then, after so
+many seconds of rest, the share of one core that all its threads took meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import uvloop
+
+from bench.processes import tell
+from mooring import connect
+from mooring.grpc.aio import channel
+
+
+async def main(url: str, service: str, count: int, seconds: float) -> None:
+    async with connect(url) as hub:
+        began = time.perf_counter()
+        async with channel(f"etcdv3:///{service}", hub=hub) as opened:
+            while sum(link.ready for link in opened.links) < count:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.005)
+            tell(time.perf_counter() - began)
+            await asyncio.sleep(1)
+            began, cpu = time.perf_counter(), time.process_time()
+            await asyncio.sleep(seconds)
+            tell((time.process_time() - cpu) / (time.perf_counter() - began))
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
