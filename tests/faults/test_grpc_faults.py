@@ -116,7 +116,7 @@ async def hub(url: str):
 async def test_a_killed_server_fails_no_call_that_may_be_repeated(hub: mooring.Hub, start: Start):
     victim, *_ = await asyncio.to_thread(start, "abc")
     async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub, retry=[SAY]) as channel:
-        await eventually(lambda: sum(each.called for each in channel.explain()) == 3)
+        await eventually(lambda: sum(each.called for each in channel.explain()) == 3, within=20)
         async with Callers(pb2_grpc.EchoStub(channel)) as callers:
             await eventually(lambda: callers.since(0) == {"a", "b", "c"}, within=20)
             victim.kill()
@@ -135,7 +135,7 @@ async def test_all_callers_of_a_killed_server_are_served_by_another(hub: mooring
         calls = [stub.Say(Word(text="slow")) for _ in range(CALLERS)]
         victim.process.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(start, "b")
-        await eventually(lambda: sum(each.called for each in channel.explain()) == 2)
+        await eventually(lambda: sum(each.called for each in channel.explain()) == 2, within=20)
         victim.kill()
         answers = await asyncio.gather(*calls)
         assert {answer.by for answer in answers} <= {"a", "b"}
@@ -147,7 +147,7 @@ async def test_a_server_that_is_told_to_stop_fails_no_call(
 ):
     leaving, *_ = await asyncio.to_thread(start, "abc", *how)
     async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub) as channel:
-        await eventually(lambda: sum(each.called for each in channel.explain()) == 3)
+        await eventually(lambda: sum(each.called for each in channel.explain()) == 3, within=20)
         async with Callers(pb2_grpc.EchoStub(channel)) as callers:
             await eventually(lambda: callers.since(0) == {"a", "b", "c"}, within=20)
             leaving.process.send_signal(signal.SIGTERM)
@@ -198,7 +198,7 @@ async def test_a_copy_on_disk_stands_in_for_a_registry_that_is_away(
         ):
             stub = pb2_grpc.EchoStub(channel)
             assert (await stub.Say(Word(text="hello"))).by == "a"
-            await eventually(lambda: any(cache.rglob("*")) if cache.exists() else False)
+            await eventually(lambda: any(cache.rglob("*")) if cache.exists() else False, within=20)
             registry.kill()
             assert (await stub.Say(Word(text="hello"))).by == "a"
         async with (

@@ -71,7 +71,7 @@ async def by(stub: Any, text: str = "hello", **options: Any) -> str:
 
 
 async def ready(opened: Channel, count: int) -> None:
-    await eventually(lambda: sum(each.called for each in opened.explain()) == count)
+    await eventually(lambda: sum(each.called for each in opened.explain()) == count, within=20)
 
 
 async def test_calls_are_spread_over_the_instances(hub: mooring.Hub, serve: Serve):
@@ -97,7 +97,7 @@ async def test_who_comes_is_called_and_who_goes_is_not(hub: mooring.Hub, serve: 
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "first"
         await serve("second")
-        await eventually(lambda: said_by(stub, "second"))
+        await eventually(lambda: said_by(stub, "second"), within=20)
         await first.registration.aclose()
         await ready(opened, 1)
         assert {await by(stub) for _ in range(4)} == {"second"}

@@ -88,11 +88,11 @@ def test_instances_are_called_in_turn_and_changes_are_followed(hub: Any, serve: 
         assert isinstance(channel, grpc.Channel)
         assert by(stub) == "a"
         serve("b")
-        until(lambda: called(stub) == {"a", "b"})
+        until(lambda: called(stub) == {"a", "b"}, within=20)
         spread = Counter(by(stub) for _ in range(20))
         assert spread == {"a": 10, "b": 10}
         first.registration.close()
-        until(lambda: called(stub) == {"b"})
+        until(lambda: called(stub) == {"b"}, within=20)
 
 
 def test_all_four_kinds_of_calls(hub: Any, serve: Serve):
@@ -156,9 +156,9 @@ def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
 def test_who_does_not_serve_leaves_the_rotation(hub: Any, serve: Serve):
     ill, _ = serve("ill"), serve("well")
     with calling(hub) as (_, stub):
-        until(lambda: called(stub) == {"ill", "well"})
+        until(lambda: called(stub) == {"ill", "well"}, within=20)
         ill.health.set("", False)
-        until(lambda: called(stub) == {"well"})
+        until(lambda: called(stub) == {"well"}, within=20)
 
 
 def test_an_open_stream_outlives_the_removal_of_its_instance(hub: Any, serve: Serve):
@@ -168,7 +168,7 @@ def test_an_open_stream_outlives_the_removal_of_its_instance(hub: Any, serve: Se
         assert next(count).text == "1"
         serve("b")
         server.registration.close()
-        until(lambda: called(stub) == {"b"})
+        until(lambda: called(stub) == {"b"}, within=20)
         server.echo.go.set()
         assert [word.text for word in count] == ["2", "3"]
 
@@ -184,7 +184,7 @@ def test_only_methods_that_opt_in_are_repeated(hub: Any, serve: Serve):
 
     for retry, expected in (([SAY], 3), (["echo.Echo"], 3), ([], 1)):
         with calling(hub, retry=retry) as (_, stub):
-            until(lambda stub=stub: called(stub) == {"a", "b", "c"})  # type: ignore[misc]
+            until(lambda stub=stub: called(stub) == {"a", "b", "c"}, within=20)  # type: ignore[misc]
             tries()
             with pytest.raises(grpc.RpcError, match="was told"):
                 by(stub, "fail UNAVAILABLE")
@@ -266,7 +266,7 @@ def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: Any, serve: S
     server = serve("a")
     with calling(hub) as (channel, stub):
         future = stub.Say.future(Word(text="slow"))
-        until(lambda: server.echo.waiting)
+        until(lambda: server.echo.waiting, within=20)
         channel.close()
         channel.close()
         assert future.code() is grpc.StatusCode.CANCELLED
