@@ -125,6 +125,12 @@ async def _thrift(plan: Plan, ours: Channel, plain: grpc.aio.Channel) -> Line:
 class _Nothing:
     """A call that does nothing, and is over when it is told so."""
 
+    def __init__(self) -> None:
+        self._cython_call = self  # as gRPC's own have one, which tells how it ended
+
+    def is_ok(self) -> bool:
+        return True
+
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self.over = callback
 
