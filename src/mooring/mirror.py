@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,6 +32,9 @@ V = TypeVar("V")
 
 STALE_AFTER = 4.0
 """Seconds of silence after which a mirror calls itself stale."""
+
+AFRESH = 1800.0
+"""Seconds after which a mirror reads everything anew, whether or not anything seems wrong."""
 
 _PENDING = 1000  # updates that wait for one reader before they are merged into one
 
@@ -91,7 +95,8 @@ class Mirror(Generic[K, V]):
     """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails.
 
     `quiet`: its owner tells of breaks, and it does not. `returned` is called when it follows again
-    after a break.
+    after a break. Every `afresh` seconds everything is read anew, in case that a change was missed
+    which nobody knows of.
     """
 
     def __init__(
@@ -102,16 +107,17 @@ class Mirror(Generic[K, V]):
         stale_after: float = STALE_AFTER,
         quiet: bool = False,
         returned: Callable[[], None] = lambda: None,
+        afresh: float = AFRESH,
     ) -> None:
         self.mark = 0
         """The mark of the newest step that was applied; 0 before the first snapshot."""
         self.resyncs = 0
-        """How often it had to read again."""
+        """How often it read again."""
         self.error: StoreError | None = None
         """Why it does not follow at present."""
         self._feed = feed
         self._level = logging.DEBUG if quiet else logging.WARNING
-        self._wait, self._stale_after = wait, stale_after
+        self._wait, self._stale_after, self._afresh = wait, stale_after, afresh
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
         self._heard = self._known = 0.0
@@ -235,10 +241,7 @@ class Mirror(Generic[K, V]):
                 async with following as steps:
                     self._steps = steps
                     self._follows()
-                    async for step in steps:
-                        self._apply(step)
-                        backoff.reset()
-                        self._mistake = ""
+                    await self._follow(steps, backoff)
             except CannotResume as error:
                 log.info("%s: reads again: %s", self._feed.name, error)
                 self.mark = 0
@@ -255,6 +258,20 @@ class Mirror(Generic[K, V]):
                     self._steps = None
                     self._known = 0.0
             await asyncio.sleep(backoff.next())
+
+    async def _follow(self, steps: Steps[K, V], backoff: Backoff) -> None:
+        """Until it breaks, or until it is time to read everything anew."""
+        due = asyncio.timeout(self._afresh * random.uniform(0.8, 1.0))  # not all at once
+        try:
+            async with due:
+                async for step in steps:
+                    self._apply(step)
+                    backoff.reset()
+                    self._mistake = ""
+        except TimeoutError:
+            if not due.expired():
+                raise
+            self.mark, self._followed = 0, False  # nothing broke
 
     def _follows(self) -> None:
         self._heard = time.monotonic()
@@ -273,7 +290,7 @@ class Mirror(Generic[K, V]):
                 self._feed.name,
                 error,
             )
-        self.error = error
+        self.error, self._followed = error, self._loaded
         self._turn.set()
 
     def _stumbles(self, error: Exception) -> None:
@@ -281,6 +298,7 @@ class Mirror(Generic[K, V]):
             self._mistake = repr(error)
             log.exception("%s: failed, reads again; the last state is kept", self._feed.name)
         self.error = StoreError(f"{self._feed.name} cannot be followed: {error!r}")
+        self._followed = self._loaded
         self._turn.set()
 
     async def _load(self) -> None:

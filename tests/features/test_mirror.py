@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from mooring.errors import Closed
 from mooring.hub import open_store
-from mooring.mirror import Change, Mirror, RangeFeed, Steps, Update, merge
+from mooring.mirror import Change, Mirror, RangeFeed, Step, Steps, Update, merge
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -223,6 +224,50 @@ async def test_a_mistake_in_a_feed_is_told_once_and_it_begins_again_by_reading(
         await eventually(lambda: mirror.items["a"] >= 4)
         assert "a feed's mistake" in str(mirror.error)
     assert caplog.text.count("Traceback") == 1
+
+
+class Forgetful:
+    """A feed that loses every change on its way."""
+
+    def __init__(self, store: Store) -> None:
+        self._feed = RangeFeed(store, prefix(b"/m/"))
+        self.name = self._feed.name
+
+    async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
+        return await self._feed.snapshot()
+
+    @asynccontextmanager
+    async def follow(
+        self, mark: int, held: Mapping[bytes, Entry], *, known: float
+    ) -> AsyncIterator[Steps[bytes, Entry]]:
+        async with self._feed.follow(mark, held, known=known) as steps:
+            yield _Lost(steps)
+
+
+class _Lost(AsyncIterator[Step[bytes, Entry]]):
+    def __init__(self, steps: Steps[bytes, Entry]) -> None:
+        self._steps = steps
+
+    @property
+    def heard(self) -> float:
+        return self._steps.heard
+
+    async def __anext__(self) -> Step[bytes, Entry]:
+        return msgspec.structs.replace(await anext(aiter(self._steps)), changes=())
+
+
+async def test_what_was_missed_is_found_when_everything_is_read_anew(store: Store):
+    returned: list[None] = []
+    await store.commit(Put(b"/m/a", b"1"))
+    mirror = Mirror(Forgetful(store), afresh=0.5, returned=lambda: returned.append(None))
+    async with mirror, mirror.changes() as changes:
+        await store.commit(Put(b"/m/b", b"2"), Delete(key(b"/m/a")))
+        async with asyncio.timeout(5):
+            update = await anext(changes)
+        assert [change.key for change in update.changes] == [b"/m/a", b"/m/b"]
+        assert values(mirror) == {b"/m/b": b"2"}
+        assert not returned, "nothing broke"
+        assert mirror.error is None
 
 
 def test_merging_keeps_first_and_last_and_puts_removals_first():
