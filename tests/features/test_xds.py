@@ -332,7 +332,12 @@ async def test_all_services_and_those_that_come_later(
         later = mooring.Instance("b", host="127.0.0.1", port=1, ports={"http": 2})
         async with hub.register(later):
             more = ["b", "b//http"]
-            assert names(await client.hear()) == (more if incremental else ["a", *more])
+            second = await client.hear()
+            assert names(second) == (more if incremental else ["a", *more])
+            await client.ask(proto.CLUSTER, response_nonce=second.nonce)
+            # One whose name is no host has no route, but is there like any other.
+            async with hub.register(mooring.Instance("no host", host="127.0.0.1", port=1)):
+                assert "no host" in names(await client.hear())
 
 
 @pytest.mark.parametrize("kind", [proto.CLUSTER, proto.ENDPOINTS])

@@ -81,27 +81,30 @@ class Caller:
             self._environment["GRPC_XDS_BOOTSTRAP"] = str(bootstrap)
 
     async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            text=True,
         )
-        self._reading = asyncio.create_task(self._read())
-        return self
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
 
     async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._reading
-        await self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.kill()
+        await asyncio.to_thread(self._reading.join)
+        with self._process:  # closes its pipes, and waits for it
+            pass
 
-    async def _read(self) -> None:
+    def _read(self) -> None:
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self.answers.append(line.decode().rstrip("\n"))
+        for line in self._process.stdout:
+            self.answers.append(line.rstrip("\n"))
 
     @property
     def errors(self) -> list[str]:

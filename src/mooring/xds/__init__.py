@@ -14,8 +14,8 @@ import importlib.util
 
 from mooring.errors import MissingExtra
 
-if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("google.protobuf") is None:
-    raise MissingExtra("mooring.xds", "etcd")
+if importlib.util.find_spec("grpc") is None:
+    raise MissingExtra("mooring.xds", "server")
 
 from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.xds.server import ControlPlane

@@ -8,6 +8,7 @@ what cannot be read any more stays as it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -71,20 +72,25 @@ class Followed:
         self._tasks.start(self._publish(), name=f"{self.service} for xDS")
 
     async def _publish(self) -> None:
+        named = False
         while True:
-            await self._turn.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN if named else None):
+                    await self._turn.wait()
             self._turn.clear()
             there = tuple(self._mirror.items.values())
-            instances = await self._hosts.resolved(there)
-            essence = [resources.essence(each) for each in instances]
-            if self.instances is None or essence != self._essence:
-                self._essence = essence
-                before = None if self.instances is None else self.plain
-                self.instances, self.plain = instances, resources.has_plain(instances)
-                self.cache.clear()
-                self._told(self, self.plain != before)
-            if not all(is_address(each.host) for each in there):
-                asyncio.get_running_loop().call_later(LOOK_AGAIN, self._turn.set)
+            named = not all(is_address(each.host) for each in there)
+            self._take(await self._hosts.resolved(there))
+
+    def _take(self, instances: tuple[Instance, ...]) -> None:
+        essence = [resources.essence(each) for each in instances]
+        if self.instances is not None and essence == self._essence:
+            return
+        before = None if self.instances is None else self.plain
+        self._essence, self.instances = essence, instances
+        self.plain = resources.has_plain(instances)
+        self.cache.clear()
+        self._told(self, self.plain != before)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -102,7 +108,8 @@ class Catalogue:
         """When each service was last in the list; None before it was read."""
         self._loading: set[str] = set()
         self._table: Resource | None = None
-        self._hostless: set[str] = set()
+        self._plain: dict[str, bool] | None = None
+        """The services as they were last told, and which have HTTP ports of their own."""
         self._failing = False
         self._listing: asyncio.Task[object] | None = None
         self._tasks = Tasks()
@@ -140,7 +147,7 @@ class Catalogue:
         if self._lists or self._listing is None:
             return
         self._listing.cancel()
-        self._listing = self._listed = self._table = None
+        self._listing = self._listed = self._table = self._plain = None
         self._loading.clear()
         for followed in list(self._followed.values()):
             followed.listed = False
@@ -168,16 +175,18 @@ class Catalogue:
             self._relist()
 
     def _relist(self) -> None:
-        if self._loading:
+        """Tell of the services and their clusters, where these are others than before."""
+        if self._loading or self._listed is None:
             return
-        table = resources.table(self._plain())
-        if self._table is None or table.version != self._table.version:
-            self._table = table
-            for listener in self._lists:
-                listener.relisted()
-
-    def _plain(self) -> dict[str, bool]:
-        return {name: self._followed[name].plain for name in self._listed or ()}
+        plain = {name: self._followed[name].plain for name in self._listed}
+        if plain == self._plain:
+            return
+        hosts = resources.hosts_of(plain)
+        for name in sorted(plain.keys() - hosts.keys() - (self._plain or {}).keys()):
+            log.warning("%s has no host to be called by through Envoy: see its name", name)
+        self._plain, self._table = plain, resources.table(plain)
+        for listener in self._lists:
+            listener.relisted()
 
     async def _list(self) -> None:
         while True:
@@ -214,10 +223,6 @@ class Catalogue:
             for name in self._loading & self._listed.keys()
             if now - self._followed[name].since < _LATE
         }
-        hostless = self._listed.keys() - resources.hosts_of(self._listed).keys()
-        for name in sorted(hostless - self._hostless):
-            log.warning("%s has no host to be called by through Envoy: see its name", name)
-        self._hostless = hostless
         self._relist()
 
     def listed(self, kind: str, client: Client) -> Collection[str] | None:
@@ -225,11 +230,11 @@ class Catalogue:
         of Envoy are in its own file."""
         if kind != proto.CLUSTER:
             return ()
-        if self._listed is None or self._loading:
+        if self._plain is None:
             return None
         return [
             name
-            for service, plain in self._plain().items()
+            for service, plain in self._plain.items()
             for name in (service, service + PLAIN)[: 1 + plain]
         ]
 
