@@ -269,14 +269,15 @@ class Hub:
             wanted=Wanted(version, tags or {}, zone, zone_only, where),
             resilience=resilience,
             empty=empty,
-            copies=None if self._cache is None else Copies(self._cache, self._whose()),
+            copies=None if self._cache is None else Copies(self._cache, self.scope),
             blame=blame,
             wait=wait,
         )
         self._made.add(view)
         return view
 
-    def _whose(self) -> str:
+    @property
+    def scope(self) -> str:
         """What tells the instances of this registry from those of others, also of one store."""
         redis = self._settings.redis
         within = (

@@ -73,7 +73,7 @@ class SharedRegistration:
             instance = msgspec.structs.replace(instance, host=reachable_host())
         self._instance, _ = hub.registry.prepare(instance)
         self._hub, self._ttl, self._wait = hub, ttl, wait
-        key = "\0".join((hub._whose(), self._instance.service, self._instance.address))
+        key = "\0".join((hub.scope, self._instance.service, self._instance.address))
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         self._turn = Turn((folder or runtime_folder()) / name)
         self._registration: Registration | None = None

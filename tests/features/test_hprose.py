@@ -513,7 +513,7 @@ class TestRegister:
         async with mooring.connect(urls[0], registry=urls[1], layout="hprose") as hub:
             assert isinstance(hub.registry, StoreRegistry)
             renewals: list[float] = []
-            store = hub.registry._store
+            store = hub.registry.store
             plain = store.renew
 
             async def noted(lease: int) -> float:

@@ -82,7 +82,7 @@ class Registered:
             self._open = opening.pop_all()
         registry = self._hub.registry  # on a store, which may be another than the hub's, or Redis
         if self._heartbeat < self._ttl / 3 and isinstance(registry, StoreRegistry):
-            self._tasks.start(self._beat(registry._store), name=f"heartbeat of {self.uuid}")
+            self._tasks.start(self._beat(registry.store), name=f"heartbeat of {self.uuid}")
         return self
 
     async def _beat(self, store: Store) -> None:

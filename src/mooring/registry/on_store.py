@@ -55,7 +55,7 @@ class StoreRegistry(Registry):
             describes="config" in layout.carries,
         )
         self.layout = layout
-        self._store = store
+        self.store = store
         self._leases: dict[float, SharedLease] = {}
         self._enrolled: set[bytes] = set()
         self._shared = Shared(
@@ -99,13 +99,13 @@ class StoreRegistry(Registry):
         self._enrolled.add(home.start)
         lease = self._leases.get(ttl)
         if lease is None:
-            lease = self._leases[ttl] = SharedLease(self._store, ttl)
+            lease = self._leases[ttl] = SharedLease(self.store, ttl)
         around = self.layout.vicinity(instance)
         vicinity = self._vicinities.get(around)
         if vicinity is None:
             config = self._service_config(instance.service)
             vicinity = self._vicinities[around] = Vicinity(
-                self._store, self.layout, around, config, self._returned
+                self.store, self.layout, around, config, self._returned
             )
         return StoreEnrolment(self._shared, lease, vicinity, instance, home)
 
@@ -129,7 +129,7 @@ class StoreRegistry(Registry):
         mirror = self._configs.get(service)
         if mirror is None:
             where = key(self.layout.config_key(service))
-            mirror = Mirror(RangeFeed(self._store, where), wait=False, quiet=True)
+            mirror = Mirror(RangeFeed(self.store, where), wait=False, quiet=True)
             self._configs[service] = mirror
         return mirror
 
@@ -165,7 +165,7 @@ class StoreRegistry(Registry):
         full, go on after the group that it ended in."""
         at: int | None = None
         while True:
-            page = await self._store.read(range, keys_only=True, limit=_PAGE, at=at)
+            page = await self.store.read(range, keys_only=True, limit=_PAGE, at=at)
             at = page.revision
             last = None
             for entry in page.entries:
@@ -189,12 +189,12 @@ class StoreRegistry(Registry):
     async def _assembly(self, service: str) -> tuple[Assembly, int]:
         """The keys of a service, and the revision from which on something may be missing."""
         assembly = Assembly(self.layout, service)
-        found = [await self._store.read(where) for where in self.layout.ranges(service)]
+        found = [await self.store.read(where) for where in self.layout.ranges(service)]
         assembly.replace(entry for part in found for entry in part.entries)
         return assembly, min(part.revision for part in found)
 
     def follow(self, service: str) -> Feed[str, Instance]:
-        return InstancesFeed(self._store, self.layout, service)
+        return InstancesFeed(self.store, self.layout, service)
 
     async def deregister(self, service: str, id: str) -> bool:
         service = self.layout.canonical(service)
@@ -206,10 +206,10 @@ class StoreRegistry(Registry):
                 return False
             held = assembly.of(id)
             if not lease:
-                lease = (await self._store.grant(KEPT)).id
+                lease = (await self.store.grant(KEPT)).id
             grave = Put(tombstone_key(self.layout, instance), tombstone_value(), lease)
             try:
-                await self._store.commit(
+                await self.store.commit(
                     grave,
                     *(Delete(key(entry.key)) for _, entry in held),
                     require=[
@@ -224,7 +224,7 @@ class StoreRegistry(Registry):
 
     async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
         name = self.layout.config_key(service, id)
-        found = await self._store.read(key(name))
+        found = await self.store.read(key(name))
         with _naming(name):
             return {} if found.first is None else values.decode(found.first.value)
 
@@ -239,7 +239,7 @@ class StoreRegistry(Registry):
     ) -> dict[str, JSON]:
         """Change some fields of a value and leave the others, whoever else writes meanwhile."""
         while True:
-            entry = (await self._store.read(key(name))).first
+            entry = (await self.store.read(key(name))).first
             fields: dict[str, JSON] = values.decode_to_change(
                 b"" if entry is None else entry.value, name.decode()
             )
@@ -252,7 +252,7 @@ class StoreRegistry(Registry):
                     self.layout.decode_config(value)  # what we could not read, we do not write
             write = Put(name, value) if fields or not config else Delete(key(name))
             try:
-                await self._store.commit(
+                await self.store.commit(
                     write, require=[unchanged(name, entry.modified if entry else 0)]
                 )
                 return fields
@@ -261,7 +261,7 @@ class StoreRegistry(Registry):
 
     async def info(self, *, group: str = "", service: str = "") -> Group | Service:
         name = self.layout.info_key(group=group, service=service)
-        entry = (await self._store.read(key(name))).first
+        entry = (await self.store.read(key(name))).first
         return self._info(name, b"{}" if entry is None else entry.value)
 
     def _info(self, name: bytes, value: bytes) -> Group | Service:
