@@ -44,7 +44,7 @@ bench: $(VENV)/.developing  ## compare with the bare driver and the peers (some 
 soak: tools  ## long fault campaigns; SOAK=10m says how long
 	$(BIN)/pytest -m soak --soak=$(SOAK)
 
-tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redis 7.0, older protobufs
+tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redis 7.0, Envoy, older protobufs
 	@$(BIN)/python tools/fetch.py
 
 clean:  ## remove what the targets above made
