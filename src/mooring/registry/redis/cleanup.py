@@ -33,7 +33,7 @@ T = TypeVar("T")
 REMOVED = Counter("mooring_cleanup_removed", "Instances that were taken out", ["service"])
 BRAKE = Gauge("mooring_cleanup_brake", "1 while expiry of a service is paused", ["service"])
 
-_BATCH = 200
+_BATCH = 100
 """Instances in one script call: so many that it stays far below 10 ms."""
 _TOGETHER = 20
 """Services that are looked at together."""
