@@ -193,7 +193,9 @@ def _lines(
     what: str, taken: dict[str, list[Load]], targets: dict[str, Target], failed: dict[str, str]
 ) -> list[Line]:
     lines = [
-        compared(f"{what}, {name}", taken["ours"], theirs, targets.get(name))
+        compared(
+            f"{what}, {name}", taken["ours"], theirs, targets.get(name), _REMARKS.get(name, "")
+        )
         for name, theirs in taken.items()
         if name != "ours"
     ]
@@ -201,6 +203,22 @@ def _lines(
         Line(f"{what}, {name}", "", remark=f"it could not be measured: {problem}")
         for name, problem in failed.items()
     ]
+
+
+_REMARKS = {
+    "tooz": (
+        "A lock on etcd costs two round trips at least. Where those take a quarter of what tooz "
+        "takes (the first table of the locks has their p50), 4 × leaves nothing to spare."
+    ),
+    "redis-py": (
+        "At its defaults it sleeps for 0.1 s between two tries, so 50 × is a hand-off within 2 ms, "
+        "and two round trips of etcd are most of that here."
+    ),
+    "kazoo": (
+        "A hand-off is a release and the next one's acquisition, a round trip each, and between "
+        "them the event of the release."
+    ),
+}
 
 
 async def _peer(name: str, python: Path, address: str, operation: str, seconds: float) -> Load:
