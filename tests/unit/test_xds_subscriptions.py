@@ -76,6 +76,31 @@ class TestStateOfTheWorld:
         some.touch(["a"])
         assert told(some.next(world.find, ())) == {"a": "2"}
 
+    def test_what_was_refused_for_anothers_sake_is_sent_again_with_it(self):
+        world, endpoints = World(a="1", b="1", c="1"), StateOfTheWorld(whole=False)
+        endpoints.hear("abc", "", "")
+        endpoints.next(world.find, ())
+        endpoints.sent("1")
+        endpoints.hear("abc", "1", "b is no good")
+        world.versions["b"] = "2"
+        endpoints.touch(["b"])
+        assert told(endpoints.next(world.find, ())) == {"a": "1", "b": "2", "c": "1"}
+        endpoints.sent("2")
+        endpoints.hear("abc", "2", "")
+        world.versions["b"] = "3"
+        endpoints.touch(["b"])
+        assert told(endpoints.next(world.find, ())) == {"b": "3"}
+
+    def test_what_changed_before_it_was_refused_is_sent_again_with_the_others(self):
+        world, endpoints = World(a="1", b="1"), StateOfTheWorld(whole=False)
+        endpoints.hear("ab", "", "")
+        endpoints.next(world.find, ())
+        endpoints.sent("1")
+        world.versions["b"] = "2"
+        endpoints.touch(["b"])
+        endpoints.hear("ab", "1", "b is no good")
+        assert told(endpoints.next(world.find, ())) == {"a": "1", "b": "2"}
+
     def test_an_answer_to_an_older_response_is_ignored_but_for_its_names(self):
         world, endpoints = World(a="1", b="1"), StateOfTheWorld(whole=False)
         endpoints.hear(["a"], "", "")
@@ -361,3 +386,32 @@ TestFollowingTheWorld = FollowingTheWorld.TestCase
 TestFollowingAWholeWorld = WholeWorld.TestCase
 TestFollowingDifferences = FollowingDifferences.TestCase
 TestFollowingDifferencesOfAll = WholeDifferences.TestCase
+
+
+class TestLeavingTheWildcard:
+    """Incremental, and all of it for clusters and listeners alone."""
+
+    def _following(self, world: World) -> Incremental:
+        clusters = Incremental(whole=True)
+        clusters.hear(["*"], [], {}, "", "")
+        assert told(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
+        clusters.sent("1")
+        clusters.hear([], [], {}, "1", "")
+        return clusters
+
+    def test_what_is_left_and_asked_for_again_is_sent_again(self):
+        world = World(a="1", b="1")
+        clusters = self._following(world)
+        clusters.hear([], ["*"], {}, "", "")
+        assert clusters.next(world.find, ["a", "b"]) is None
+        clusters.hear(["*"], [], {}, "", "")
+        assert told(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
+
+    def test_a_name_that_is_left_and_still_among_all_is_told(self):
+        world = World(a="1", b="1")
+        clusters = self._following(world)
+        clusters.hear([], ["a", "none"], {}, "", "")
+        answer = clusters.next(world.find, ["a", "b"])
+        assert told(answer) == {"a": "1"}
+        assert answer is not None
+        assert answer.removed == ("none",)

@@ -104,7 +104,7 @@ class Stream(ABC):
 
     def due(self) -> Iterator[Any]:
         """The responses that must be sent now. Each counts as sent when it is taken."""
-        for kind in proto.TYPES:
+        for kind in self._order():
             subscription = self._subscriptions.get(kind)
             if subscription is None or (kind == proto.ROUTES and self._unsettled()):
                 continue
@@ -118,6 +118,15 @@ class Stream(ABC):
                 subscription.sent(nonce)
                 _responses[kind].inc()
                 yield self._response(kind, answer, nonce)
+
+    def _order(self) -> tuple[str, ...]:
+        """Routes lead to endpoints, so they come last; but endpoints that change all the time must
+        not keep them back for ever."""
+        endpoints = self._subscriptions.get(proto.ENDPOINTS)
+        routes = self._subscriptions.get(proto.ROUTES)
+        if routes is None or not routes.pending or endpoints is None or endpoints.owes:
+            return proto.TYPES
+        return proto.CLUSTER, proto.LISTENER, proto.ROUTES, proto.ENDPOINTS
 
     def _unsettled(self) -> bool:
         """Whether Envoy still has to take clusters or endpoints that new routes may lead to."""

@@ -53,10 +53,31 @@ class Subscription:
         """Whether every name must be looked at, and not only those that were touched."""
         self._given: dict[str, str] = {}
         """The versions that the client was told; empty for what does not exist."""
+        self._last: set[str] = set()
+        """What was in the last response."""
+        self._refused: set[str] = set()
+        """What was in responses that were refused, perhaps for another's sake."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be something to send."""
+        return bool(self._touched or self._owed or self._look or self._answer_owed)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the client waits for names that it just asked for."""
+        return bool(self._owed)
 
     def touch(self, names: Iterable[str]) -> None:
         """These may have changed."""
         self._touched.update(names)
+        self._take_up_refused()
+
+    def _take_up_refused(self) -> None:
+        """Once one of those that were refused together changes, all of them are sent again."""
+        if self._refused & self._touched:
+            self._owed |= self._refused
+            self._refused.clear()
 
     def relist(self) -> None:
         """What a wildcard means may have changed."""
@@ -72,11 +93,20 @@ class Subscription:
         """The answer went out under this nonce."""
         self.awaited = self._nonce = nonce
 
+    def _answer(self, resources: dict[str, Resource], removed: Iterable[str] = ()) -> Answer:
+        self._last = set(resources)
+        return Answer(resources, tuple(removed))
+
     def _answered(self, nonce: str, error: str) -> Heard:
         if nonce != self.awaited:
             return "asked"  # that one was answered before
         self.awaited = ""
-        return "refused" if error else "taken"
+        if error:
+            self._refused |= self._last
+            self._take_up_refused()
+            return "refused"
+        self._refused -= self._last
+        return "taken"
 
 
 class StateOfTheWorld(Subscription):
@@ -95,6 +125,7 @@ class StateOfTheWorld(Subscription):
         new = asked - self.names
         self._owed |= new
         self._owed &= asked
+        self._refused &= asked
         self._answer_owed |= bool(self.whole and (new or wildcard != self.wildcard))
         self._look |= self._answer_owed or asked != self.names
         self.names, self.wildcard, self._begun = asked, wildcard, True
@@ -124,7 +155,7 @@ class StateOfTheWorld(Subscription):
         self._answer_owed = False
         self._owed.clear()
         self._given = versions
-        return Answer(there)
+        return self._answer(there)
 
     def _some(self, find: Find) -> Answer | None:
         if not self._touched and not self._owed:
@@ -141,7 +172,7 @@ class StateOfTheWorld(Subscription):
                 self._given[name] = found.version
             self._touched.discard(name)
             self._owed.discard(name)
-        return Answer(send) if send else None
+        return self._answer(send) if send else None
 
 
 class Incremental(Subscription):
@@ -168,20 +199,23 @@ class Incremental(Subscription):
             self.wildcard = self._answer_owed = self._look = True
         if WILDCARD in left:
             self.wildcard = False
+            self._given = {name: v for name, v in self._given.items() if name in self.names}
         self._touched |= set(subscribe) - {WILDCARD}
         self._owed |= asked - {WILDCARD}
         self.names |= set(subscribe) - {WILDCARD}
         self.names -= left
         self._owed -= left
+        self._refused -= left
         for name in left:
             self._given.pop(name, None)
+        if self.wildcard:  # what is left by name may be there still: the client waits to hear
+            self._owed |= left - {WILDCARD}
         return heard
 
     def next(self, find: Find, listed: Collection[str] | None) -> Answer | None:
         """What must be sent now; None where that is nothing, or nothing yet. `listed` is what a
         wildcard means, None where that is not known yet."""
-        idle = not (self._touched or self._owed or self._look or self._answer_owed)
-        if self.awaited or not self._begun or idle:
+        if self.awaited or not self._begun or not self.pending:
             return None
         if (wanted := self._wanted(listed)) is None:
             return None
@@ -214,4 +248,4 @@ class Incremental(Subscription):
         if not send and not removed and not self._answer_owed:
             return None
         self._answer_owed = False
-        return Answer(send, tuple(removed))
+        return self._answer(send, removed)
