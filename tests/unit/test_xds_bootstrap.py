@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mooring.errors import InvalidRequest
@@ -63,3 +65,33 @@ def test_envoy_listens_everywhere_or_at_a_file(listen: str, address: object):
 def test_envoy_would_refuse_to_listen_at_a_name():
     with pytest.raises(InvalidRequest, match="with an IP address"):
         for_envoy("localhost:1", Identity(), listen="localhost:1")
+
+
+def _tls_of(told: dict[str, Any]) -> dict[str, Any]:
+    (cluster,) = told["static_resources"]["clusters"]
+    context: dict[str, Any] = cluster["transport_socket"]["typed_config"]["common_tls_context"]
+    return context
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "name"),
+    [
+        ("127.0.0.1:1", "IP_ADDRESS", "127.0.0.1"),
+        ("[::1]:1", "IP_ADDRESS", "::1"),
+        ("mooring.example:1", "DNS", "mooring.example"),
+    ],
+)
+def test_envoy_takes_the_certificate_of_the_control_plane_alone(server: str, kind: str, name: str):
+    trust = _tls_of(for_envoy(server, Identity(tls=True)))["validation_context"]
+    assert trust["match_typed_subject_alt_names"] == [
+        {"san_type": kind, "matcher": {"exact": name}}
+    ]
+
+
+def test_a_service_is_called_by_the_name_that_it_has():
+    told = for_envoy("127.0.0.1:1", Identity(), service="default/orders")
+    (listener,) = told["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    assert manager["rds"]["route_config_name"] == "orders"
+    with pytest.raises(InvalidRequest):
+        for_envoy("127.0.0.1:1", Identity(), service="a//b c")

@@ -8,6 +8,7 @@ from typing import Any
 
 from mooring import addresses
 from mooring.errors import InvalidRequest
+from mooring.names import join_service, split_service
 from mooring.xds.proto import HTTP_CONNECTION_MANAGER, HTTP_PROTOCOL_OPTIONS, ROUTER
 from mooring.xds.resources import TABLE
 
@@ -76,10 +77,11 @@ def for_envoy(
     """A whole configuration for `envoy -c`. It takes calls at `listen` (`HOST:PORT`, or
     `unix:/path`): to the service whose host is called, or all to one `service`. With `admin` its
     console listens there."""
+    routes = join_service(*split_service(service)) if service else TABLE
     manager = {
         "@type": HTTP_CONNECTION_MANAGER,
         "stat_prefix": "services",
-        "rds": {"route_config_name": service or TABLE, "config_source": _over_ads()},
+        "rds": {"route_config_name": routes, "config_source": _over_ads()},
         # Streams may be silent for as long as they like.
         "stream_idle_timeout": "0s",
         "upgrade_configs": [{"upgrade_type": "websocket"}],
@@ -151,17 +153,22 @@ def _control_plane(server: str, identity: Identity) -> dict[str, Any]:
             "typed_config": {
                 "@type": _TLS,
                 "sni": addresses.split(server)[0],
-                "common_tls_context": _tls(identity),
+                "common_tls_context": _tls(identity, addresses.split(server)[0]),
             },
         }
     return cluster
 
 
-def _tls(identity: Identity) -> dict[str, Any]:
+def _tls(identity: Identity, host: str) -> dict[str, Any]:
+    kind = "IP_ADDRESS" if _is_ip(host) else "DNS"
     trusted = identity.ca or "/etc/ssl/certs/ca-certificates.crt"
     context: dict[str, Any] = {
         "alpn_protocols": ["h2"],
-        "validation_context": {"trusted_ca": {"filename": trusted}},
+        "validation_context": {
+            "trusted_ca": {"filename": trusted},
+            # Of itself Envoy takes any certificate of the authority, whosever it is.
+            "match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": host}}],
+        },
     }
     if identity.cert:
         context["tls_certificates"] = [
@@ -171,6 +178,14 @@ def _tls(identity: Identity) -> dict[str, Any]:
             }
         ]
     return context
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _address(text: str) -> dict[str, Any]:
