@@ -161,3 +161,8 @@ def test_health_is_told_at_once_and_at_each_change():
     assert told[3:] == [Status.NOT_SERVING, None]
     assert health.status("other") is Status.SERVICE_UNKNOWN
     assert encoded(Status.NOT_SERVING) == b"\x08\x02"
+
+
+def test_a_length_without_end_is_no_request():
+    with pytest.raises(InvalidRequest):
+        decoded(b"\n" + b"\xff" * 4_000_000)

@@ -160,7 +160,7 @@ def decoded(request: bytes) -> str:
     if not request:
         return ""
     size, at = 0, 1
-    while at < len(request):  # a number in sevenths of bytes, the least first
+    while at < min(len(request), 11):  # a number in sevenths of bytes, the least first, ten at most
         size |= (request[at] & 0x7F) << 7 * (at - 1)
         at += 1
         if request[at - 1] < 0x80:
