@@ -142,10 +142,10 @@ async def _parts(plan: Plan, opened: Channel) -> list[Line]:
     """The time until gRPC has a call, and what is learned at its end."""
     method, call = opened.unary_unary(ECHO), _Nothing()
     (link,) = opened.links
-    link.methods[method] = lambda request, **_: call
+    method.made[link] = lambda request, **_: call
 
     def directly(request: bytes) -> _Nothing:
-        made: _Nothing = link.methods[method](
+        made: _Nothing = method.made[link](
             request, timeout=None, metadata=None, credentials=None, compression=None
         )
         return made

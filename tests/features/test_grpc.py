@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -566,3 +567,65 @@ async def test_what_is_asked_with_a_stream_cannot_be_named_for_retries(hub: moor
     with pytest.raises(InvalidRequest, match="its requests are a stream"):
         async with calling(hub, retry=["echo.Echo/Chat"]):
             pass
+
+
+async def test_who_waits_hears_of_an_instance_that_is_let_in_again(hub: mooring.Hub, serve: Serve):
+    server = await serve("a")
+    async with calling(hub) as (opened, stub):
+        assert await by(stub) == "a"
+        id = server.registration.instance.id
+        await hub.registry.configure("echo", id, set={"enabled": False})
+        await ready(opened, 0)
+        waiting = asyncio.ensure_future(by(stub, wait_for_ready=True, timeout=20))
+        await asyncio.sleep(0.1)
+        await hub.registry.configure("echo", id, set={"enabled": True})
+        assert await waiting == "a"
+
+
+async def test_a_stub_for_each_call_leaves_nothing_behind(hub: mooring.Hub, serve: Serve):
+    await serve("a")
+    async with calling(hub) as (opened, stub):
+        assert await by(stub) == "a"
+        for _ in range(20):
+            await pb2_grpc.EchoStub(opened).Say(Word(text="hello"))
+        del stub
+        gc.collect()
+        assert not opened._links._methods
+
+
+async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serve: Serve):
+    gone = await serve("gone")
+    async with calling(hub) as (opened, stub):
+        assert await by(stub) == "gone"
+        await serve("stays")
+        await gone.registration.aclose()
+        await eventually(lambda: said_by(stub, "stays"))
+        (link,) = opened.links
+        assert list(stub.Say.made) == [link]
+
+
+async def test_closing_goes_on_where_nobody_waits_for_it(hub: mooring.Hub, serve: Serve):
+    server = await serve("a")
+    async with calling(hub) as (opened, stub):
+        call = stub.Say(Word(text="slow"))
+        await eventually(lambda: server.echo.waiting == 1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await opened.close(2)
+        await opened.close()
+        await eventually(call.done)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
+@pytest.mark.parametrize("retry", [(), (SAY,)])
+async def test_a_mistake_in_what_is_asked_reaches_the_caller(
+    hub: mooring.Hub, serve: Serve, retry: tuple[str, ...]
+):
+    await serve("a")
+    token = grpc.access_token_call_credentials("token")
+    async with calling(hub, retry=retry) as (opened, stub):
+        await ready(opened, 1)
+        with pytest.raises(grpc.aio.UsageError, match="secure"):
+            await stub.Say(Word(text="hello"), credentials=token)
+        assert await by(stub) == "a"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,3 +296,80 @@ def test_bad_input_is_refused_as_the_channel_is_made(hub: Any):
         calling(hub, retry=["echo.Echo/Join"]),
     ):
         pass
+
+
+class Noting(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+):
+    """Keeps what was called, and answers streams with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    def intercept_unary_unary(self, go_on: Any, details: Any, request: Any) -> Any:
+        self.methods.append(details.method)
+        return go_on(details, request)
+
+    def intercept_unary_stream(self, go_on: Any, details: Any, request: Any) -> Any:
+        return (message.text + "!" for message in go_on(details, request))
+
+
+def test_interceptors_see_the_callers_calls_alone(hub: Any, serve: Serve):
+    serve("a")
+    noting = Noting()
+    with calling(hub, interceptors=[noting]) as (_, stub):
+        assert by(stub) == "a"
+        serve("b")
+        until(lambda: called(stub) == {"a", "b"}, within=20)
+    assert set(noting.methods) == {f"/{SAY}"}
+
+
+def test_a_stream_may_be_an_interceptors_own(hub: Any, serve: Serve):
+    first = serve("a")
+    with calling(hub, interceptors=[Noting()]) as (channel, stub):
+        assert list(stub.Count(Word(text="2"))) == ["1!", "2!"]
+        unread = stub.Count(Word(text="2"))
+        serve("b")
+        first.registration.close()
+        until(lambda: called(stub) == {"b"}, within=20)
+        del unread
+        until(lambda: not channel._swapping._retired)
+
+
+def test_a_stub_for_each_call_leaves_nothing_behind(hub: Any, serve: Serve):
+    serve("a")
+    with calling(hub) as (channel, stub):
+        assert by(stub) == "a"
+        for _ in range(20):
+            pb2_grpc.EchoStub(channel).Say(Word(text="hello"))
+        del stub
+        gc.collect()
+        assert not channel._swapping._methods
+
+
+def test_a_name_that_cannot_be_resolved_for_now_keeps_its_addresses(
+    hub: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    serve("a", host="localhost")
+    with calling(hub) as (_, stub):
+        assert by(stub) == "a"
+
+        def fails(*_: object, **__: object) -> None:
+            raise OSError("the resolver is away")
+
+        monkeypatch.setattr("socket.getaddrinfo", fails)
+        serve("b")
+        until(lambda: called(stub) == {"a", "b"}, within=20)
+
+
+def test_who_waits_for_ready_is_not_left_with_instances_that_are_gone(hub: Any, serve: Serve):
+    first = serve("a")
+    with calling(hub) as (_, stub):
+        assert by(stub, wait_for_ready=True, timeout=20) == "a"
+        first.server.stop(0).wait()
+        with ThreadPoolExecutor(8) as callers:
+            asked = [callers.submit(by, stub, wait_for_ready=True, timeout=30) for _ in range(8)]
+            serve("b")
+            first.registration.close()
+            assert {each.result(40) for each in asked} == {"b"}

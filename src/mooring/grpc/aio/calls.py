@@ -46,7 +46,7 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         """What is under way at an instance, or was in the end."""
-        self._error: grpc.aio.AioRpcError | None = None
+        self._error: Exception | None = None
         self._locally_cancelled = False
         self._callbacks: list[Callable[[Any], None]] = []
         self._settled = self._links.tasks.start(self._settle(), name=f"call of {method.name}")
@@ -54,7 +54,7 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
     async def _settle(self) -> None:
         try:
             await self._try()
-        except grpc.aio.AioRpcError as error:
+        except Exception as error:  # noqa: BLE001 - of gRPC, or of what was asked: it is the caller's
             self._error = error
         except asyncio.CancelledError:
             self._locally_cancelled = True
@@ -135,6 +135,13 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
             raise asyncio.CancelledError
         raise self._error
 
+    @property
+    def _status(self) -> grpc.aio.AioRpcError:
+        """The error as a status, which mistakes in what was asked are none."""
+        if isinstance(self._error, grpc.aio.AioRpcError):
+            return self._error
+        return failure(grpc.StatusCode.INTERNAL, repr(self._error))
+
     async def _over(self) -> Any:
         """Who can tell of the end: the call at the instance, or the error."""
         await asyncio.wait([self._settled])
@@ -184,11 +191,11 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
 
     async def code(self) -> grpc.StatusCode:
         call = await self._over()
-        return self._error.code() if call is None else await call.code()  # type: ignore[union-attr]
+        return self._status.code() if call is None else await call.code()
 
     async def details(self) -> str:
         call = await self._over()
-        told = self._error.details() if call is None else await call.details()  # type: ignore[union-attr]
+        told = self._status.details() if call is None else await call.details()
         return str(told)
 
     async def debug_error_string(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -27,7 +26,6 @@ class Link:
         "id",
         "incarnation",
         "leaving",
-        "methods",
         "ready",
         "state",
         "target",
@@ -50,8 +48,6 @@ class Link:
         self.leaving = False
         """Whether its instance is gone, and it ends with its last call."""
         self.under_way = 0
-        self.methods: dict[object, Any] = {}
-        """Whatever can be called here, by who calls it."""
         self._told = told
 
     @property

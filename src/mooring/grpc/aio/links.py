@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -24,6 +25,9 @@ from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
 from mooring.tasks import Backoff, Tasks
+
+if TYPE_CHECKING:
+    from mooring.grpc.aio.methods import Method
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,9 @@ class Links:
         self._links: dict[str, Link | None] = {}
         """By instance; None for those that may not be called."""
         self._leaving: set[Link] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._connecting = 0
+        self._methods: WeakSet[Method] = WeakSet()
         self._unresolved = "the registry has not answered yet"
         self._failure = ""
         self._changed, self._waiting = asyncio.Event(), 0
@@ -88,16 +94,18 @@ class Links:
         self._match()
         self._tell()
 
+    def add(self, method: Method) -> None:
+        """A method that is called here, for as long as somebody has it."""
+        self._methods.add(method)
+
     def _update(self, update: Update[str, Instance]) -> None:
         rotation = self._rotation
         assert rotation is not None
-        before = len(self._links)
         for change in update.changes:
             self._put(change.key, rotation.seat(change.key))
         if len(self._links) != len(rotation):  # a copy from disk, or a last list that was kept
             self._match()
-        if len(self._links) != before or not len(rotation.picker):
-            self._tell()
+        self._tell()  # also where somebody with a connection is let in again
 
     def _match(self) -> None:
         """Compare with all who are there."""
@@ -133,6 +141,8 @@ class Links:
         """Its instance is gone: what is under way there is finished."""
         self._connecting -= link.connecting
         link.leaving = True
+        for method in self._methods:
+            method.made.pop(link, None)
         self._leaving.add(link)
         if not link.under_way:
             self._end(link)
@@ -222,7 +232,7 @@ class Links:
 
     def dispatch(
         self,
-        method: Any,
+        method: Method,
         request: Any,
         timeout: float | None,
         metadata: Any,
@@ -241,7 +251,7 @@ class Links:
                 node = self._pick()
         except LookupError:
             return None
-        call = (link.methods.get(method) or method.at(link))(
+        call = (method.made.get(link) or method.at(link))(
             request,
             timeout=timeout,
             metadata=metadata,
@@ -278,11 +288,15 @@ class Links:
             log.warning("%s: %s is ejected: its calls fail", self.service, node.id)
 
     async def aclose(self, grace: float | None = None) -> None:
-        """End all connections. Calls under way have `grace` seconds to end by themselves."""
-        if self.closed:
-            return
-        self.closed, self._pick = True, _nobody
-        links = [*self._leaving, *(link for link in self._links.values() if link is not None)]
+        """End all connections. Calls under way have `grace` seconds to end by themselves. Where
+        whoever waits for that is cancelled it goes on, and another who closes waits for it."""
+        if self._closing is None:
+            self.closed, self._pick = True, _nobody
+            self._closing = asyncio.get_running_loop().create_task(self._close(grace))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, grace: float | None) -> None:
+        links = [*self._leaving, *self.present]
         self._links.clear()
         self._leaving.clear()
         self._tell()

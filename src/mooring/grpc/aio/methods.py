@@ -48,14 +48,17 @@ class Method:
         self.tries = tries
         self._given = (name, serializer, deserializer, registered)
         self._keyed = keyed
+        self.made: dict[Link, Any] = {}
+        """The same method of each instance that was called."""
         self._dispatch = links.dispatch if tries == 1 and not keyed else _by_and_by
         self._loop = asyncio.get_running_loop()
+        links.add(self)
 
     def at(self, link: Link) -> Any:
         """The method of one instance."""
-        made = link.methods.get(self)
+        made = self.made.get(link)
         if made is None:
-            made = link.methods[self] = getattr(link.channel, self.kind)(*self._given)
+            made = self.made[link] = getattr(link.channel, self.kind)(*self._given)
         return made
 
     def _late(

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _TOGETHER = 0.02  # seconds in which changes count as one, since each costs new connections
 _NAMES_AGAIN = 30.0  # seconds after which names are looked up again
+_NAMES_WITHIN = 5.0  # seconds that a look-up may take
 
 Address = tuple[str, int]
 
@@ -50,6 +51,8 @@ class Addresses:
         self._discover, self._told, self._doubt = discover, told, doubt
         self._view: View | None = None
         self._changed = asyncio.Event()
+        self._named: dict[Address, Sequence[Address]] = {}
+        """What names stood for when that could last be told."""
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -98,9 +101,29 @@ class Addresses:
                 view.rotation.pick()
             except NoInstance as error:
                 return "", str(error)
-        found = await asyncio.gather(*(_resolved(host, port) for host, port in where))
+        found = await asyncio.gather(*(self._resolved(host, port) for host, port in where))
+        self._named = {
+            name: addresses
+            for name, addresses in zip(where, found, strict=True)
+            if not _is_literal(name[0])
+        }
         target = target_of(address for addresses in found for address in addresses)
         return target, "" if target else f"{self._service}: no name of an instance can be resolved"
+
+    async def _resolved(self, host: str, port: int) -> Sequence[Address]:
+        """Its addresses; those of before where they cannot be told at present."""
+        if _is_literal(host):
+            return [(host, port)]
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_NAMES_WITHIN):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            before = self._named.get((host, port), ())
+            told = "still called where it was" if before else "cannot be called"
+            log.warning("%s:%d %s: %s", host, port, told, str(error) or "no answer of the resolver")
+            return before
+        return [(str(address[0]), port) for *_, address in found]
 
     async def _change(self, view: View) -> None:
         named = any(not _is_literal(seat.instance.host) for seat in view.rotation)
@@ -123,14 +146,3 @@ def _is_literal(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-async def _resolved(host: str, port: int) -> Sequence[Address]:
-    if _is_literal(host):
-        return [(host, port)]
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        log.warning("%s:%d cannot be called: %s", host, port, error)
-        return []
-    return [(str(address[0]), port) for *_, address in found]

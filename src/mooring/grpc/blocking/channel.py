@@ -20,7 +20,7 @@ from mooring.grpc.blocking.methods import (
     UnaryStream,
     UnaryUnary,
 )
-from mooring.grpc.blocking.swapping import Swapping
+from mooring.grpc.blocking.swapping import Route, Swapping
 from mooring.grpc.choosing import Discovery
 from mooring.grpc.options import Health, Options, check_health, route_options
 from mooring.grpc.target import Repeatable
@@ -83,12 +83,12 @@ def _connect(
     interceptors: Sequence[Any],
     compression: grpc.Compression | None,
     target: str,
-) -> grpc.Channel:
+) -> Route:
     if credentials is None:
         made = grpc.insecure_channel(target, options, compression)
     else:
         made = grpc.secure_channel(target, credentials, options, compression)
-    return grpc.intercept_channel(made, *interceptors) if interceptors else made
+    return Route(made, grpc.intercept_channel(made, *interceptors) if interceptors else made)
 
 
 class Channel(grpc.Channel):  # type: ignore[misc]

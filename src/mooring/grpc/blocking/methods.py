@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,19 +14,35 @@ from mooring.grpc.blocking.swapping import Route, Swapping
 
 Coder = Callable[[Any], Any] | None
 
+_NOTICED = 0.05  # seconds, in which gRPC may notice that a connection is gone
+
+
+def never_left(error: grpc.RpcError) -> bool:
+    """Whether a call failed since there was no connection: nothing of it was sent. Only gRPC's
+    words tell that from a connection that broke under it."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if code is None or details is None or code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    return str(details()).startswith("failed to connect to all addresses")
+
 
 class Method:
     """One method. A call begins on the route of that moment, and ends there."""
 
     kind: ClassVar[str]
+    streams: ClassVar[bool] = True
+    """Whether it is asked with a stream, which can be sent but once."""
 
     def __init__(self, swapping: Swapping, *given: Any) -> None:
         self._swapping, self._given = swapping, given
+        self.made: dict[Route, Any] = {}
+        """The same method of each route that was taken."""
+        swapping.add(self)
 
     def _at(self, route: Route) -> Any:
-        made = route.methods.get(self)
+        made = self.made.get(route)
         if made is None:
-            made = route.methods[self] = getattr(route.channel, self.kind)(*self._given)
+            made = self.made[route] = getattr(route.channel, self.kind)(*self._given)
         return made
 
     def _take(
@@ -46,14 +63,23 @@ class Method:
         wait_for_ready: bool | None,
         compression: grpc.Compression | None,
     ) -> Any:
-        """A call whose end is waited for."""
-        route, left = self._take(timeout, wait_for_ready)
-        try:
-            return getattr(self._at(route), way)(
-                request, left, metadata, credentials, wait_for_ready, compression
-            )
-        finally:
-            self._swapping.over(route)
+        """A call whose end is waited for. Whoever waits for a connection waits here, where the
+        instances may become others: gRPC would wait for those of the route that it was given."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waits = bool(wait_for_ready) and not self.streams
+        while True:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            route, left = self._take(left, wait_for_ready)
+            try:
+                return getattr(self._at(route), way)(
+                    request, left, metadata, credentials, not waits and wait_for_ready, compression
+                )
+            except grpc.RpcError as error:
+                if not waits or not never_left(error):
+                    raise
+            finally:
+                self._swapping.over(route)
+            time.sleep(_NOTICED)
 
     def _begin(
         self,
@@ -74,6 +100,8 @@ class Method:
             call = getattr(self._at(route), way)(
                 request, left, metadata, credentials, wait_for_ready, compression
             )
+            if not hasattr(call, "add_callback"):  # an interceptor's own iterator
+                return _Followed(call, lambda: self._swapping.over(route))
             if call.add_callback(lambda: self._swapping.over(route)):
                 return call
         except BaseException:
@@ -81,6 +109,28 @@ class Method:
             raise
         self._swapping.over(route)
         return call
+
+
+class _Followed:
+    """An iterator whose end is told once, also where nobody reads it up to there."""
+
+    def __init__(self, messages: Any, over: Callable[[], None]) -> None:
+        self._messages = messages
+        self._over = weakref.finalize(self, over)
+        self._over.atexit = False
+
+    def __iter__(self) -> _Followed:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._messages)
+        except BaseException:
+            self._over()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
 
 
 class _Answer(Method):
@@ -145,6 +195,7 @@ class _Answers(Method):
 
 class UnaryUnary(_Answer, grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
     kind = "unary_unary"
+    streams = False
 
 
 class UnaryStream(_Answers, grpc.UnaryStreamMultiCallable):  # type: ignore[misc]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import grpc
 
 from mooring.grpc.blocking.failed import Failed
 from mooring.grpc.health import SERVICE
+
+if TYPE_CHECKING:
+    from mooring.grpc.blocking.methods import Method
 
 _CONNECT_WITHIN = 1.0  # seconds that a new channel has before it is used all the same
 _POLL = 0.3  # in which gRPC's thread sees that nobody listens: it fails on a channel that is closed
@@ -21,13 +25,14 @@ Listener = Callable[[grpc.ChannelConnectivity], None]
 class Route:
     """A channel of gRPC's own to all instances, and the calls under way on it."""
 
-    __slots__ = ("_listener", "channel", "methods", "ready", "retired", "under_way", "watched")
+    __slots__ = ("_bare", "_listener", "channel", "ready", "retired", "under_way", "watched")
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, bare: grpc.Channel, channel: grpc.Channel) -> None:
         self.channel = channel
+        """With the caller's interceptors, which our own questions are none of the business of."""
+        self._bare = bare
         self.under_way = 0
         self.retired = False
-        self.methods: dict[object, Any] = {}
         self.ready = False
         """Whether it has a connection, once it is watched."""
         self.watched = False
@@ -36,7 +41,7 @@ class Route:
     def connected(self) -> grpc.Future:
         """Ends when there is a connection, or there is none in time: that somebody answers a
         question for health, whatever the answer, tells it."""
-        ask = self.channel.unary_unary(f"/{SERVICE}/Check")
+        ask = self._bare.unary_unary(f"/{SERVICE}/Check")
         return ask.future(b"", timeout=_CONNECT_WITHIN, wait_for_ready=True)
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -70,15 +75,21 @@ class Swapping:
     another. What is under way finishes on the old one, which is closed after the last.
     """
 
-    def __init__(self, service: str, connect: Callable[[str], grpc.Channel]) -> None:
+    def __init__(self, service: str, connect: Callable[[str], Route]) -> None:
         self._service, self._connect = service, connect
         self._changed = threading.Condition()
         self._route: Route | None = None
         self._next: Route | None = None
         self._retired: set[Route] = set()
+        self._methods: WeakSet[Method] = WeakSet()
         self._listeners: list[Listener] = []
         self._known = self.closed = False
         self._why = "the registry has not answered yet"
+
+    def add(self, method: Method) -> None:
+        """A method that is called here, for as long as somebody has it."""
+        with self._changed:
+            self._methods.add(method)
 
     def doubt(self, why: str) -> None:
         """The instances are not known yet."""
@@ -95,7 +106,7 @@ class Swapping:
             if not target:
                 self._use(None)
             else:
-                self._next = Route(self._connect(target))
+                self._next = self._connect(target)
                 if self._route is None:
                     self._use(self._next)
             following = self._next
@@ -166,6 +177,8 @@ class Swapping:
     def _close_if_over(self, route: Route) -> None:
         if route.retired and not route.under_way and route in self._retired:
             self._retired.discard(route)
+            for method in self._methods:
+                method.made.pop(route, None)
             # Not here: this may be gRPC's own thread, which closing waits for.
             _elsewhere(route.close)
 
