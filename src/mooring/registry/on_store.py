@@ -43,6 +43,7 @@ from mooring.store.contract import (
 from mooring.store.rules import check_ttl
 
 _PAGE = 1000
+_MUCH = 10_000  # characters of metadata from which on it is worth to count the bytes
 
 
 class StoreRegistry(Registry):
@@ -79,13 +80,18 @@ class StoreRegistry(Registry):
         incarnation = instance.incarnation or new_incarnation()
         msgspec.structs.force_setattr(ready, "incarnation", incarnation)
         self.layout.check(ready)
-        size = sum(len(key) + len(value) for key, value in self.layout.encode(ready).items())
+        said = ready.metadata
+        if said and sum(map(len, said)) + sum(map(len, said.values())) > _MUCH:
+            self._check_size(ready)
+        return ready, self.layout.cannot_carry(instance)
+
+    def _check_size(self, instance: Instance) -> None:
+        size = sum(len(key) + len(value) for key, value in self.layout.encode(instance).items())
         if size > MAX_REQUEST_BYTES:
             raise InvalidRequest(
-                f"{ready.service} {ready.id} says {size} bytes of itself, in its metadata perhaps: "
-                f"a store takes {MAX_REQUEST_BYTES} in one commit"
+                f"{instance.service} {instance.id} says {size} bytes of itself, in its metadata "
+                f"perhaps: a store takes {MAX_REQUEST_BYTES} in one commit"
             )
-        return ready, self.layout.cannot_carry(instance)
 
     def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
         ttl = self.layout.ttl if ttl is None else ttl
