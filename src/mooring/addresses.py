@@ -35,6 +35,15 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_ip(host: str) -> bool:
+    """Whether a host is an IP address, and no name to look up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def check_host(host: object) -> None:
     """Raise `InvalidRequest` unless others could reach an instance by this host."""
     if not isinstance(host, str) or not host:

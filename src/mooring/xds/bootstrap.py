@@ -160,7 +160,7 @@ def _control_plane(server: str, identity: Identity) -> dict[str, Any]:
 
 
 def _tls(identity: Identity, host: str) -> dict[str, Any]:
-    kind = "IP_ADDRESS" if _is_ip(host) else "DNS"
+    kind = "IP_ADDRESS" if addresses.is_ip(host) else "DNS"
     trusted = identity.ca or "/etc/ssl/certs/ca-certificates.crt"
     context: dict[str, Any] = {
         "alpn_protocols": ["h2"],
@@ -178,14 +178,6 @@ def _tls(identity: Identity, host: str) -> dict[str, Any]:
             }
         ]
     return context
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _address(text: str) -> dict[str, Any]:

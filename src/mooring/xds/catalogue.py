@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from mooring.addresses import is_ip
 from mooring.errors import InvalidRequest, StoreError
 from mooring.mirror import Mirror
 from mooring.model import Instance
@@ -22,7 +23,7 @@ from mooring.registry.contract import Registry
 from mooring.tasks import Tasks
 from mooring.xds import proto, resources
 from mooring.xds.hosts import LOOK_AGAIN, Hosts
-from mooring.xds.resources import PLAIN, TABLE, Client, Resource, is_address
+from mooring.xds.resources import PLAIN, TABLE, Client, Resource
 from mooring.xds.subscriptions import Found
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Followed:
                     await self._turn.wait()
             self._turn.clear()
             there = tuple(self._mirror.items.values())
-            named = not all(is_address(each.host) for each in there)
+            named = not all(is_ip(each.host) for each in there)
             self._take(await self._hosts.resolved(there))
 
     def _take(self, instances: tuple[Instance, ...]) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from mooring.addresses import is_ip
 from mooring.model import Instance
-from mooring.xds.resources import is_address
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Hosts:
     async def resolved(self, instances: Iterable[Instance]) -> tuple[Instance, ...]:
         """The same instances with addresses for hosts; without those of which none is known."""
         there = tuple(instances)
-        names = {each.host for each in there if not is_address(each.host)}
+        names = {each.host for each in there if not is_ip(each.host)}
         if not names:
             return there
         await asyncio.gather(*(self._look_up(name) for name in names))

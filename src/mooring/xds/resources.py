@@ -14,12 +14,12 @@ without endpoints is never sent, for gRPC refuses gaps.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
+from mooring.addresses import is_ip
 from mooring.discovery.resilience import Resilience, panicking
 from mooring.discovery.rotation import Wanted, objection
 from mooring.model import Instance
@@ -269,7 +269,7 @@ def _callable(instances: Sequence[Instance], client: Client, port: str) -> dict[
     that is well: gRPC refuses to hear of an address twice."""
     admissible: dict[str, Instance] = {}
     for each in sorted(instances, key=lambda each: (not each.status.healthy, each.id)):
-        if not objection(each, _ANYBODY) and is_address(each.host):
+        if not objection(each, _ANYBODY) and is_ip(each.host):
             admissible.setdefault(each.address_for(port), each)
     well = sum(each.status.healthy for each in admissible.values())
     if client.kind == "grpc" and not panicking(well, len(admissible), _PANIC):
@@ -300,12 +300,3 @@ def whole(weights: Sequence[float]) -> list[int]:
     share = sum(weight / largest for weight in weights)
     scale = min(_FINE, _MOST / share)
     return [max(round(weight / largest * scale), 1) for weight in weights]
-
-
-def is_address(host: str) -> bool:
-    """Whether it is an IP address: xDS clients look up no names."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
-from mooring.addresses import join
+from mooring.addresses import is_ip, join
 from mooring.discovery.view import View
 from mooring.errors import MooringError, NoInstance, Unavailable
 from mooring.tasks import Backoff, Tasks
@@ -105,14 +105,14 @@ class Addresses:
         self._named = {
             name: addresses
             for name, addresses in zip(where, found, strict=True)
-            if not _is_literal(name[0])
+            if not is_ip(name[0])
         }
         target = target_of(address for addresses in found for address in addresses)
         return target, "" if target else f"{self._service}: no name of an instance can be resolved"
 
     async def _resolved(self, host: str, port: int) -> Sequence[Address]:
         """Its addresses; those of before where they cannot be told at present."""
-        if _is_literal(host):
+        if is_ip(host):
             return [(host, port)]
         loop = asyncio.get_running_loop()
         try:
@@ -126,7 +126,7 @@ class Addresses:
         return [(str(address[0]), port) for *_, address in found]
 
     async def _change(self, view: View) -> None:
-        named = any(not _is_literal(seat.instance.host) for seat in view.rotation)
+        named = any(not is_ip(seat.instance.host) for seat in view.rotation)
         try:
             async with asyncio.timeout(_NAMES_AGAIN if named else None):
                 await self._changed.wait()
@@ -138,11 +138,3 @@ class Addresses:
         await self._tasks.aclose()
         if self._view is not None:
             await self._view.aclose()
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
