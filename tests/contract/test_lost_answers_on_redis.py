@@ -67,13 +67,15 @@ async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_al
     its address."""
     lost = LostAnswers(hub, monkeypatch, arrives=True)
     one = Instance("echo", "10.0.0.1", 1)
-    async with hub.register(one, wait=0.1) as older, other.register(one) as newer:
-        lost.cut = False
-        await eventually(lambda: older.state == "superseded")
-        await asyncio.sleep(0.5)  # longer than a heartbeat
-        assert newer.state == "registered"
-        (listed,) = (await other.registry.instances("echo")).instances
-        assert listed.incarnation == newer.instance.incarnation
+    async with hub.register(one, wait=0.1) as older:
+        await eventually(lambda: lost.cut)
+        async with other.register(one) as newer:
+            lost.cut = False
+            await eventually(lambda: older.state == "superseded")
+            await asyncio.sleep(0.5)  # longer than a heartbeat
+            assert newer.state == "registered"
+            (listed,) = (await other.registry.instances("echo")).instances
+            assert listed.incarnation == newer.instance.incarnation
 
 
 @pytest.mark.parametrize("arrives", [True, False])
@@ -84,6 +86,7 @@ async def test_one_that_never_heard_that_it_was_registered_takes_the_place_of_an
     async with other.register(one) as older:
         lost = LostAnswers(hub, monkeypatch, arrives=arrives)
         async with hub.register(one, wait=0.1) as newer:
+            await eventually(lambda: lost.cut)
             lost.cut = False
             await eventually(lambda: newer.state == "registered")
             await eventually(lambda: older.state == "superseded")

@@ -212,6 +212,7 @@ async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_al
     to its address, whether its record was still there or not."""
     lost = LostAnswers(hub, monkeypatch, arrives=True)
     async with hub.register(at(1, id="u"), wait=0.1) as older:
+        await eventually(lambda: lost.cut)
         assert older.state == "registering"
         if expires:
             held = (await other.store.read(everything())).entries
@@ -232,6 +233,7 @@ async def test_one_that_never_came_in_takes_the_place_of_an_older_process(
     async with other.register(at(1, id="u")) as older:
         lost = LostAnswers(hub, monkeypatch, arrives=False)
         async with hub.register(at(1, id="u"), wait=0.1) as newer:
+            await eventually(lambda: lost.cut)
             older.update(healthy=False)
             if other.registry.guarantees.describes:
 
@@ -251,6 +253,7 @@ async def test_one_that_never_heard_that_it_was_registered_hears_that_it_was_tak
 ):
     lost = LostAnswers(hub, monkeypatch, arrives=True)
     async with hub.register(at(1, id="u"), wait=0.1) as one:
+        await eventually(lambda: lost.cut)
         assert await other.registry.deregister("echo", one.instance.id)
         lost.cut = False
         await eventually(lambda: one.state == "removed")
@@ -265,6 +268,7 @@ async def test_one_that_never_came_in_is_not_kept_out_by_what_befell_who_was_the
         await eventually(lambda: older.state == "removed")
     lost = LostAnswers(hub, monkeypatch, arrives=False)
     async with hub.register(at(1, id="u"), wait=0.1) as one:
+        await eventually(lambda: lost.cut)
         lost.cut = False
         await eventually(lambda: one.state == "registered")
         await hub.store.commit(Delete(next(iter(hub._layout.ranges("echo")))))
