@@ -85,6 +85,8 @@ class Hub:
         blame: collections.abc.Callable[[BaseException], bool] = ...,
         wait: float = 5.0,
     ) -> View: ...
+    @property
+    def scope(self) -> str: ...
     def explain(
         self,
         service: str,
