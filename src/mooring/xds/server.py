@@ -10,9 +10,8 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from mooring.errors import StoreError
 from mooring.hub import Hub
-from mooring.store.embedded.wire.tls import ServerTLS
+from mooring.store.embedded.wire.tls import ServerTLS, listen
 from mooring.tasks import Tasks
 from mooring.xds import metrics, proto
 from mooring.xds.catalogue import INTERVAL, Catalogue
@@ -69,16 +68,7 @@ class ControlPlane:
     async def __aenter__(self) -> Self:
         self._catalogue = Catalogue(self._hub.registry, interval=self._interval)
         server = grpc.aio.server(options=_OPTIONS)
-        try:
-            self.port = (
-                server.add_secure_port(self._bind, self._tls.credentials())
-                if self._tls
-                else server.add_insecure_port(self._bind)
-            )
-        except RuntimeError as error:
-            raise StoreError(
-                f"cannot listen at {self._bind}: is it this machine's, and is the port free?"
-            ) from error
+        self.port = listen(server, self._bind, self._tls)
         server.add_generic_rpc_handlers((_Methods(self._serve),))
         await server.start()
         self._server = server

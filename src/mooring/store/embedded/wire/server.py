@@ -20,7 +20,7 @@ from mooring.store.embedded.wire.kv import KV
 from mooring.store.embedded.wire.lease import Leases
 from mooring.store.embedded.wire.locking import Contests, Locking
 from mooring.store.embedded.wire.maintenance import Maintenance
-from mooring.store.embedded.wire.tls import ServerTLS
+from mooring.store.embedded.wire.tls import ServerTLS, listen
 from mooring.store.embedded.wire.txn import Transactions
 from mooring.store.embedded.wire.watch import PROGRESS_INTERVAL, Watches
 from mooring.tasks import Tasks
@@ -102,16 +102,7 @@ class WireServer:
 
     async def __aenter__(self) -> Self:
         server = grpc.aio.server(options=_OPTIONS)
-        try:
-            self.port = (
-                server.add_secure_port(self._bind, self._tls.credentials())
-                if self._tls
-                else server.add_insecure_port(self._bind)
-            )
-        except RuntimeError as error:
-            raise StoreError(
-                f"cannot listen at {self._bind}: is it this machine's, and is the port free?"
-            ) from error
+        self.port = listen(server, self._bind, self._tls)
         self._route()
         server.add_generic_rpc_handlers((self._calls,))
         await server.start()

@@ -1,4 +1,4 @@
-"""The TLS files of a server, looked at before it starts."""
+"""Where a server of gRPC listens, and its TLS files, looked at before it starts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import grpc.aio
 
-from mooring.errors import InvalidRequest
+from mooring.errors import InvalidRequest, StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ class ServerTLS:
     def _no_password(self) -> str:
         """Asked for where the key has one: there is nobody to type it when a server starts."""
         raise InvalidRequest(f"{self.key} is protected by a password: store it without one")
+
+
+def listen(server: grpc.aio.Server, bind: str, tls: ServerTLS | None) -> int:
+    """Bind a server that is not started yet; the port. Raises `StoreError` where that fails."""
+    try:
+        if tls is None:
+            port: int = server.add_insecure_port(bind)
+        else:
+            port = server.add_secure_port(bind, tls.credentials())
+    except RuntimeError as error:
+        raise StoreError(
+            f"cannot listen at {bind}: is it this machine's, and is the port free?"
+        ) from error
+    return port
 
 
 def _check_certificates(path: Path) -> None:
