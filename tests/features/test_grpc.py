@@ -577,7 +577,7 @@ async def test_who_waits_hears_of_an_instance_that_is_let_in_again(hub: mooring.
         await hub.registry.configure("echo", id, set={"enabled": False})
         await ready(opened, 0)
         waiting = asyncio.ensure_future(by(stub, wait_for_ready=True, timeout=20))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: opened._links._waiting == 1)
         await hub.registry.configure("echo", id, set={"enabled": True})
         assert await waiting == "a"
 
