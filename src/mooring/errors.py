@@ -16,6 +16,10 @@
     │   ├── Reentered                   the same task (or thread) contends for it already
     │   ├── NotHeld                     it was released, or never was held
     │   └── StaleToken                  a fencing token older than one that was seen
+    ├── TenantError
+    │   ├── NotConfigured (LookupError) no such tenant, or it has no such thing
+    │   ├── Taken                       a code, name, host or FTP user is another tenant's
+    │   └── Undecipherable              a password's key is not known here, or it was damaged
     └── StoreError
         ├── Conflict                    a check failed; nothing was written
         ├── LeaseNotFound               the lease expired, was revoked or never was
@@ -111,6 +115,27 @@ class NotHeld(LockError):
 
 class StaleToken(LockError):
     """A fencing token is older than the newest that was seen: whoever has it lost its lock."""
+
+
+class TenantError(MooringError):
+    """The configuration of a tenant says no."""
+
+
+class NotConfigured(TenantError, LookupError):
+    """There is no such tenant, or it has no such thing. The message names both."""
+
+
+class Taken(TenantError):
+    """A code, name, host or FTP user belongs to another tenant, whom the message names. Nothing
+    was written."""
+
+    def __init__(self, message: str, *, holder: int) -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class Undecipherable(TenantError):
+    """A password is encrypted with a key that is not known here, or was damaged."""
 
 
 class StoreError(MooringError):

@@ -18,7 +18,7 @@ LAYERS = [
     {"telemetry"},
     {"store"},
     {"session", "mirror"},
-    {"heartbeat", "locks"},
+    {"heartbeat", "locks", "tenants"},
     {"registry"},
     {"discovery", "migrate"},
     {"hub"},
@@ -30,6 +30,7 @@ LAYERS = [
 """Lowest first. A module imports from its own top-level part and from lower layers only."""
 
 DRIVERS = {
+    "cryptography": ("tenants/secrets.py",),
     "grpc": ("grpc/", "store/etcd", "store/embedded/wire", "xds/"),
     "google": ("descriptors.py", "store/etcd"),
     "hprose": ("hprose/",),

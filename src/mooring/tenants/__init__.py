@@ -1,0 +1,1 @@
+"""Tenant configuration: published atomically with its indexes, read from immutable snapshots."""

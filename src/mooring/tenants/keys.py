@@ -1,0 +1,184 @@
+"""Where tenants lie in a store: every key, made and understood in this one place.
+
+    {namespace}/tenants/{id}/meta
+    {namespace}/tenants/{id}/domain/primary | aliases | internal
+    {namespace}/tenants/{id}/database/{serviceCode}
+    {namespace}/tenants/{id}/ftp/{username}
+    {namespace}/tenants/{id}/storage
+    {namespace}/tenants/_index/by-code/{code} | by-name/{name} | ftp-user/{username} | host/{host}
+    {namespace}/common/resolver | storage-directory
+    {namespace}/platform/configs/{key}
+    {namespace}/_health/sentinel
+    {namespace}/_history/{id}/{number}
+
+What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from typing import Literal
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.store.contract import Range, between, prefix
+
+NAMESPACE = "jxt"
+
+MAX_ID = 2**63 - 1
+
+DOMAIN = ("domain/primary", "domain/aliases", "domain/internal")
+SINGLE = ("meta", *DOMAIN, "storage")
+"""The parts of which a tenant has one."""
+MANY = ("database", "ftp")
+"""The kinds of parts of which it has as many as it likes, by name."""
+
+IndexKind = Literal["by-code", "by-name", "ftp-user", "host"]
+INDEXES: tuple[IndexKind, ...] = ("ftp-user", "host", "by-code", "by-name")
+"""In the order in which they are deleted."""
+
+_ID = re.compile(r"[1-9][0-9]{0,18}")
+_DIGITS = 12  # of a number in the history: keys are ordered as text
+
+
+class PartOf(msgspec.Struct, frozen=True):
+    """A key of a tenant."""
+
+    tenant: int
+    path: str
+
+
+class IndexEntry(msgspec.Struct, frozen=True):
+    """A key that leads to a tenant. `name` is as it stands in the key: a name is escaped there, or
+    raw where an older publisher wrote it."""
+
+    kind: IndexKind
+    name: str
+
+
+class CommonPart(msgspec.Struct, frozen=True):
+    """A key that concerns all tenants, by its path below the namespace."""
+
+    path: str
+
+
+class Keys:
+    """The keys below one namespace."""
+
+    def __init__(self, namespace: str = NAMESPACE) -> None:
+        self.namespace = joined(namespace)
+        if not self.namespace:
+            raise InvalidRequest(f"the namespace {namespace!r} of the tenants is empty")
+        self._tenants = f"{self.namespace}/tenants/"
+        self.all = between(f"{self._tenants}1".encode(), f"{self._tenants}:".encode())
+        """The parts of all tenants: their ids begin with a digit, the indexes do not."""
+        self.indexes = prefix(f"{self._tenants}_index/".encode())
+        self.common = prefix(f"{self.namespace}/common/".encode())
+        self.platform = prefix(f"{self.namespace}/platform/configs/".encode())
+        self.health = prefix(f"{self.namespace}/_health/".encode())
+        self.sentinel = f"{self.namespace}/_health/sentinel".encode()
+        self.histories = prefix(f"{self.namespace}/_history/".encode())
+
+    def part(self, tenant: int, path: str) -> bytes:
+        return f"{self._tenants}{check_id(tenant)}/{path}".encode()
+
+    def parts(self, tenant: int) -> Range:
+        """All of one tenant. It ends with a slash: tenant 1 is not tenant 10."""
+        return prefix(f"{self._tenants}{check_id(tenant)}/".encode())
+
+    def index(self, kind: IndexKind, name: str) -> bytes:
+        """`name` as people write it: a code, a name, a host, an FTP user."""
+        return f"{self._tenants}_index/{kind}/{_indexed(kind, name)}".encode()
+
+    def raw_name(self, name: str) -> bytes:
+        """Where an older publisher may have written a name, unescaped."""
+        return f"{self._tenants}_index/by-name/{name}".encode()
+
+    def common_part(self, path: str) -> bytes:
+        """`common/resolver`, `common/storage-directory` or `platform/configs/{key}`."""
+        path = joined(path)
+        if path not in COMMON and not (path.startswith(PLATFORM) and len(path) > len(PLATFORM)):
+            raise InvalidRequest(f"{path!r} is neither {', '.join(COMMON)} nor {PLATFORM}KEY")
+        return f"{self.namespace}/{path}".encode()
+
+    def history(self, tenant: int, number: int) -> bytes:
+        return f"{self.namespace}/_history/{check_id(tenant)}/{number:0{_DIGITS}d}".encode()
+
+    def history_of(self, tenant: int) -> Range:
+        return prefix(f"{self.namespace}/_history/{check_id(tenant)}/".encode())
+
+    def history_number(self, key: bytes) -> int:
+        """The number of an entry of a history; 0 for a key that is none."""
+        last = key.rpartition(b"/")[2]
+        return int(last) if len(last) == _DIGITS and last.isdigit() else 0
+
+    def understand(self, key: bytes) -> PartOf | IndexEntry | CommonPart | None:
+        """What a key is; None for one that is foreign, of an older format, or of a history."""
+        try:
+            path = key.decode()
+        except UnicodeDecodeError:
+            return None
+        if not path.startswith(self._tenants):
+            below = path.removeprefix(f"{self.namespace}/")
+            known = below in (*COMMON, "_health/sentinel") or _below(below, PLATFORM)
+            return CommonPart(below) if known and below != path else None
+        id, _, rest = path.removeprefix(self._tenants).partition("/")
+        if id == "_index":
+            kind, _, name = rest.partition("/")
+            for each in INDEXES:
+                if kind == each and name:
+                    return IndexEntry(each, name)
+            return None
+        return PartOf(int(id), rest) if is_id(id) and is_path(rest) else None
+
+
+COMMON = ("common/resolver", "common/storage-directory")
+PLATFORM = "platform/configs/"
+
+
+def joined(*parts: str) -> str:
+    """Parts of a key with one slash between them, whatever slashes they carry."""
+    return "/".join(piece for part in parts for piece in part.split("/") if piece)
+
+
+def is_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None and int(text) <= MAX_ID
+
+
+def check_id(tenant: object) -> int:
+    if not isinstance(tenant, int) or isinstance(tenant, bool) or not 0 < tenant <= MAX_ID:
+        raise InvalidRequest(f"the id {tenant!r} of a tenant must be a positive integer")
+    return tenant
+
+
+def is_path(path: str) -> bool:
+    """Whether a tenant has such a part. What is called `meta` below `ftp/` is an FTP user."""
+    kind, _, name = path.partition("/")
+    return path in SINGLE or (kind in MANY and name != "" and "/" not in name)
+
+
+def kind_of(path: str) -> str:
+    """`meta`, `domain`, `database`, `ftp` or `storage`."""
+    return path.partition("/")[0]
+
+
+def name_of(path: str) -> str:
+    """The service or the user of `database/…` and `ftp/…`."""
+    return path.partition("/")[2]
+
+
+def path_escape(text: str) -> str:
+    """As `url.PathEscape` of Go does."""
+    return urllib.parse.quote(text, safe="$&+:=@")
+
+
+def _indexed(kind: IndexKind, name: str) -> str:
+    if kind == "by-name":
+        return path_escape(name)
+    return name if kind == "ftp-user" else name.lower()
+
+
+def _below(path: str, folder: str) -> bool:
+    return path.startswith(folder) and "//" not in path and len(path) > len(folder)

@@ -1,0 +1,186 @@
+"""Passwords and what else nobody must see by accident: sealed in the store, masked everywhere.
+
+A sealed text is the base64 of nonce‖ciphertext‖tag, AES-256-GCM, without associated data, so that
+programs in other languages read it with the same 32 bytes. Beside it stands the id of its key (a
+part of the key's SHA-256), by which keys can be changed; without one, every known key is tried.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from mooring.errors import InvalidRequest, MissingExtra, Undecipherable
+from mooring.model import JSON
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+CURRENT = ("MOORING_ENCRYPTION_KEY", "ENCRYPTION_KEY")
+"""Variables with the key that is written with; the first that is set counts."""
+FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
+"""The variable with keys that are read with, too, separated by commas."""
+
+MASK = "••••••"
+
+_NONCE, _TAG, _KEY = 12, 16, 32
+_SECRET = re.compile(r"passw(or)?d|secret|token|credential|private_?key|api_?key", re.IGNORECASE)
+_HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
+
+
+class Secret:
+    """Text that shows itself only to who asks with `reveal`. It may still be sealed."""
+
+    __slots__ = ("_key_id", "_ring", "_sealed", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text: str | None = text
+        self._sealed = self._key_id = ""
+        self._ring: Keyring | None = None
+
+    @classmethod
+    def sealed(cls, sealed: str, key_id: str, ring: Keyring) -> Secret:
+        secret = cls("")
+        secret._text, secret._sealed, secret._key_id, secret._ring = None, sealed, key_id, ring
+        return secret
+
+    def reveal(self) -> str:
+        """The text. Raises `Undecipherable` where its key is not known."""
+        if self._text is None:
+            assert self._ring is not None
+            self._text = self._ring.unseal(self._sealed, self._key_id)
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they were written alike; of sealed ones this can be told without the key."""
+        if not isinstance(other, Secret):
+            return NotImplemented
+        if self._sealed or other._sealed:
+            return (self._sealed, self._key_id) == (other._sealed, other._key_id)
+        return self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash((self._sealed, "" if self._sealed else self._text))
+
+    def __repr__(self) -> str:
+        return MASK
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not copied into files: reveal it")
+
+
+class Keyring:
+    """The keys of this process: the first seals, all unseal."""
+
+    def __init__(self, keys: Sequence[bytes] = ()) -> None:
+        for key in keys:
+            if len(key) != _KEY:
+                raise InvalidRequest(f"an encryption key has {len(key)} bytes: it must have {_KEY}")
+        self._keys = {key_id(key): key for key in keys}
+        self._ciphers: dict[str, AESGCM] = {}
+        self.current = key_id(keys[0]) if keys else ""
+        """The id of the key that seals; empty where there is none."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Keyring:
+        """The keys that the variables `CURRENT` and `FORMER` hold. Raises `InvalidRequest`."""
+        environ = os.environ if environ is None else environ
+        found = [(name, environ[name]) for name in CURRENT if environ.get(name)][:1]
+        found += [(FORMER, text) for text in environ.get(FORMER, "").split(",") if text.strip()]
+        return cls([_read(name, text.strip()) for name, text in found])
+
+    def seal(self, text: str) -> tuple[str, str]:
+        """The sealed text and the id of its key. Must not be asked where there is no key."""
+        nonce = os.urandom(_NONCE)
+        sealed = nonce + self._cipher(self.current).encrypt(nonce, text.encode(), None)
+        return base64.b64encode(sealed).decode(), self.current
+
+    def unseal(self, sealed: str, of: str = "") -> str:
+        """Raises `Undecipherable` where no key fits."""
+        try:
+            raw = base64.b64decode(sealed, validate=True)
+        except (binascii.Error, ValueError):
+            raise Undecipherable("a sealed password is not base64: it was damaged") from None
+        if len(raw) < _NONCE + _TAG:
+            raise Undecipherable("a sealed password is too short: it was damaged")
+        if not self._keys:
+            raise Undecipherable(f"a password is encrypted, and there is no key: set {CURRENT[0]}")
+        if of and of not in self._keys:
+            raise Undecipherable(
+                f"a password is encrypted with the key {of}, which is not among those known here "
+                f"({', '.join(self._keys)}): add it to {FORMER}"
+            )
+        for each in [of] if of else self._keys:
+            text = self._tried(each, raw)
+            if text is not None:
+                return text
+        raise Undecipherable(
+            f"a password cannot be decrypted with {of or 'any known key'}: it was damaged, or "
+            f"another key is needed (see {FORMER})"
+        )
+
+    def _tried(self, of: str, raw: bytes) -> str | None:
+        cipher = self._cipher(of)
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return cipher.decrypt(raw[:_NONCE], raw[_NONCE:], None).decode()
+        except (InvalidTag, UnicodeDecodeError):
+            return None
+
+    def _cipher(self, of: str) -> AESGCM:
+        if of not in self._ciphers:
+            try:
+                from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+            except ImportError as error:
+                raise MissingExtra("an encrypted password", "tenants") from error
+            self._ciphers[of] = AESGCM(self._keys[of])
+        return self._ciphers[of]
+
+    def __repr__(self) -> str:
+        return f"<Keyring {' '.join(self._keys) or 'without keys'}>"
+
+
+def key_id(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()[:8]
+
+
+def _read(name: str, text: str) -> bytes:
+    """32 bytes as they are, in hexadecimal, or in base64."""
+    raw = text.encode()
+    if len(raw) == _KEY:
+        return raw
+    if re.fullmatch(r"[0-9A-Fa-f]{64}", text):
+        return bytes.fromhex(text)
+    try:
+        decoded = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        decoded = b""
+    if len(decoded) != _KEY:
+        raise InvalidRequest(
+            f"{name} is not a key of {_KEY} bytes, as text, in hexadecimal or in base64 "
+            "(make one with `openssl rand -base64 32`)"
+        )
+    return decoded
+
+
+def is_secret(field: str) -> bool:
+    """Whether a field's name says that its value must not be shown."""
+    return _SECRET.search(field) is not None and _HARMLESS.search(field) is None
+
+
+def masked(value: JSON) -> JSON:
+    """A value for people: whatever its names call secret is hidden."""
+    if isinstance(value, dict):
+        return {
+            name: MASK if is_secret(name) and inner not in (None, "") else masked(inner)
+            for name, inner in value.items()
+        }
+    return [masked(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,234 @@
+"""What the parts of a tenant hold: typed records, read leniently, for older publishers wrote them.
+
+A record is a JSON object with names in camelCase. Fields that are not known here are kept, in
+`extra`; one without a value is as one that is not there. The id, the service and the user in the
+key win over those in the value. How records are checked before they are written is `rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.model import JSON
+from mooring.tenants.keys import kind_of, name_of
+from mooring.tenants.secrets import Keyring, Secret, masked
+
+Status = Literal["active", "inactive", "suspended"]
+
+NOTHING: Mapping[str, JSON] = MappingProxyType({})
+
+
+class Extra(dict[str, JSON]):
+    """Fields that are not known here. What looks like a secret is hidden when it is shown."""
+
+    def __repr__(self) -> str:
+        return repr(masked(dict(self)))
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What all records have."""
+
+    extra: Extra = msgspec.field(default_factory=Extra)
+
+
+class Meta(Record, frozen=True, kw_only=True):
+    id: int
+    code: str = ""
+    name: str = ""
+    status: str = "active"
+    """`active`, `inactive` or `suspended`; whatever else was written means inactive."""
+    billing_plan: str = ""
+
+    @property
+    def active(self) -> bool:
+        return self.status == "active"
+
+
+class Database(Record, frozen=True, kw_only=True):
+    tenant_id: int
+    service_code: str
+    driver: str = ""
+    host: str = ""
+    port: int = 0
+    database: str = ""
+    username: str = ""
+    password: Secret | None = None
+    ssl_mode: str = ""
+    max_open_conns: int = 0
+    max_idle_conns: int = 0
+    enabled: bool = True
+
+
+class Ftp(Record, frozen=True, kw_only=True):
+    tenant_id: int
+    username: str
+    password_hash: Secret | None = None
+    description: str = ""
+    status: str = ""
+    home_directory: str = ""
+    write_permission: bool = False
+
+    @property
+    def active(self) -> bool:
+        return self.status in ("", "active")
+
+
+class Storage(Record, frozen=True, kw_only=True):
+    tenant_id: int
+    upload_quota_gb: int | float = 0
+    max_file_size_mb: int | float = 0
+    max_concurrent_uploads: int = 0
+
+
+class Domain(msgspec.Struct, frozen=True):
+    """Put together from its three keys."""
+
+    primary: str = ""
+    aliases: tuple[str, ...] = ()
+    internal: str = ""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All of them, in lower case, each once."""
+        found = (self.primary, *self.aliases, self.internal)
+        return tuple(dict.fromkeys(host.lower() for host in found if host))
+
+
+class Resolver(Record, frozen=True, kw_only=True):
+    """How requests name their tenant."""
+
+    id: int = 0
+    http_type: Literal["host", "header", "query", "path"] = "header"
+    http_header_name: str = "X-Tenant-ID"
+    http_query_param: str = "tenant"
+    http_path_index: int = 0
+    http_host_mode: Literal["numeric", "domain", "code"] = "domain"
+    ftp_type: str = "username"
+
+
+class StorageDirectory(Record, frozen=True, kw_only=True):
+    directory: str = "tenants"
+
+
+Part = Meta | Database | Ftp | Storage | str | tuple[str, ...]
+R = TypeVar("R", bound=Record)
+
+
+class Unreadable(ValueError):
+    """A value that cannot be understood; the message says why, and shows nothing of it."""
+
+
+def decode(path: str, raw: bytes) -> JSON:
+    """What a part holds, as JSON. A domain may be written as JSON or as plain text."""
+    if path in ("domain/primary", "domain/internal"):
+        return _text(raw)
+    try:
+        value: JSON = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Unreadable("not JSON") from None
+    if path == "domain/aliases":
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise Unreadable("not a list of host names")
+    elif not isinstance(value, dict) and not path.startswith("platform/"):
+        raise Unreadable("not a JSON object")
+    return value
+
+
+def encode(path: str, value: JSON) -> bytes:
+    """The same backwards: domains are written as plain text."""
+    if path in ("domain/primary", "domain/internal"):
+        assert isinstance(value, str)
+        return value.encode()
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidRequest(f"{path} cannot be written as JSON: {error}") from error
+
+
+def understand(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
+    """What a part means. Raises `Unreadable`."""
+    kind = kind_of(path)
+    if kind == "domain":
+        return tuple(str(each) for each in value) if isinstance(value, list) else str(value)
+    assert isinstance(value, dict)
+    if kind == "meta":
+        return record(Meta, value | {"id": tenant})
+    if kind == "database":
+        fixed: dict[str, Any] = {"tenantId": tenant, "serviceCode": name_of(path)}
+        return record(Database, _unsealing(value, ring) | fixed)
+    if kind == "ftp":
+        fixed = {"tenantId": tenant, "username": name_of(path)}
+        if isinstance(hashed := value.get("passwordHash"), str):
+            fixed["passwordHash"] = Secret(hashed)
+        return record(Ftp, value | fixed)
+    return record(Storage, _newer_storage(value) | {"tenantId": tenant})
+
+
+def record(kind: type[R], value: Mapping[str, Any]) -> R:
+    """A record of this kind, with what it does not know in `extra`. Raises `Unreadable`."""
+    names = fields_of(kind)
+    known = {name: inner for name, inner in value.items() if name in names and inner is not None}
+    if len(known) < len(value):
+        known["extra"] = Extra(
+            {
+                name: inner
+                for name, inner in value.items()
+                if name not in names and inner is not None
+            }
+        )
+    try:
+        return msgspec.convert(known, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Unreadable(str(error)) from None
+
+
+@lru_cache
+def fields_of(kind: type[Record]) -> frozenset[str]:
+    """The names of a record's fields, as they are written."""
+    return frozenset(kind.__struct_encode_fields__) - {"extra"}
+
+
+def _unsealing(value: dict[str, JSON], ring: Keyring) -> dict[str, Any]:
+    rest: dict[str, Any] = {
+        name: inner
+        for name, inner in value.items()
+        if name not in ("password", "passwordEncrypted", "passwordKeyId")
+    }
+    sealed, plain = value.get("passwordEncrypted"), value.get("password")
+    if sealed:
+        rest["password"] = Secret.sealed(str(sealed), str(value.get("passwordKeyId") or ""), ring)
+    elif plain is not None:
+        rest["password"] = Secret(str(plain))
+    return rest
+
+
+def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
+    """The older generation counted in bytes."""
+    rest = dict(value)
+    for old, new, unit in (
+        ("quotaBytes", "uploadQuotaGb", 2**30),
+        ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
+    ):
+        count = rest.get(old)
+        if isinstance(count, int | float) and not isinstance(count, bool):
+            del rest[old]
+            if rest.get(new) is None:
+                size = count / unit
+                rest[new] = int(size) if size.is_integer() else size
+    return rest
+
+
+def _text(raw: bytes) -> str:
+    try:
+        text = raw.decode().strip()
+        if text.startswith('"'):
+            text = msgspec.json.decode(text, type=str).strip()
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        raise Unreadable("neither text nor a JSON string") from None
+    return text
