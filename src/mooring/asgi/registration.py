@@ -23,11 +23,12 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import FrameType
 from typing import Any, TypedDict, TypeVar
 
+from mooring.asgi.protocol import Application, Message, Receive, Scope, Send
 from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
@@ -38,11 +39,6 @@ log = logging.getLogger(__name__)
 
 GRACE = 10.0
 """Seconds that leaving the registry may take, with the time that callers get to notice."""
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 App = TypeVar("App")
 
@@ -96,7 +92,7 @@ def registered(
     Needs a server that speaks the lifespan protocol, as all but a few do.
     """
 
-    async def wrapped(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             return await app(scope, receive, send)
         serving = Serving(hub, instance, ttl=ttl, grace=grace, linger=linger)
@@ -175,7 +171,7 @@ class _Protocol:
         self._app, self._serving = app, serving
         self._spoken = self._entered = False
 
-    async def run(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def to_server(message: Message) -> None:
             self._spoken = True
             if message["type"] == "lifespan.startup.complete":
@@ -200,7 +196,7 @@ class _Protocol:
         if not self._spoken:
             await self._alone(scope, receive, send)
 
-    async def _alone(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For an application that does not speak the protocol."""
         await self._enter(scope)
         await send({"type": "lifespan.startup.complete"})
@@ -209,7 +205,7 @@ class _Protocol:
         await self._leave()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _enter(self, scope: MutableMapping[str, Any]) -> None:
+    async def _enter(self, scope: Scope) -> None:
         hub = await self._serving.__aenter__()
         self._entered = True
         if "state" in scope:
