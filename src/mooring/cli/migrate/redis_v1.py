@@ -1,25 +1,23 @@
-"""`mooring migrate`: from older formats to those of today."""
+"""`mooring migrate redis-v1`: from version 1.0 of the Redis registry to the three tiers."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mooring import durations
+from mooring.cli.migrate.progress import progress
 from mooring.cli.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.printing import show, show_json
 from mooring.cli.reaching import on_redis, reach, run_command
-from mooring.cli.telling import hear, note, say
+from mooring.cli.telling import hear, note
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tasks import Tasks
@@ -27,15 +25,12 @@ from mooring.tasks import Tasks
 if TYPE_CHECKING:
     from mooring.migrate.redis_v1.bridge import Passed
     from mooring.migrate.redis_v1.migration import Migration, Written
-    from mooring.migrate.redis_v1.migration import Progress as Told
     from mooring.migrate.redis_v1.plan import Step
 
-app = typer.Typer(help="Move a registry from an older format.", no_args_is_help=True)
-redis_v1 = typer.Typer(
+app = typer.Typer(
     help="Version 1.0 of the Redis registry: plan, copy, verify, bridge, delete.",
     no_args_is_help=True,
 )
-app.add_typer(redis_v1, name="redis-v1")
 
 PrefixOption = Annotated[
     str,
@@ -48,10 +43,9 @@ VerifiedOption = Annotated[
     typer.Option("--verified", metavar="FILE", help="what `verify` writes and `delete` reads"),
 ]
 _VERIFIED = Path("redis-v1.verified")
-_EVERY = 5.0  # seconds between two lines of progress in a pipe
 
 
-@redis_v1.command()
+@app.command()
 def plan(
     prefix: PrefixOption = "",
     store: StoreOption = "",
@@ -64,12 +58,12 @@ def plan(
 
 async def _plan(prefix: str, store: str, registry: str, as_json: bool) -> None:
     async with _migration(store, registry, prefix) as migration:
-        with _progress("looked at") as told:
+        with progress("looked at") as told:
             steps = [step async for looked in migration.plan(told) for step in looked.steps]
     _show(steps, as_json)
 
 
-@redis_v1.command()
+@app.command()
 def copy(
     prefix: PrefixOption = "",
     store: StoreOption = "",
@@ -85,7 +79,7 @@ def copy(
 
 async def _copy(prefix: str, store: str, registry: str, as_json: bool) -> None:
     async with _migration(store, registry, prefix) as migration:
-        with _progress("copied") as told:
+        with progress("copied") as told:
             done = [each async for part in migration.copy(told) for each in part]
     show(
         done,
@@ -102,7 +96,7 @@ async def _copy(prefix: str, store: str, registry: str, as_json: bool) -> None:
     note(f"{count} written" if count else "nothing to write")
 
 
-@redis_v1.command()
+@app.command()
 def verify(
     prefix: PrefixOption = "",
     verified: VerifiedOption = _VERIFIED,
@@ -125,7 +119,7 @@ async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: b
     steps: list[Step] = []
     services = {}
     async with _migration(store, registry, prefix) as migration:
-        with _progress("compared") as told:
+        with progress("compared") as told:
             async for looked, deletable in migration.verify(told):
                 steps += looked.steps
                 if deletable.ids:
@@ -141,7 +135,7 @@ async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: b
     return True
 
 
-@redis_v1.command()
+@app.command()
 def bridge(
     prefix: PrefixOption = "",
     interval: Annotated[
@@ -186,7 +180,7 @@ async def _bridge(prefix: str, interval: float, store: str, registry: str, as_js
     note("stopped")
 
 
-@redis_v1.command()
+@app.command()
 def delete(
     prefix: PrefixOption = "",
     verified: VerifiedOption = _VERIFIED,
@@ -208,7 +202,7 @@ async def _delete(prefix: str, file: Path, store: str, registry: str, as_json: b
 
     listed = verified.read(file)
     async with _migration(store, registry, prefix) as migration:
-        with _progress("deleted") as told:
+        with progress("deleted") as told:
             gone, stays = await migration.delete(listed, told)
     if as_json:
         show_json({"deleted": gone, "stays": list(stays)})
@@ -230,27 +224,6 @@ async def _migration(store: str, registry: str, prefix: str) -> AsyncIterator[Mi
         from mooring.migrate.redis_v1.migration import Migration
 
         yield Migration(redis, prefix=prefix)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Told]:
-    """A bar in a terminal, a line now and then elsewhere."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    last = time.monotonic()
-
-    def line(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _EVERY:
-            last = time.monotonic()
-            say(f"{what} {done} of {total}")
-
-    if not console.is_terminal:
-        yield line
-        return
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _show(steps: Sequence[Step], as_json: bool) -> None:

@@ -1,0 +1,35 @@
+"""How far a migration is: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mooring.cli.telling import say
+
+_EVERY = 5.0  # seconds between two lines
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """What is to be told how much is done, and of how much."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    last = time.monotonic()
+
+    def line(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _EVERY:
+            last = time.monotonic()
+            say(f"{what} {done} of {total}")
+
+    if not console.is_terminal:
+        yield line
+        return
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
