@@ -6,9 +6,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+PATIENCE = 20.0
+"""Seconds for what nobody promised a time: many tests run at once on a slow machine."""
+
 
 async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], *, within: float = 5.0, what: str = ""
+    condition: Callable[[], bool | Awaitable[bool]], *, within: float = PATIENCE, what: str = ""
 ) -> float:
     """Wait until the condition holds; how long it took. Fails after `within` seconds."""
     started = time.monotonic()
@@ -21,7 +24,7 @@ async def eventually(
         await asyncio.sleep(0.01)
 
 
-def until(condition: Callable[[], object], *, within: float = 5.0, what: str = "") -> float:
+def until(condition: Callable[[], object], *, within: float = PATIENCE, what: str = "") -> float:
     """The same for code without an event loop."""
     started = time.monotonic()
     while not condition():

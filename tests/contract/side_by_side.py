@@ -104,7 +104,7 @@ class Stream:
     async def ask_for_progress(self) -> None:
         await self.send(proto.WatchRequest(progress_request=proto.WatchProgressRequest()))
 
-    async def take(self, count: int, *, within: float = 5.0) -> list[Any]:
+    async def take(self, count: int, *, within: float = 20.0) -> list[Any]:
         async with asyncio.timeout(within):
             return [await self.call.read() for _ in range(count)]
 
@@ -124,7 +124,7 @@ class Stream:
 async def outcome(call: Any, request: Any, **options: Any) -> Any:
     """What a call came to: its answer, or (code, text) of its error."""
     try:
-        return await call(request, timeout=10, **options)
+        return await call(request, timeout=30, **options)
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details()
 

@@ -73,7 +73,7 @@ async def test_a_beat_that_puts_health_right_tells_of_the_instance(
     await listening.get_message(timeout=5)
 
     async def told() -> dict[str, object]:
-        async with asyncio.timeout(7):
+        async with asyncio.timeout(20):
             while True:
                 message = await listening.get_message(timeout=1, ignore_subscribe_messages=True)
                 if message is not None:

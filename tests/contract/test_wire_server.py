@@ -133,13 +133,13 @@ class TestLogins:
     async def test_our_client_logs_in_and_again_when_its_token_is_gone(
         self, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(auth, "TOKEN_TTL", 0.2)
+        monkeypatch.setattr(auth, "TOKEN_TTL", 1.0)
         async with serving(users=USERS) as (server, _):
             url = f"etcd://mia:pass@{server.address}"
             async with open_store(url) as store, store.watch(prefix(b"a")) as watch:
                 await store.commit(Put(b"a", b"1"))
                 assert (await anext(watch)).events[0].key == b"a"
-                await asyncio.sleep(0.4)
+                await asyncio.sleep(1.2)
                 await store.commit(Put(b"a", b"2"))
                 assert (await anext(watch)).events[0].key == b"a"
                 lease = await store.grant(60)
@@ -300,9 +300,10 @@ class TestRubbish:
                     await keepalive.take(1)
             await eventually(lambda: host.read(lambda engine: len(engine._watchers)) == 0)
 
+    @pytest.mark.timeout(180)
     async def test_ten_thousand_calls_at_once_are_all_answered(self):
         async with serving() as (_, wire):
-            calls = (wire.put(proto.PutRequest(key=b"%d" % n), timeout=50) for n in range(10_000))
+            calls = (wire.put(proto.PutRequest(key=b"%d" % n), timeout=150) for n in range(10_000))
             answers = await asyncio.gather(*calls)
             assert {answer.header.revision for answer in answers} == set(range(2, 10_002))
 
@@ -316,9 +317,11 @@ class TestLifetime:
 
     async def test_it_lets_calls_finish_and_ends_streams(self):
         finish = asyncio.Event()
+        begun: list[Any] = []
 
         class Slow(MemoryHost):
             async def write(self, operation: Any) -> Any:
+                begun.append(operation)
                 await finish.wait()
                 return await super().write(operation)
 
@@ -330,9 +333,9 @@ class TestLifetime:
                 await keepalive.send(proto.LeaseKeepAliveRequest(ID=5))
                 loop = asyncio.get_running_loop()
                 put = loop.create_task(outcome(wire.put, proto.PutRequest(key=b"a")))
-                await asyncio.sleep(0.1)
-                draining = loop.create_task(server.drain(5))
-                async with asyncio.timeout(3):
+                await eventually(lambda: len(begun) == 2)
+                draining = loop.create_task(server.drain(60))
+                async with asyncio.timeout(20):
                     for stream in (watch, keepalive):
                         assert await stream.call.code() is grpc.StatusCode.UNAVAILABLE
                         assert await stream.call.details() == "etcdserver: server stopped"
@@ -346,7 +349,7 @@ class TestLifetime:
                 assert await late.call.code() is grpc.StatusCode.UNAVAILABLE
                 finish.set()
                 assert (await put).header.revision == 2
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(20):
                     await draining
             async with methods(server.address) as wire:
                 code, _ = await outcome(wire.put, proto.PutRequest(key=b"a"))
@@ -359,14 +362,14 @@ class TestLifetime:
         ):
             half = channel.stream_unary("/etcdserverpb.KV/Put")()
             await asyncio.sleep(0.1)
-            async with asyncio.timeout(5):
-                await server.drain(30)
+            async with asyncio.timeout(20):
+                await server.drain(60)
             assert await half.code() is not grpc.StatusCode.OK
 
     async def test_leases_run_out_though_nobody_calls(self):
         async with serving() as (_, wire), Stream(wire.watch()) as stream:
             await stream.create(b"a")
-            lease = await wire.grant(proto.LeaseGrantRequest(TTL=2))
+            lease = await wire.grant(proto.LeaseGrantRequest(TTL=4))
             await wire.put(proto.PutRequest(key=b"a", lease=lease.ID))
             *_, gone = await stream.take(3)
         assert gone.events[0].type == proto.DELETE
