@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -42,6 +44,9 @@ from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
 from mooring.tasks import cleanup
+from mooring.tenants.keys import NAMESPACE, Keys
+from mooring.tenants.publisher import KEEP, KEEP_FOR, Publisher
+from mooring.tenants.secrets import Keyring
 
 _CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
 
@@ -128,6 +133,13 @@ _OPENERS: Mapping[str, Callable[[StoreURL], Store]] = {
 }
 
 
+def missing_tenants(error: ImportError) -> ImportError:
+    """What to raise where tenants cannot be imported: the extra's name, or a mistake of ours."""
+    if (error.name or "").partition(".")[0] not in ("immutables", "cryptography"):
+        return error
+    return MissingExtra("the configuration of tenants", "tenants")
+
+
 def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
     try:
         from mooring.registry.redis.connection import Connection
@@ -203,7 +215,7 @@ class Hub:
         self._registry: Registry | None = None
         self._contenders: Queue | None = None
         self._process = os.getpid()
-        self._made: weakref.WeakSet[Registration | View] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Registration | View | Provider] = weakref.WeakSet()
 
     @property
     def store(self) -> Store:
@@ -276,6 +288,41 @@ class Hub:
         self._made.add(view)
         return view
 
+    def tenants(
+        self,
+        *,
+        namespace: str = NAMESPACE,
+        file: str | Path | None = None,
+        afresh: float = 3600.0,
+        wait: float = 5.0,
+        keyring: Keyring | None = None,
+    ) -> Provider:
+        """The configuration of the tenants, live. See `Provider` and what it gives, `Tenants`.
+
+        `file` is where the last state is kept for a start without the store: by default in the
+        hub's cache folder, where it has one. Every `afresh` seconds everything is read anew.
+        Passwords are unsealed with the keys of the environment, unless others are given.
+        """
+        try:
+            from mooring.tenants.provider import Provider
+        except ImportError as error:
+            raise missing_tenants(error) from error
+        keys, store = Keys(namespace), self.store
+        if file is None and self._cache is not None:
+            mark = hashlib.sha256(f"{store.url} {keys.namespace}".encode()).hexdigest()[:12]
+            name = urllib.parse.quote(keys.namespace, safe="")
+            file = self._cache / f"tenants-{name}.{mark}.copy"
+        provider = Provider(
+            store,
+            keys,
+            Keyring.from_environment() if keyring is None else keyring,
+            file=None if file is None else Path(file),
+            afresh=afresh,
+            wait=wait,
+        )
+        self._made.add(provider)
+        return provider
+
     @property
     def scope(self) -> str:
         """What tells the instances of this registry from those of others, also of one store."""
@@ -343,6 +390,24 @@ class Hub:
         """Who holds what and who waits, of the locks whose names start so. Without a prefix the
         whole store is read."""
         return await find_locks(self.store, prefix)
+
+    def publisher(
+        self,
+        *,
+        by: str = "",
+        namespace: str = NAMESPACE,
+        keep: int = KEEP,
+        keep_for: float = KEEP_FOR,
+        ring: Keyring | None = None,
+    ) -> Publisher:
+        """Who writes the configuration of tenants below a namespace. See `Publisher`.
+
+        `by` is named in the histories, of which `keep` entries stay for `keep_for` seconds. The
+        keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `ring` of your own.
+        """
+        return Publisher(
+            self.store, Keys(namespace), ring=ring, by=by, keep=keep, keep_for=keep_for
+        )
 
     def _queue(self) -> Queue:
         store = self.store

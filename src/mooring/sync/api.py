@@ -26,6 +26,7 @@ API: Mapping[str, str] = {
     "Leadership": "mooring.locks.election",
     "Leaders": "mooring.locks.election",
     "Barrier": "mooring.locks.barrier",
+    "Publisher": "mooring.tenants.publisher",
     "Session": "mooring.session",
     "Mirror": "mooring.mirror",
 }
@@ -36,6 +37,7 @@ INNER: frozenset[str] = frozenset(
         "mooring.discovery.rotation.Rotation",
         "mooring.mirror.Feed",
         "mooring.registry.contract.Enrolment",
+        "mooring.tenants.keys.Keys",
     }
 )
 """Types that can be reached from these, and are promised to nobody: what has to do with them has

@@ -114,6 +114,14 @@ class Keys:
         last = key.rpartition(b"/")[2]
         return int(last) if len(last) == _DIGITS and last.isdigit() else 0
 
+    def tenant(self, key: bytes) -> int:
+        """Whose part or history a key is; 0 for none."""
+        for folder in (self._tenants, f"{self.namespace}/_history/"):
+            if key.startswith(folder.encode()):
+                id = key[len(folder.encode()) :].partition(b"/")[0].decode(errors="replace")
+                return int(id) if is_id(id) else 0
+        return 0
+
     def understand(self, key: bytes) -> PartOf | IndexEntry | CommonPart | None:
         """What a key is; None for one that is foreign, of an older format, or of a history."""
         try:

@@ -1,0 +1,181 @@
+"""A tenant in one file, YAML or JSON:
+
+    id: 1
+    meta: {code: default, name: 默认租户, billingPlan: enterprise}
+    domain: {primary: example.com, aliases: [www.example.com], internal: shop.internal}
+    database:
+      evidence-query: {driver: mysql, host: mysql-query, port: 3306, database: tenant_query}
+    ftp:
+      default_ftp: {passwordHash: $2a$10$..., homeDirectory: /tenants/1}
+    storage: {uploadQuotaGb: 1000}
+
+A section that is left out stays as it is in the store, and an empty one is removed. A section that
+is there is all there is of it: a service that it does not name is removed. Only secrets may be left
+out of an object without being lost. A field that Mooring does not know goes under `extra`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mooring.errors import InvalidRequest, MissingExtra
+from mooring.model import JSON
+from mooring.names import nearest
+from mooring.tenants.keys import MANY, check_id, kind_of, name_of
+from mooring.tenants.merging import merged
+from mooring.tenants.publishing import Parts
+from mooring.tenants.rules import EXTRA, FIELDS, IDENTITY, checked
+from mooring.tenants.secrets import Keyring, is_secret, masked
+
+SECTIONS = ("meta", "domain", "database", "ftp", "storage")
+_DOMAINS = ("primary", "aliases", "internal")
+
+
+class Document(msgspec.Struct, frozen=True):
+    """What a file says of a tenant: the parts of each section that it has."""
+
+    tenant: int
+    sections: dict[str, dict[str, JSON]]
+    """By section, the values of its parts by path."""
+
+    def __repr__(self) -> str:
+        return f"<document of tenant {self.tenant}: {masked(dict(self.sections))!r}>"
+
+    def applied(self, there: Parts, ring: Keyring) -> Parts:
+        """What the tenant is to be, over what is there."""
+        wanted = {
+            path: value for path, value in there.items() if kind_of(path) not in self.sections
+        }
+        for told in self.sections.values():
+            for path, value in told.items():
+                wanted[path] = merged(self.tenant, path, there.get(path), value, ring)
+        return wanted
+
+
+def load(file: Path) -> Document:
+    """The document in a file: JSON where it is called so, else YAML, of which JSON is a part."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file} cannot be read: {error}") from error
+    try:
+        return parse(_loaded(text, as_json=file.suffix == ".json"))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{file}: {error}") from error
+
+
+def _loaded(text: str, *, as_json: bool) -> object:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtra("reading YAML", "server") from error
+    try:
+        return msgspec.json.decode(text) if as_json else yaml.load(text, _loader())
+    except (yaml.YAMLError, msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"not {'JSON' if as_json else 'YAML'}: {error}") from error
+
+
+def _loader() -> type[Any]:
+    """YAML in which a key that stands twice is a mistake, and a date is text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                name = self.construct_object(key, deep=True)
+                if name in seen:
+                    raise InvalidRequest(f"{name!r} stands there twice, {key.start_mark}".strip())
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:timestamp"]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+def parse(document: object) -> Document:
+    """The document in what was loaded. Raises `InvalidRequest` that names the field, and where it
+    may be a typo, what was probably meant."""
+    if not isinstance(document, dict):
+        raise InvalidRequest(
+            "a tenant's file is a map with id, meta, domain, database, ftp, storage"
+        )
+    for name in document:
+        if name not in ("id", *SECTIONS):
+            raise InvalidRequest(f"unknown section {name!r}{nearest(str(name), ['id', *SECTIONS])}")
+    if "id" not in document:
+        raise InvalidRequest("id is missing: the number of the tenant")
+    tenant = check_id(document["id"])
+    sections = {
+        name: _section(tenant, name, document[name]) for name in SECTIONS if name in document
+    }
+    for parts in sections.values():
+        for path, value in parts.items():
+            checked(tenant, path, value)
+    return Document(tenant, sections)
+
+
+def _section(tenant: int, name: str, told: object) -> dict[str, JSON]:
+    told = {} if told is None else told
+    if not isinstance(told, dict):
+        raise InvalidRequest(f"tenant {tenant}: {name} must be a map")
+    if name == "meta" and not told:
+        raise InvalidRequest(
+            f"tenant {tenant}: meta cannot be removed; `mooring tenant delete {tenant}` removes all"
+        )
+    if name == "domain":
+        for field in told:
+            if field not in _DOMAINS:
+                hint = nearest(str(field), _DOMAINS)
+                raise InvalidRequest(
+                    f"tenant {tenant}: domain has an unknown field {field!r}{hint}"
+                )
+        return {f"domain/{field}": value for field, value in told.items() if value}
+    if name in MANY:
+        return {f"{name}/{_key(tenant, name, each)}": value for each, value in told.items()}
+    return {name: told} if told else {}
+
+
+def _key(tenant: int, section: str, name: object) -> str:
+    if not isinstance(name, str) or not name or "/" in name:
+        raise InvalidRequest(
+            f"tenant {tenant}: {section} has the name {name!r}, which must be text without a slash"
+            " (put it in quotes if it looks like a number)"
+        )
+    return name
+
+
+def written(tenant: int, parts: Parts) -> dict[str, JSON]:
+    """The document of a tenant, to be edited and published again: without its secrets, which a
+    publish keeps."""
+    document: dict[str, JSON] = {"id": tenant}
+    for path, value in sorted(parts.items(), key=lambda part: SECTIONS.index(kind_of(part[0]))):
+        kind, name = kind_of(path), name_of(path)
+        shown = _fields(kind, value) if isinstance(value, Mapping) else value
+        if not isinstance(shown, dict | list | str):
+            continue  # it cannot be understood
+        if name:
+            section = document.setdefault(kind, {})
+            assert isinstance(section, dict)
+            section[name] = shown
+        else:
+            document[kind] = shown
+    return document
+
+
+def _fields(kind: str, value: Mapping[str, JSON]) -> dict[str, JSON]:
+    known: dict[str, JSON] = {}
+    extra: dict[str, JSON] = {}
+    for name, inner in value.items():
+        repeats = name in IDENTITY and (kind, name) != ("database", "username")
+        if repeats or is_secret(name) or name == "passwordKeyId" or inner is None:
+            continue
+        (known if name in FIELDS[kind] else extra)[name] = inner
+    return known | ({EXTRA: extra} if extra else {})

@@ -1,0 +1,165 @@
+"""Who changed what of a tenant, when, from what to what; and back again.
+
+Entries lie away from the tenant's own keys and outlive it. Secrets in them are sealed; without a
+key they are left out, and a rollback keeps what is there.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from mooring.errors import Undecipherable
+from mooring.model import JSON
+from mooring.tenants.publishing import Difference, Parts, Unread
+from mooring.tenants.secrets import Keyring, is_secret, masked
+
+_SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
+
+
+class Step(msgspec.Struct, frozen=True, rename="camel"):
+    """One part that changed; None: it was not there. Secrets are sealed or left out."""
+
+    path: str
+    before: JSON = None
+    after: JSON = None
+
+    def __repr__(self) -> str:
+        return f"<{self.path}: {shown(self.before)!r} → {shown(self.after)!r}>"
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
+    number: int
+    """Counts up from 1 for each tenant."""
+    at: str
+    """When, in UTC."""
+    by: str
+    action: str
+    """`publish`, `delete`, `rollback`, `rekey` or `migrate`."""
+    changes: tuple[Step, ...]
+    note: str = ""
+    token: str = ""
+    """By which a publisher knows its own entry again."""
+
+    def __repr__(self) -> str:
+        return f"<{self.number} {self.at} {self.by} {self.action}>"
+
+
+def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[Step, ...]:
+    return tuple(
+        Step(each.path, _kept(each.before, ring), _kept(each.after, ring)) for each in differences
+    )
+
+
+def _kept(value: JSON | Unread, ring: Keyring) -> JSON:
+    if isinstance(value, Unread):
+        return {_RAW: _hidden(value.text, ring)}
+    return _sealed(value, ring)
+
+
+def _sealed(value: JSON, ring: Keyring) -> JSON:
+    if isinstance(value, list):
+        return [_sealed(inner, ring) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _hidden(inner, ring)
+        if is_secret(name) and inner not in (None, "") and name != "passwordEncrypted"
+        else _sealed(inner, ring)
+        for name, inner in value.items()
+    }
+
+
+def _hidden(value: JSON, ring: Keyring) -> JSON:
+    if not ring.current:
+        return {_OMITTED: True}
+    sealed, of = ring.seal(msgspec.json.encode(value).decode())
+    return {_SEALED: sealed, _KEY_ID: of}
+
+
+def shown(value: JSON) -> JSON:
+    """A side of a step for people."""
+    if isinstance(value, dict) and _RAW in value:
+        return "(unreadable)"
+    return masked(value)
+
+
+def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Parts:
+    """What a tenant was before these entries, newest first. What they do not touch stays. Raises
+    `Undecipherable`."""
+    wanted = dict(parts)
+    for entry in entries:
+        for step in entry.changes:
+            if step.before is None:
+                wanted.pop(step.path, None)
+            else:
+                wanted[step.path] = _restored(step.before, wanted.get(step.path), ring)
+    return wanted
+
+
+def _restored(value: JSON, there: object, ring: Keyring) -> JSON | Unread:
+    if isinstance(value, dict) and _RAW in value:
+        raw = _open(value[_RAW], None, ring)
+        return Unread(base64.b64decode(raw)) if isinstance(raw, str) else None
+    return _opened(value, there, ring)
+
+
+def _opened(value: JSON, there: object, ring: Keyring) -> JSON:
+    if isinstance(value, list):
+        return [_opened(inner, None, ring) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    held = there if isinstance(there, dict) else {}
+    found = {
+        name: _open(inner, held.get(name), ring)
+        if isinstance(inner, dict) and (_SEALED in inner or _OMITTED in inner)
+        else _opened(inner, held.get(name), ring)
+        for name, inner in value.items()
+    }
+    return {name: inner for name, inner in found.items() if inner is not None}
+
+
+def _open(hidden: JSON, there: JSON, ring: Keyring) -> JSON:
+    assert isinstance(hidden, dict)
+    if _OMITTED in hidden:
+        return there
+    text = ring.unseal(str(hidden[_SEALED]), str(hidden.get(_KEY_ID) or ""))
+    value: JSON = msgspec.json.decode(text)
+    return value
+
+
+def resealed(entry: HistoryEntry, ring: Keyring) -> HistoryEntry | None:
+    """The same with all that is sealed under the current key; None where it is so already. What
+    cannot be opened stays as it is."""
+    changes = tuple(
+        Step(step.path, _again(step.before, ring), _again(step.after, ring))
+        for step in entry.changes
+    )
+    return msgspec.structs.replace(entry, changes=changes) if changes != entry.changes else None
+
+
+def _again(value: JSON, ring: Keyring) -> JSON:
+    if isinstance(value, list):
+        return [_again(inner, ring) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if _SEALED in value:
+        sealed, of = value[_SEALED], value.get(_KEY_ID)
+        fresh = _renewed(sealed, of, ring)
+        return value if fresh is None else {_SEALED: fresh[0], _KEY_ID: fresh[1]}
+    found = {name: _again(inner, ring) for name, inner in value.items()}
+    sealed, of = value.get("passwordEncrypted"), value.get("passwordKeyId")
+    if isinstance(sealed, str) and (fresh := _renewed(sealed, of, ring)) is not None:
+        found |= {"passwordEncrypted": fresh[0], "passwordKeyId": fresh[1]}
+    return found
+
+
+def _renewed(sealed: JSON, of: JSON, ring: Keyring) -> tuple[str, str] | None:
+    if of == ring.current:
+        return None
+    try:
+        return ring.seal(ring.unseal(str(sealed), str(of or "")))
+    except Undecipherable:
+        return None

@@ -1,0 +1,82 @@
+"""What leads to a tenant, decided from its parts: one key for its code, its name, each of its FTP
+users and each of its hosts. Nothing else ever decides what an index holds, so that a rename or a
+new domain changes whatever it has to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from mooring.model import JSON
+from mooring.tenants.keys import IndexKind, Keys, kind_of, name_of
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a tenant lays claim to: of its kind, a name belongs to one tenant alone."""
+
+    kind: IndexKind
+    name: str
+    key: bytes
+    value: bytes
+    path: str
+    """The part that it comes from."""
+
+    def __str__(self) -> str:
+        what = {"by-code": "code", "by-name": "name", "ftp-user": "FTP user", "host": "host"}
+        return f"the {what[self.kind]} {self.name!r}"
+
+
+def claims(keys: Keys, tenant: int, parts: Mapping[str, object]) -> dict[bytes, Claim]:
+    """Everything that a tenant with these parts lays claim to, by key."""
+    found: dict[bytes, Claim] = {}
+    for kind, name, value, path in _wanted(tenant, parts):
+        key = keys.index(kind, name)
+        found.setdefault(key, Claim(kind, name, key, msgspec.json.encode(value), path))
+    return found
+
+
+def _wanted(
+    tenant: int, parts: Mapping[str, object]
+) -> Iterator[tuple[IndexKind, str, dict[str, JSON], str]]:
+    meta = parts.get("meta")
+    code = _word(meta, "code")
+    name = _word(meta, "name")
+    primary = parts.get("domain/primary")
+    for path in parts:
+        if kind_of(path) == "ftp":
+            told: dict[str, JSON] = {"tenantId": tenant, "code": code, "name": name}
+            yield "ftp-user", name_of(path), told, path
+    for path, host in _hosts(parts):
+        kind = "internal" if path == "domain/internal" else "frontend"
+        yield "host", host, {"tenantId": tenant, "code": code, "hostType": kind}, path
+    if code:
+        yield "by-code", code, {"id": tenant, "code": code, "name": name}, "meta"
+    if name:
+        domain = primary if isinstance(primary, str) else ""
+        yield "by-name", name, {"id": tenant, "code": code, "primaryDomain": domain}, "meta"
+
+
+def _hosts(parts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for path in ("domain/primary", "domain/aliases", "domain/internal"):
+        value = parts.get(path)
+        for host in value if isinstance(value, list) else [value]:
+            if isinstance(host, str) and host:
+                yield path, host
+
+
+def _word(meta: object, field: str) -> str:
+    found = meta.get(field) if isinstance(meta, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def holder(value: bytes) -> int:
+    """The tenant to whom an index leads; 0 where its value does not say."""
+    try:
+        told = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
+    if not isinstance(told, dict):
+        return 0
+    id = told.get("tenantId", told.get("id"))
+    return id if isinstance(id, int) and not isinstance(id, bool) else 0
