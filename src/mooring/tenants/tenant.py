@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -21,9 +22,9 @@ class Tenant(msgspec.Struct, frozen=True):
     id: int
     meta: Meta | None = None
     domain: Domain = Domain()
-    databases: Mapping[str, Database] = {}
+    databases: Mapping[str, Database] = MappingProxyType({})
     """By service."""
-    ftp: Mapping[str, Ftp] = {}
+    ftp: Mapping[str, Ftp] = MappingProxyType({})
     """By user name."""
     storage: Storage | None = None
 
@@ -55,9 +56,9 @@ class Tenant(msgspec.Struct, frozen=True):
             else:
                 fields[kind] = part
         if databases is not None:
-            fields["databases"] = databases
+            fields["databases"] = MappingProxyType(databases)
         if ftp is not None:
-            fields["ftp"] = ftp
+            fields["ftp"] = MappingProxyType(ftp)
         if domain:
             fields["domain"] = msgspec.structs.replace(self.domain, **domain)
         return msgspec.structs.replace(self, **fields)
