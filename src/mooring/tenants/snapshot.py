@@ -1,0 +1,94 @@
+"""All that is known of the tenants at one moment. It never changes: a change makes another, at the
+cost of the tenants that it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+from immutables import Map
+
+from mooring.model import JSON, Time
+from mooring.tenants.claims import Claims, Contest
+from mooring.tenants.tenant import Tenant
+from mooring.tenants.values import Resolver, StorageDirectory
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    revision: int = 0
+    """The store's revision that the tenants are of."""
+    tenants: Map[int, Tenant] = Map()
+    enabled: Map[int, Tenant] = Map()
+    """Those whose meta says that they are active."""
+    codes: Claims = Claims("code")
+    """In lower case."""
+    names: Claims = Claims("name")
+    hosts: Claims = Claims("host")
+    """In lower case."""
+    ftp_users: Claims = Claims("FTP user")
+    resolver: Resolver = Resolver()
+    storage_directory: StorageDirectory = StorageDirectory()
+    platform: Map[str, JSON] = Map()
+    health: Time | None = None
+    """When the sentinel was last written."""
+    problems: Map[str, str] = Map()
+    """Keys whose values cannot be understood, and why. Such a part is as one that is not there."""
+
+    def changed(self, tenants: Mapping[int, Tenant | None]) -> tuple[Snapshot, tuple[Contest, ...]]:
+        """The same with other tenants, None for one that is gone; and the claims of theirs that
+        stand against somebody else's."""
+        pairs = [(self.tenants.get(id), after) for id, after in tenants.items()]
+        held, enabled = self.tenants.mutate(), self.enabled.mutate()
+        for id, after in tenants.items():
+            if after is None:
+                held.pop(id, None)
+            else:
+                held[id] = after
+            if after is not None and after.active:
+                enabled[id] = after
+            else:
+                enabled.pop(id, None)
+        contests: list[Contest] = []
+        claims: dict[str, Claims] = {}
+        for field, claimed in _CLAIMED.items():
+            before: Claims = getattr(self, field)
+            gone, news = _differences(pairs, claimed)
+            if gone or news:
+                claims[field], told = before.changed(gone, news)
+                contests += told
+        changed = msgspec.structs.replace(
+            self, tenants=held.finish(), enabled=enabled.finish(), **claims
+        )
+        return changed, tuple(contests)
+
+
+def _differences(
+    pairs: Iterable[tuple[Tenant | None, Tenant | None]],
+    claimed: Callable[[Tenant], Iterable[str]],
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    gone: list[tuple[str, int]] = []
+    news: list[tuple[str, int]] = []
+    for before, after in pairs:
+        had = () if before is None else claimed(before)
+        has = () if after is None else claimed(after)
+        if before is not None and had:
+            gone += [(name, before.id) for name in had if name not in has]
+        if after is not None and has:
+            news += [(name, after.id) for name in has if name not in had]
+    return gone, news
+
+
+def _code(tenant: Tenant) -> Iterable[str]:
+    return (tenant.meta.code.lower(),) if tenant.meta is not None and tenant.meta.code else ()
+
+
+def _name(tenant: Tenant) -> Iterable[str]:
+    return (tenant.meta.name,) if tenant.meta is not None and tenant.meta.name else ()
+
+
+_CLAIMED: Mapping[str, Callable[[Tenant], Iterable[str]]] = {
+    "codes": _code,
+    "names": _name,
+    "hosts": lambda tenant: tenant.domain.hosts,
+    "ftp_users": lambda tenant: tenant.ftp,
+}
