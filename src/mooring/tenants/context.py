@@ -1,0 +1,44 @@
+"""The tenant that the code at hand works for: of a request, or of a job that says so.
+
+It is a context variable. Tasks and threads that copy their context (`asyncio.create_task`,
+`asyncio.to_thread`, Starlette's background tasks) keep the tenant they were started with; two
+requests at once never see each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from mooring.errors import NotConfigured
+from mooring.tenants.tenant import Tenant
+
+_tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)
+
+
+def current() -> Tenant:
+    """The tenant of this request, as it was when the request came. Raises `NotConfigured` where
+    there is none."""
+    tenant = _tenant.get()
+    if tenant is None:
+        raise NotConfigured(
+            "there is no current tenant: this is outside of a request, or the request named none; "
+            "a TenantMiddleware sets it, and acting_for(tenant) does for other code"
+        )
+    return tenant
+
+
+def current_or_none() -> Tenant | None:
+    """The same for code that may run without a tenant."""
+    return _tenant.get()
+
+
+@contextmanager
+def acting_for(tenant: Tenant | None) -> Iterator[Tenant | None]:
+    """Make a tenant the current one for a while, in a job or a test; None: no tenant is."""
+    token = _tenant.set(tenant)
+    try:
+        yield tenant
+    finally:
+        _tenant.reset(token)
