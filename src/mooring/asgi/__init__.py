@@ -1,10 +1,11 @@
-"""ASGI: an application that is registered while it serves.
+"""ASGI: an application that is registered while it serves, and knows the tenant of each request.
 
-`registration` keeps it registered; `protocol` has the types.
+`registration` keeps it registered, `tenants` has the middleware, `protocol` the types.
 """
 
 from mooring.asgi.protocol import Application, Message, Receive, Scope, Send
 from mooring.asgi.registration import GRACE, App, Lifespan, Serving, State, lifespan, registered
+from mooring.asgi.tenants import TenantMiddleware
 
 __all__ = [
     "GRACE",
@@ -17,6 +18,7 @@ __all__ = [
     "Send",
     "Serving",
     "State",
+    "TenantMiddleware",
     "lifespan",
     "registered",
 ]
