@@ -48,6 +48,9 @@ from mooring.tenants.keys import NAMESPACE, Keys
 from mooring.tenants.publisher import KEEP, KEEP_FOR, Publisher
 from mooring.tenants.secrets import Keyring
 
+if TYPE_CHECKING:
+    from mooring.tenants.provider import Provider
+
 _CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
 
 
