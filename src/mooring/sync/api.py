@@ -26,6 +26,7 @@ API: Mapping[str, str] = {
     "Leadership": "mooring.locks.election",
     "Leaders": "mooring.locks.election",
     "Barrier": "mooring.locks.barrier",
+    "Provider": "mooring.tenants.provider",
     "Publisher": "mooring.tenants.publisher",
     "Session": "mooring.session",
     "Mirror": "mooring.mirror",
@@ -42,3 +43,6 @@ INNER: frozenset[str] = frozenset(
 )
 """Types that can be reached from these, and are promised to nobody: what has to do with them has
 no blocking types."""
+
+SHARED: frozenset[str] = frozenset({"mooring.tenants.live.Tenants"})
+"""Types that any thread reads by itself, without waiting: they have no stand-ins."""

@@ -10,7 +10,7 @@
 | a live mapping, a generator | a copy as of now |
 | a function that is given, and awaited there | plain function, called in the waiting thread |
 | a function (what ends a subscription) | function that runs on the loop and waits |
-| data: structs, tuples, dataclasses, errors | as it is |
+| data: structs, tuples, dataclasses, errors; what is made for many threads | as it is |
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from mooring.errors import Closed, InvalidRequest
+from mooring.sync.api import SHARED
 from mooring.sync.portal import Caller, Portal, cleaning
 
 T = TypeVar("T")
@@ -208,8 +209,10 @@ def _way(kind: type[Any]) -> Way:
 
 
 def is_data(kind: type) -> bool:
-    """Whether objects of a type are nobody's: they never change, and any thread may have them."""
-    return issubclass(kind, _DATA) or dataclasses.is_dataclass(kind)
+    """Whether objects of a type are nobody's: they never change, or are made to be read by many,
+    and any thread may have them."""
+    shared = f"{kind.__module__}.{kind.__qualname__}" in SHARED
+    return shared or issubclass(kind, _DATA) or dataclasses.is_dataclass(kind)
 
 
 def is_ours(kind: type) -> bool:
