@@ -43,6 +43,7 @@ Code = Literal[
     "tenants_unavailable",
 ]
 
+_DEFAULT = Resolver()
 _STATUSES: tuple[Status, ...] = get_args(Status)
 
 _LONGEST = 255
@@ -221,55 +222,44 @@ def wanted(resolver: Resolver, request: Request, *, host_header: str = "host") -
     if resolver.http_type == "host":
         return _by_host(resolver.http_host_mode, request.header(host_header), host_header)
     if resolver.http_type == "header":
-        header = resolver.http_header_name or Resolver().http_header_name
-        # A header that is sent twice may arrive as one, with a comma.
-        values = [
-            stripped
-            for value in request.header(header)
-            for piece in value.split(",")
-            if (stripped := piece.strip())
-        ]
-        return _by_value(values, f"the header {_short(header)}")
-    if resolver.http_type == "query":
-        name = resolver.http_query_param or Resolver().http_query_param
-        return _by_value(_in_query(request.query, name), f"the query parameter {_short(name)}")
-    index = resolver.http_path_index
-    segments = [segment for segment in request.path.split("/") if segment]
-    values = segments[index : index + 1] if index >= 0 else []
-    return _by_value(values, f"segment {index} of the path, counted from 0,")
-
-
-def _by_value(values: Sequence[str], what: str) -> Wanted | Refusal:
+        values = _listed(request.header(resolver.http_header_name or _DEFAULT.http_header_name))
+    elif resolver.http_type == "query":
+        values = _in_query(request.query, resolver.http_query_param or _DEFAULT.http_query_param)
+    else:
+        index = resolver.http_path_index
+        segments = [segment for segment in request.path.split("/") if segment]
+        values = segments[index : index + 1] if index >= 0 else []
     if not values:
-        return Refusal(400, "tenant_missing", f"{what} is missing: it names the tenant")
+        return Refusal(400, "tenant_missing", f"{_where(resolver)} is missing: it names the tenant")
     value = values[0]
     if len(values) > 1 and len({each.lower() for each in values}) > 1:
-        return Refusal(400, "tenant_ambiguous", f"{what} is given more than once, not alike")
+        message = f"{_where(resolver)} is given more than once, not alike"
+        return Refusal(400, "tenant_ambiguous", message)
     if len(value) > _LONGEST or not value.isprintable():
-        return Refusal(400, "tenant_malformed", f"{what} is neither a tenant's id nor its code")
+        message = f"{_where(resolver)} is neither a tenant's id nor its code"
+        return Refusal(400, "tenant_malformed", message)
     return Wanted("id" if value.isascii() and value.isdigit() else "code", value)
 
 
 def _by_host(
     mode: Literal["numeric", "domain", "code"], values: Sequence[str], header: str
 ) -> Wanted | Refusal:
-    what = f"the header {_short(header)}"
     if len(values) > 1:
-        return Refusal(400, "tenant_ambiguous", f"{what} is given more than once")
+        return Refusal(400, "tenant_ambiguous", f"the header {header} is given more than once")
     host = host_of(values[0]) if values else ""
     if host is None:
-        return Refusal(400, "tenant_malformed", f"{what} is not a host")
+        return Refusal(400, "tenant_malformed", f"the header {header} is not a host")
     if not host:
-        return Refusal(400, "tenant_missing", f"{what} is missing: it names the tenant")
+        message = f"the header {header} is missing: it names the tenant"
+        return Refusal(400, "tenant_missing", message)
     if mode == "domain":
         return Wanted("host", host)
     label, dot, rest = host.partition(".")
     is_address = ":" in host or (dot and rest.rpartition(".")[2].isdigit())
     if is_address or (mode == "numeric" and not label.isdigit()):
         kind = "id" if mode == "numeric" else "code"
-        return Refusal(
-            400, "tenant_missing", f"the host {host} does not begin with the {kind} of a tenant"
-        )
+        message = f"the host {host} does not begin with the {kind} of a tenant"
+        return Refusal(400, "tenant_missing", message)
     return Wanted("id" if mode == "numeric" else "code", label)
 
 
@@ -282,19 +272,27 @@ def host_of(value: str) -> str | None:
     return (found["name"] or found["ipv6"] or "") if found else None
 
 
+def _listed(values: Sequence[str]) -> list[str]:
+    """A header that is sent twice may arrive as one, with a comma."""
+    return [
+        stripped for value in values for piece in value.split(",") if (stripped := piece.strip())
+    ]
+
+
 def _in_query(query: str, name: str) -> list[str]:
     fields = (field.partition("=") for field in query.split("&"))
-    return [
-        value
-        for key, _, raw in fields
-        if raw and unquote_plus(key) == name and (value := unquote_plus(raw))
-    ]
+    return [unquote_plus(value) for key, _, value in fields if value and unquote_plus(key) == name]
+
+
+def _where(resolver: Resolver) -> str:
+    """Where a request was to name its tenant. The names come from the store: any length."""
+    if resolver.http_type == "path":
+        return f"segment {resolver.http_path_index} of the path, counted from 0,"
+    if resolver.http_type == "query":
+        name = resolver.http_query_param or _DEFAULT.http_query_param
+        return f"the query parameter {name[:_LONGEST]}"
+    return f"the header {(resolver.http_header_name or _DEFAULT.http_header_name)[:_LONGEST]}"
 
 
 def _unknown(named: Wanted) -> Refusal:
     return Refusal(404, "tenant_unknown", f"no tenant has this {named.by}", named.shown)
-
-
-def _short(text: str) -> str:
-    """A name from the settings, as long as a message bears it."""
-    return text if len(text) <= 64 else f"{text[:64]}…"
