@@ -60,9 +60,14 @@ async def test_the_snapshot_has_a_mark_an_age_and_is_not_stale(hub: Hub):
     async with hub.register(at(1)), hub.discover("echo") as view:
         seen = view.seen
         assert [instance.port for instance in seen.instances] == [1]
-        assert seen.mark == (await hub.store.read(prefix(b"/registry/"))).revision
+        assert 0 < seen.mark <= (await hub.store.read(prefix(b"/registry/"))).revision
         assert seen.age < 5
         assert not seen.stale
+
+        async def up_to_date() -> bool:
+            return view.seen.mark == (await hub.store.read(prefix(b"/registry/"))).revision
+
+        await eventually(up_to_date)
 
 
 async def test_changes_can_be_iterated_and_called_back(hub: Hub):
@@ -70,7 +75,7 @@ async def test_changes_can_be_iterated_and_called_back(hub: Hub):
     async with hub.discover("echo") as view:
         end = view.subscribe(lambda update: seen.append(len(update.changes)))
         async with view.changes() as changes, hub.register(at(1)):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 update = await anext(changes)
             assert update.changes[0].before is None
             assert update.changes[0].after is not None
@@ -92,7 +97,7 @@ async def test_who_subscribes_before_it_is_entered_is_told_after_the_change_too(
 
     view.subscribe(told)
     async with hub.register(at(1)), view, hub.register(at(2)):
-        await view.wait(2, timeout=5)
+        await view.wait(2, timeout=20)
         assert all(changed <= there for changed, there in seen)
         assert {id for changed, _ in seen for id in changed} == {"10.0.0.1:1", "10.0.0.1:2"}
 
@@ -105,7 +110,7 @@ async def test_its_metrics_are_there_while_it_is_open(hub: Hub):
     assert shown("instances") is None
     async with hub.register(at(1)), hub.discover("echo") as view:
         async with hub.register(at(2)), hub.discover("echo", version="2"):
-            await view.wait(2, timeout=5)
+            await view.wait(2, timeout=20)
             assert (shown("instances"), shown("stale")) == (2, 0)
         assert shown("stale") == 0
     assert shown("instances") is None
@@ -255,7 +260,7 @@ async def test_nobody_there_is_an_error_in_words(hub: Hub):
 
 async def test_waiting_for_instances(hub: Hub):
     async with hub.discover("echo") as view:
-        waiting = asyncio.ensure_future(view.wait(2, timeout=5))
+        waiting = asyncio.ensure_future(view.wait(2, timeout=20))
         async with hub.register(at(1)), hub.register(at(2)):
             await waiting
 
@@ -266,7 +271,7 @@ async def test_waiting_counts_those_of_other_zones(hub: Hub):
         hub.register(at(2, zone="b")),
         hub.discover("echo", zone="a") as view,
     ):
-        await view.wait(2, timeout=5)
+        await view.wait(2, timeout=20)
         assert called(view) == [1]
 
 
@@ -277,7 +282,7 @@ async def test_waiting_ends_when_an_ejection_does(hub: Hub):
     async with hub.register(at(1)), hub.register(at(2)), hub.discover("echo", resilience=soon) as v:
         fail(v, 1)
         assert called(v) == [2]
-        await v.wait(2, timeout=5)
+        await v.wait(2, timeout=20)
         assert called(v) == [1, 2]
 
 
@@ -287,14 +292,14 @@ async def test_waiting_ends_with_the_view_and_with_its_hub(what: str):
         waiting = asyncio.ensure_future(view.wait())
         await asyncio.sleep(0)
         await (view.aclose() if what == "view" else hub.__aexit__())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(Closed, match="view of echo"):
                 await waiting
 
 
 async def test_a_long_ejection_holds_up_nothing_else(hub: Hub, monkeypatch: pytest.MonkeyPatch):
     long = Resilience(
-        consecutive_failures=1, ejection=60, slow_start=2, recovery_spacing=0, panic_threshold=0
+        consecutive_failures=1, ejection=90, slow_start=4, recovery_spacing=0, panic_threshold=0
     )
     async with (
         hub.register(at(1)),
@@ -315,7 +320,7 @@ async def test_a_long_ejection_holds_up_nothing_else(hub: Hub, monkeypatch: pyte
         await eventually(lambda: bool(pauses))
         assert pauses[0] > 50
         async with hub.register(at(4)):
-            await view.wait(3, timeout=5)
+            await view.wait(3, timeout=20)
             node = next(seat.node for seat in view.rotation if seat.instance.port == 4)
             assert node.weight < 1
             await eventually(lambda: node.weight == 1)
@@ -412,7 +417,7 @@ class TestTheRegistryAway:
                 async with view.pick() as instance:
                     assert instance.port == 1
                 proxy.heal()
-                await eventually(lambda: not view.stale and not view.instances, within=5)
+                await eventually(lambda: not view.stale and not view.instances)
 
     async def test_after_a_start_from_disk_the_difference_to_the_copy_is_told(
         self, etcd: Callable[[str], EtcdServer], tmp_path: Path
@@ -436,7 +441,7 @@ class TestTheRegistryAway:
                 ):
                     known = {instance.id for instance in view.instances}
                     assert known == {"10.0.0.1:1", "10.0.0.1:2"}
-                    async with view.changes() as changes, asyncio.timeout(10):
+                    async with view.changes() as changes, asyncio.timeout(30):
                         proxy.heal()
                         async for update in changes:
                             for change in update.changes:
@@ -453,7 +458,7 @@ class TestTheRegistryAway:
 
         def save(self: Copies, service: str, instances: tuple[Instance, ...]) -> None:
             saved.append(len(instances))
-            disk.wait(5)
+            disk.wait(30)
 
         monkeypatch.setattr(Copies, "save", save)
         quiet = RegistrySettings(metrics=MetricsSettings(enabled_metrics=()))
@@ -464,7 +469,7 @@ class TestTheRegistryAway:
         ):
             await eventually(lambda: saved == [1])
             async with hub.register(at(2)):
-                await view.wait(2, timeout=5)
+                await view.wait(2, timeout=20)
                 disk.set()
                 await eventually(lambda: saved == [1, 2])
 
@@ -480,7 +485,7 @@ class TestTheRegistryAway:
         opening = asyncio.ensure_future(view.__aenter__())
         await eventually(lambda: view._mirror.error is not None)
         await hub.__aexit__()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(Closed):
                 await opening
             with pytest.raises(Closed):

@@ -46,7 +46,7 @@ async def test_closed_while_one_is_granted_it_leaves_none(
         for _ in range(steps):
             await asyncio.sleep(0)
         await leases.aclose()
-        done, _ = await asyncio.wait([asks], timeout=5)
+        done, _ = await asyncio.wait([asks], timeout=20)
         assert done, steps
         if (error := asks.exception()) is not None:
             assert isinstance(error, Closed)

@@ -55,7 +55,7 @@ async def waiting(hub: Hub, count: int) -> None:
     async def enough() -> bool:
         return await contenders(hub) == count
 
-    await eventually(enough, within=10, what=f"{count} contenders")
+    await eventually(enough, what=f"{count} contenders")
 
 
 class Waiter:
@@ -73,7 +73,7 @@ class Waiter:
         self.held = None
 
     async def has_it(self) -> Held:
-        await eventually(lambda: self.held is not None, within=10, what="a turn")
+        await eventually(lambda: self.held is not None, what="a turn")
         assert self.held is not None
         return self.held
 
@@ -155,7 +155,7 @@ async def test_to_try_does_not_wait_and_leaves_nothing(hub: Hub, other: Hub):
     assert await contenders(hub) == 0
 
 
-@pytest.mark.parametrize("timeout", [0, 0.3])
+@pytest.mark.parametrize("timeout", [0, 3])
 async def test_a_timeout_names_the_holder_and_leaves_nothing(hub: Hub, other: Hub, timeout: float):
     async with hub.lock("lock") as held:
         with pytest.raises(LockTimeout, match="lock") as late:
@@ -164,7 +164,7 @@ async def test_a_timeout_names_the_holder_and_leaves_nothing(hub: Hub, other: Hu
             assert f"token {held.token}" in str(late.value)
         assert isinstance(late.value, TimeoutError)
         assert await contenders(hub) == 1
-    async with other.lock("lock", timeout=5):
+    async with other.lock("lock", timeout=20):
         pass
 
 
@@ -217,7 +217,7 @@ async def test_cancelled_at_any_moment_it_leaves_nothing(hub: Hub):
         waiter.task.cancel()
         await asyncio.gather(waiter.task, return_exceptions=True)
     await waiting(hub, 0)
-    async with hub.lock("lock", timeout=5):
+    async with hub.lock("lock", timeout=20):
         pass
 
 
@@ -228,7 +228,7 @@ async def test_names_do_not_see_one_another(hub: Hub, other: Hub):
         other.lock("/mylock/below", timeout=0),
     ):
         pass
-    async with other.lock("/mylock/below"), hub.lock("/mylock", timeout=1):
+    async with other.lock("/mylock/below"), hub.lock("/mylock", timeout=20):
         pass
 
 
@@ -277,7 +277,7 @@ async def test_who_is_refused_another_kind_still_cannot_wait_for_itself(hub: Hub
 async def test_a_place_that_was_lost_and_is_left_late_leaves_the_lock_after_it(hub: Hub):
     place = await hub.semaphore("lock", 2).acquire()
     await hub.store.commit(Delete(key(place.key)))
-    await asyncio.wait_for(place.lost.wait(), 10)
+    await asyncio.wait_for(place.lost.wait(), 20)
     async with hub.lock("lock"):
         await place.aclose()
         with pytest.raises(Reentered):
@@ -306,7 +306,7 @@ async def test_a_lost_lease_cancels_the_body_and_leaving_says_so(hub: Hub, other
     reached = cancelled = False
     task = asyncio.current_task()
     assert task is not None
-    lock = hub.lock("lock", ttl=2)
+    lock = hub.lock("lock", ttl=15)
 
     async def body() -> None:
         nonlocal reached, cancelled
@@ -314,7 +314,7 @@ async def test_a_lost_lease_cancels_the_body_and_leaving_says_so(hub: Hub, other
             helds.append(held)
             await lose(other, held)
             try:
-                await asyncio.sleep(10)
+                await asyncio.sleep(30)
             except asyncio.CancelledError:
                 cancelled = True
                 raise
@@ -330,7 +330,7 @@ async def test_a_lost_lease_cancels_the_body_and_leaving_says_so(hub: Hub, other
     assert isinstance(lost.value.__cause__, asyncio.CancelledError)
     assert task.cancelling() == 0
     await asyncio.sleep(0)  # nothing of the cancellation is left over
-    async with hub.lock("lock", timeout=5):
+    async with hub.lock("lock", timeout=20):
         pass
 
 
@@ -338,7 +338,7 @@ async def test_a_deleted_key_is_a_lost_lock(hub: Hub, other: Hub):
     async def body() -> None:
         async with hub.lock("lock", ttl=60) as held:
             await other.store.commit(Delete(key(held.key)))
-            await asyncio.sleep(10)
+            await asyncio.sleep(30)
 
     with pytest.raises(LockLost, match="deleted"):
         await body()
@@ -352,11 +352,11 @@ async def test_a_loss_that_nobody_noticed_is_told_when_leaving(hub: Hub, other: 
 
 async def test_a_body_that_goes_on_cannot_commit(hub: Hub, other: Hub):
     async def body() -> None:
-        async with hub.lock("lock", ttl=2) as held:
+        async with hub.lock("lock", ttl=15) as held:
             await lose(other, held)
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(10)
-            async with other.lock("lock", timeout=5) as theirs:
+                await asyncio.sleep(30)
+            async with other.lock("lock", timeout=20) as theirs:
                 assert theirs.token > held.token
                 with pytest.raises(Conflict):
                     await hub.store.commit(Put(b"/x", b""), require=[held.check])
@@ -483,9 +483,9 @@ async def test_a_blocked_event_loop_loses_it_by_its_own_clock(hub: Hub):
 
 
 async def test_it_is_held_for_longer_than_its_ttl(hub: Hub, other: Hub):
-    async with hub.lock("lock", ttl=2) as held:
+    async with hub.lock("lock", ttl=5) as held:
         with pytest.raises(LockTimeout):
-            await other.lock("lock", timeout=3).acquire()
+            await other.lock("lock", timeout=6).acquire()
         assert held.state == "held"
 
 
@@ -526,7 +526,7 @@ async def test_closing_the_hub_gives_everything_back(store_url: str, other: Hub)
     assert held.lost.is_set()
     with pytest.raises(Exception, match="closed"):
         await waiter.task
-    async with other.lock("lock", timeout=5):
+    async with other.lock("lock", timeout=20):
         pass
     assert await contenders(other) == 0
 
@@ -567,7 +567,7 @@ async def test_asked_for_while_the_hub_closes_it_is_not_held(store_url: str, oth
             await asyncio.sleep(0)
         await hub.__aexit__(None, None, None)
         assert await contenders(other) == 0, steps
-        done, _ = await asyncio.wait([task], timeout=2)
+        done, _ = await asyncio.wait([task], timeout=20)
         assert done, f"after {steps} steps it hangs, or holds what is not there"
         assert isinstance(task.exception(), mooring.errors.MooringError)
 

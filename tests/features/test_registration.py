@@ -29,6 +29,7 @@ from mooring.testing.redis import RedisServer
 from tests.waiting import eventually
 
 ONE = Instance("echo", "10.0.0.1", 80)
+QUIET = parse({"registry": {"metrics": {"enabled-metrics": []}}})
 STATUS = b"/registry/default/echo/10.0.0.1:80/status"
 
 
@@ -63,7 +64,7 @@ async def test_who_waits_for_it_hears_that_it_is_closed():
             waiting = asyncio.ensure_future(registration.registered())
             await asyncio.sleep(0)
         with pytest.raises(Closed, match="echo"):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 20)
 
 
 def fail(state: str) -> None:
@@ -187,7 +188,7 @@ async def eventually_writes(hub: Hub, count: int) -> None:
 
 
 async def test_draining_takes_it_out_before_it_returns():
-    async with mooring.connect() as hub, hub.discover("echo") as view:
+    async with mooring.connect(settings=QUIET) as hub, hub.discover("echo") as view:
         async with hub.register(ONE) as one:
             states: list[str] = []
             view.subscribe(
@@ -196,7 +197,7 @@ async def test_draining_takes_it_out_before_it_returns():
                     for change in update.changes
                 )
             )
-            await one.drain(linger=0.1)
+            await one.drain(linger=1)
             assert states[-2:] == ["draining", "gone"]
             assert one.state == "closed"
         assert not any(entry.lease for entry in (await hub.store.read(everything())).entries)
@@ -226,14 +227,14 @@ async def test_why_it_is_not_registered_is_told_once_it_is_known(
     async with FaultProxy(redis("7.0").address) as proxy:
         proxy.refuse()
         url = f"redis://{proxy.address}?timeout=300ms&namespace={time.monotonic_ns()}"
-        async with mooring.connect(url) as hub, hub.register(ONE, wait=0.01) as one:
+        async with mooring.connect(url) as hub, hub.register(ONE, wait=0) as one:
             assert told()[0].endswith("no answer in time")
-            await eventually(lambda: any(proxy.address in line for line in told()), within=5)
+            await eventually(lambda: any(proxy.address in line for line in told()))
             tried = proxy.accepted
-            await eventually(lambda: proxy.accepted > tried + 3, within=10)
+            await eventually(lambda: proxy.accepted > tried + 3)
             assert all(line != after for line, after in pairwise(told()))
             proxy.heal()
-            await eventually(lambda: one.state == "registered", within=10)
+            await eventually(lambda: one.state == "registered")
 
 
 @pytest.mark.timed
@@ -341,7 +342,7 @@ async def test_sigterm_drains_and_ends_within_its_grace(
         process.send_signal(signal.SIGTERM)
         told = time.monotonic()
         assert (await process.stdout.readline()).startswith(b"stop")
-        assert time.monotonic() - told < 4.5
+        assert time.monotonic() - told < 4 + 2  # and two for a busy machine
         assert await process.wait() == 0
         if reachable:
             async with mooring.connect(url) as hub:
@@ -392,7 +393,7 @@ async def test_one_that_is_too_large_is_refused():
     async with mooring.connect() as hub:
         large = Instance("echo", "10.0.0.1", 80, metadata={"a": "x" * 2_000_000})
         with pytest.raises(InvalidRequest, match="metadata"):
-            await asyncio.wait_for(hub.register(large).__aenter__(), 3)
+            await asyncio.wait_for(hub.register(large).__aenter__(), 20)
         async with hub.register(ONE) as one:
             assert one.state == "registered"
 
@@ -434,13 +435,14 @@ async def test_one_that_is_closed_while_it_opens_says_so_at_once():
         await eventually(lambda: registration.state == "registering")
         await registration.aclose()
         with pytest.raises(Closed, match="echo"):
-            await asyncio.wait_for(opening, 5)
+            await asyncio.wait_for(opening, 20)
 
 
 async def test_a_second_drain_brings_nothing_back():
     states: list[str] = []
-    async with mooring.connect() as hub, hub.discover("echo") as view:
+    async with mooring.connect(settings=QUIET) as hub, hub.discover("echo") as view:
         one = await hub.register(ONE).__aenter__()
+        await view.wait(timeout=20)
         view.subscribe(
             lambda update: states.extend(
                 change.after.status.state if change.after else "gone" for change in update.changes
