@@ -43,7 +43,7 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
     async with grpc.aio.insecure_channel(address) as channel:
         stub = pb2_grpc.EchoStub(channel)
         watch = channel.unary_stream(f"/{SERVICE}/Watch")
-        async with serve_and_register(server.server, hub, here(server.port), linger=0.4) as serving:
+        async with serve_and_register(server.server, hub, here(server.port), linger=4) as serving:
             assert await names(hub) == [address]
             assert (await stub.Say(Word(text="hello"))).by == "a"
             assert [each.state for each in serving.registrations] == ["registered"]
@@ -131,7 +131,7 @@ def test_threads_serve_and_register_in_the_same_order():
     port = server.add_insecure_port("127.0.0.1:0")
     with mooring.sync.connect("memory://") as hub:
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-            with serve_and_register(server, hub, here(port), linger=0.1):
+            with serve_and_register(server, hub, here(port), linger=2):
                 (found,) = hub.registry.instances("echo").instances
                 assert found.port == port
                 watching = [channel.unary_stream(f"/{SERVICE}/Watch")(b"") for _ in range(8)]

@@ -129,13 +129,15 @@ def test_no_instance_is_unavailable_at_once_however_it_is_called(hub: Any):
 
 def test_who_waits_for_ready_waits_for_somebody_to_come(hub: Any, serve: Serve):
     with calling(hub) as (_, stub), ThreadPoolExecutor(2) as pool:
+        with pytest.raises(grpc.RpcError, match="no instance is registered"):
+            by(stub)  # from now on that is known
         with pytest.raises(grpc.RpcError) as caught:
             by(stub, wait_for_ready=True, timeout=0.05)
         failed: Any = caught.value
         assert failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "no instance is registered" in failed.details()
         with hub.register(here(free_port())):
-            waiting = pool.submit(by, stub, wait_for_ready=True, timeout=20)
+            waiting = pool.submit(by, stub, wait_for_ready=True, timeout=60)
             with pytest.raises(grpc.RpcError) as caught:
                 by(stub, wait_for_ready=True, timeout=0.2)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

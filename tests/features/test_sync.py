@@ -18,11 +18,12 @@ import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import Seen
 from mooring.errors import Closed, InvalidRequest, InvalidURL, NoInstance
+from mooring.heartbeat import parse
 from mooring.mirror import Update
 from mooring.model import Instance
 from mooring.registry.contract import Listing
 from mooring.store import Entry, Put, prefix
-from mooring.sync.portal import Portal
+from mooring.sync.portal import Caller, Portal
 from tests.waiting import until
 
 ECHO = Instance("Common/Echo", "10.0.0.1", 80)
@@ -42,7 +43,7 @@ def hub(store_url: str) -> Iterator[mooring.sync.Hub]:
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "etcd-3.5"])
 def test_it_does_what_the_async_api_does(hub: mooring.sync.Hub):
     with hub.register(ECHO) as registration, hub.discover("Common/Echo") as view:
-        view.wait(timeout=5)
+        view.wait(timeout=20)
         with view.pick() as instance:
             assert instance.id == registration.instance.id == "10.0.0.1:80"
         assert registration.state == "registered"
@@ -172,8 +173,10 @@ def test_many_threads_share_one_hub(hub: mooring.sync.Hub):
     assert len(hub.store.read(prefix(b"/")).entries) == 400
 
 
-def test_callbacks_come_on_the_portals_thread_and_must_not_block(hub: mooring.sync.Hub):
+def test_callbacks_come_on_the_portals_thread_and_must_not_block(store_url: str):
     told: list[object] = []
+    quiet = parse({"registry": {"metrics": {"enabled-metrics": []}}})
+    hub = mooring.sync.connect(store_url, settings=quiet)
 
     def hear(update: Update[str, Instance]) -> None:
         told.append(threading.current_thread().name)
@@ -182,14 +185,14 @@ def test_callbacks_come_on_the_portals_thread_and_must_not_block(hub: mooring.sy
         except InvalidRequest as error:
             told.append(error)
 
-    with hub.discover("Common/Echo") as view:
+    with hub, hub.discover("Common/Echo") as view:
         end = view.subscribe(hear)
         with hub.register(ECHO):
             until(lambda: len(told) == 2)
         until(lambda: len(told) == 4)
         end()
         with hub.register(ECHO):
-            view.wait(timeout=5)
+            view.wait(timeout=20)
         assert len(told) == 4
     assert told[0] == "mooring"
     assert "wait for itself" in str(told[1])
@@ -207,7 +210,7 @@ def test_a_function_that_is_awaited_there_runs_in_the_calling_thread(hub: moorin
 
     other = Instance("Common/Echo", "10.0.0.2", 80)
     with hub.register(ECHO), hub.register(other), hub.discover("Common/Echo") as view:
-        view.wait(2, timeout=5)
+        view.wait(2, timeout=20)
         assert view.call(work) in ("10.0.0.1:80", "10.0.0.2:80")
     assert seen == [threading.current_thread()] * 2
 
@@ -227,17 +230,22 @@ def test_a_call_that_is_cancelled_before_it_begins_is_over(monkeypatch: pytest.M
     async def work() -> None:
         began.append("began")
 
+    class Late(Caller):
+        def wait(self) -> None:
+            try:
+                super().wait()
+            finally:  # its time is over: the cancellation is posted next
+                threading.Timer(0.3, busy.set).start()
+
     def interrupted() -> None:
         with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
-            portal.call(work)
+            portal.call(work, caller=Late())
 
     portal = _portal()
     busy = threading.Event()
-    portal.post(lambda: busy.wait(10))  # so that both come to the loop at once
+    portal.post(lambda: busy.wait(30))  # so that both come to the loop at once
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        interrupting = thread.submit(interrupted)
-        threading.Timer(0.3, busy.set).start()
-        interrupting.result(timeout=20)
+        thread.submit(interrupted).result(timeout=20)
     portal.close()
     assert began == []
 
@@ -279,7 +287,7 @@ def test_what_was_entered_too_late_is_left_again():
         undone.append("undone")
 
     portal = _portal()
-    with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
+    with pytest.raises(TimeoutError), mooring.sync.timeout(1):
         portal.call(stubborn, undo=undo)
     portal.close()
     assert undone == ["undone"]
@@ -301,11 +309,11 @@ def test_what_was_done_long_after_its_caller_left_is_undone(monkeypatch: pytest.
         undone.set()
 
     portal = _portal()
-    with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
+    with pytest.raises(TimeoutError), mooring.sync.timeout(1):
         portal.call(stubborn, undo=undo)
     assert not undone.is_set()
     portal.post(lambda: events[0].set())
-    assert undone.wait(10)
+    assert undone.wait(20)
     portal.close()
 
 
@@ -317,7 +325,7 @@ def test_closing_ends_calls_that_are_under_way(store_url: str):
         until(lambda: _calls_under_way(hub) == 1)
         hub.close()
         with pytest.raises(Closed):
-            waiting.result(timeout=5)
+            waiting.result(timeout=20)
 
 
 def test_what_was_closed_with_its_hub_can_be_looked_at_and_left(store_url: str):
@@ -348,4 +356,4 @@ def test_closing_leaves_nobody_waiting(store_url: str):
             asking = [threads.submit(ask) for _ in range(4)]
             hub.close()
             for each in asking:
-                assert isinstance(each.exception(timeout=10), Closed)
+                assert isinstance(each.exception(timeout=20), Closed)
