@@ -16,13 +16,15 @@ out of an object without being lost. A field that Mooring does not know goes und
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
-from mooring.errors import InvalidRequest, MissingExtra
+from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
@@ -60,44 +62,69 @@ def load(file: Path) -> Document:
     """The document in a file: JSON where it is called so, else YAML, of which JSON is a part."""
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is no text in UTF-8") from error
+    return read(text, of=str(file), as_json=file.suffix == ".json")
+
+
+def read(text: str, *, of: str, as_json: bool = False) -> Document:
+    """The document in a text; `of` names it in errors, none of which shows anything of it that may
+    be a secret."""
     try:
-        return parse(_loaded(text, as_json=file.suffix == ".json"))
+        return parse(_loaded(text, as_json=as_json))
     except InvalidRequest as error:
-        raise InvalidRequest(f"{file}: {error}") from error
+        raise InvalidRequest(f"{of}: {error}") from error
 
 
 def _loaded(text: str, *, as_json: bool) -> object:
     try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtra("reading YAML", "server") from error
-    try:
-        return msgspec.json.decode(text) if as_json else yaml.load(text, _loader())
-    except (yaml.YAMLError, msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"not {'JSON' if as_json else 'YAML'}: {error}") from error
+        return msgspec.json.decode(text) if as_json else yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"not YAML: {_why(error)}") from None
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise InvalidRequest(f"not {'JSON' if as_json else 'YAML'}: {error}") from None
 
 
-def _loader() -> type[Any]:
+def _why(error: yaml.YAMLError) -> str:
+    """In one line. What the file says is left out, for it may be a password."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        told = re.sub(r"'([^']*)'", _unless_said, error.problem or "malformed")
+        return f"{told}{_place(error.problem_mark)}"
+    return str(error).partition("\n")[0]
+
+
+def _place(mark: yaml.Mark | None) -> str:
+    return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _unless_said(quoted: re.Match[str]) -> str:
+    """A sign or a <token> of YAML as it is; a word may be the file's."""
+    return quoted[0] if len(quoted[1]) <= 1 or quoted[1].startswith("<") else "…"
+
+
+class _Loader(yaml.SafeLoader):
     """YAML in which a key that stands twice is a mistake, and a date is text."""
-    import yaml
 
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                name = self.construct_object(key, deep=True)
-                if name in seen:
-                    raise InvalidRequest(f"{name!r} stands there twice, {key.start_mark}".strip())
-                seen.add(name)
-            return super().construct_mapping(node, deep)
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name = self.construct_object(key, deep=True)
+            if isinstance(name, Hashable) and name in seen:
+                raise InvalidRequest(f"{name!r} stands there twice{_place(key.start_mark)}")
+            seen.add(name if isinstance(name, Hashable) else id(name))
+        return super().construct_mapping(node, deep)
 
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    return Loader
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:timestamp"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def parse(document: object) -> Document:
