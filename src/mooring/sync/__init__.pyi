@@ -21,6 +21,13 @@ import mooring.registry.contract
 import mooring.session
 import mooring.store
 import mooring.store.contract
+import mooring.tenants.document
+import mooring.tenants.history
+import mooring.tenants.live
+import mooring.tenants.publisher
+import mooring.tenants.publishing
+import mooring.tenants.scribe
+import mooring.tenants.secrets
 from mooring.sync.portal import timeout as timeout
 
 __all__ = [
@@ -34,6 +41,8 @@ __all__ = [
     "Lock",
     "Mirror",
     "Pick",
+    "Provider",
+    "Publisher",
     "ReadWriteLock",
     "Registration",
     "Registry",
@@ -85,6 +94,15 @@ class Hub:
         blame: collections.abc.Callable[[BaseException], bool] = ...,
         wait: float = 5.0,
     ) -> View: ...
+    def tenants(
+        self,
+        *,
+        namespace: str = ...,
+        file: str | pathlib.Path | None = None,
+        afresh: float = 3600.0,
+        wait: float = 5.0,
+        keyring: mooring.tenants.secrets.Keyring | None = None,
+    ) -> Provider: ...
     @property
     def scope(self) -> str: ...
     def explain(
@@ -111,6 +129,15 @@ class Hub:
         self, name: str, parties: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Barrier: ...
     def locks(self, prefix: str = "") -> list[mooring.locks.observing.LockInfo]: ...
+    def publisher(
+        self,
+        *,
+        by: str = "",
+        namespace: str = ...,
+        keep: int = ...,
+        keep_for: float = ...,
+        ring: mooring.tenants.secrets.Keyring | None = None,
+    ) -> Publisher: ...
     def __enter__(self) -> typing.Self: ...
     def __exit__(
         self,
@@ -405,6 +432,55 @@ class Barrier:
     @property
     def parties(self) -> int: ...
     def wait(self) -> int: ...
+
+class Provider:
+    def aclose(self) -> None: ...
+    def __enter__(self) -> mooring.tenants.live.Tenants: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: object = None,
+    ) -> None: ...
+    def open(self) -> mooring.tenants.live.Tenants: ...
+    def close(self) -> None: ...
+
+class Publisher:
+    def read(self, tenant: int) -> mooring.tenants.publishing.Parts: ...
+    def diff(
+        self, document: mooring.tenants.document.Document
+    ) -> list[mooring.tenants.publishing.Difference]: ...
+    def apply(
+        self, document: mooring.tenants.document.Document, *, note: str = ""
+    ) -> mooring.tenants.scribe.Published: ...
+    def put(
+        self, tenant: int, path: str, value: mooring.model.JSON
+    ) -> mooring.tenants.scribe.Published: ...
+    def remove(self, tenant: int, path: str) -> mooring.tenants.scribe.Published: ...
+    def change(
+        self,
+        tenant: int,
+        change: mooring.tenants.publisher.Change,
+        *,
+        action: str = "publish",
+        note: str = "",
+        also: mooring.tenants.scribe.Also | None = None,
+        only_at: int | None = None,
+    ) -> mooring.tenants.scribe.Published: ...
+    def delete(self, tenant: int, *, note: str = "") -> mooring.tenants.scribe.Published: ...
+    def put_common(self, path: str, value: mooring.model.JSON) -> None: ...
+    def remove_common(self, path: str) -> None: ...
+    def beat(self) -> None: ...
+    def history(self, tenant: int) -> list[mooring.tenants.history.HistoryEntry]: ...
+    def rollback(
+        self, tenant: int, number: int, *, note: str = ""
+    ) -> mooring.tenants.scribe.Published: ...
+    def diff_rollback(
+        self, tenant: int, number: int
+    ) -> list[mooring.tenants.publishing.Difference]: ...
+    def rekey(
+        self, progress: mooring.tenants.publisher.Progress = ...
+    ) -> mooring.tenants.publisher.Rekeyed: ...
 
 class Session:
     @property

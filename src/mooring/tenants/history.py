@@ -86,6 +86,32 @@ def shown(value: JSON) -> JSON:
     return masked(value)
 
 
+def differences(entry: HistoryEntry, ring: Keyring) -> list[Difference]:
+    """What an entry changed. A secret that cannot be opened stays sealed: see `is_closed`."""
+
+    def side(value: JSON) -> JSON | Unread:
+        unreadable = isinstance(value, dict) and _RAW in value
+        return Unread(b"") if unreadable else _as_far(value, ring)
+
+    return [Difference(step.path, side(step.before), side(step.after)) for step in entry.changes]
+
+
+def _as_far(value: JSON, ring: Keyring) -> JSON:
+    if is_closed(value):
+        try:
+            return _open(value, value, ring)
+        except Undecipherable:
+            return value
+    if isinstance(value, dict):
+        return {name: _as_far(inner, ring) for name, inner in value.items()}
+    return [_as_far(inner, ring) for inner in value] if isinstance(value, list) else value
+
+
+def is_closed(value: object) -> bool:
+    """Whether this is a secret that was left out of the history, or that no known key opens."""
+    return isinstance(value, dict) and (_SEALED in value or _OMITTED in value)
+
+
 def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Parts:
     """What a tenant was before these entries, newest first. What they do not touch stays. Raises
     `Undecipherable`."""

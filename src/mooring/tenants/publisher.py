@@ -78,7 +78,7 @@ class Publisher:
     ) -> None:
         if keep < 1:
             raise InvalidRequest(f"keep={keep}: a history has at least one entry")
-        self.keys = keys or Keys()
+        self.keys: Keys = keys or Keys()
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
         by = by or f"{_user()}@{socket.gethostname()}"
@@ -217,25 +217,37 @@ class Publisher:
         """Make a tenant what it was after the entry `number` of its history; 0: before the first.
         What was not changed since stays as it is. Raises `NotConfigured` where that is not kept."""
         for _ in range(_TRIES):
-            entries = await self.history(tenant)
-            kept = [entry.number for entry in entries]
-            if not kept or not kept[0] - 1 <= number <= kept[-1]:
-                known = f"{kept[0] - 1} to {kept[-1]}" if kept else "none"
-                raise NotConfigured(
-                    f"tenant {tenant} has no version {number} in its history (there are {known})"
-                )
-            undone = [entry for entry in reversed(entries) if entry.number > number]
+            newest, undone = await self._to_undo(tenant, number)
             try:
                 return await self.change(
                     tenant,
                     lambda there, undone=undone: self._undone(there, undone),  # type: ignore[misc]
                     action="rollback",
                     note=note or f"to {number}",
-                    only_at=kept[-1],
+                    only_at=newest,
                 )
             except Moved:
                 continue
         raise _lost(tenant)
+
+    async def diff_rollback(self, tenant: int, number: int) -> list[Difference]:
+        """What `rollback` would change. Raises what it would raise."""
+        _, undone = await self._to_undo(tenant, number)
+        seen = await self._scribe.look(tenant)
+        wanted = self._undone(seen.held.parts, undone)
+        await self._scribe.plan(tenant, seen.held, wanted)
+        return differences(seen.held.parts, wanted)
+
+    async def _to_undo(self, tenant: int, number: int) -> tuple[int, list[HistoryEntry]]:
+        """The newest number, and the entries after `number`, newest first."""
+        entries = await self.history(tenant)
+        kept = [entry.number for entry in entries]
+        if not kept or not kept[0] - 1 <= number <= kept[-1]:
+            known = f"{kept[0] - 1} to {kept[-1]}" if kept else "none"
+            raise NotConfigured(
+                f"tenant {tenant} has no version {number} in its history (there are {known})"
+            )
+        return kept[-1], [entry for entry in reversed(entries) if entry.number > number]
 
     def _undone(self, there: Parts, entries: Sequence[HistoryEntry]) -> Parts:
         wanted = dict(chronicle.before(there, entries, self._ring))
