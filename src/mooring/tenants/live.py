@@ -117,9 +117,7 @@ class Tenants:
     def active_ftp(self, tenant: int) -> Mapping[str, Ftp]:
         """Those whose status is empty or `active`, by user name."""
         found = self._snapshot.tenants.get(tenant)
-        if found is None:
-            return _NONE  # type: ignore[return-value]
-        return {user: ftp for user, ftp in found.ftp.items() if ftp.status in ("", "active")}
+        return _NONE if found is None else found.active_ftp  # type: ignore[return-value]
 
     def ftp_user(self, username: str) -> Ftp | None:
         """That of one user, of whichever tenant."""

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
 from mooring.tenants.keys import kind_of, name_of
 from mooring.tenants.values import Database, Domain, Ftp, Meta, Part, Storage
 
+V = TypeVar("V")
+
 Kind = Literal["meta", "domain", "database", "ftp", "storage"]
 KINDS: tuple[Kind, ...] = ("meta", "domain", "database", "ftp", "storage")
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class ReadOnly(dict[str, V]):
+    """A dictionary that its readers cannot change. It is one, and not a view of one: at a hundred
+    thousand tenants each step to another place in memory counts."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("what is known of a tenant cannot be changed in place")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
+class Tenant(msgspec.Struct, frozen=True, gc=False):
     """What is configured for one tenant. Parts may come in any order: without its meta it has an
     id and nothing to call it by."""
 
     id: int
     meta: Meta | None = None
     domain: Domain = Domain()
-    databases: Mapping[str, Database] = MappingProxyType({})
+    databases: Mapping[str, Database] = ReadOnly()
     """By service."""
-    ftp: Mapping[str, Ftp] = MappingProxyType({})
+    ftp: Mapping[str, Ftp] = ReadOnly()
     """By user name."""
     storage: Storage | None = None
+    active_ftp: Mapping[str, Ftp] = ReadOnly()
+    """Those of `ftp` whose status is empty or `active`: found out by itself."""
+
+    def __post_init__(self) -> None:
+        ftp = self.ftp
+        if not all(each.active for each in ftp.values()):
+            ftp = ReadOnly({user: each for user, each in ftp.items() if each.active})
+        msgspec.structs.force_setattr(self, "active_ftp", ftp)
 
     @property
     def empty(self) -> bool:
@@ -47,7 +70,7 @@ class Tenant(msgspec.Struct, frozen=True):
             kind, name = kind_of(path), name_of(path)
             if kind == "database":
                 databases = dict(self.databases) if databases is None else databases
-                _put(databases, name, part)
+                _put(databases, sys.intern(name), part)  # all tenants have the same few
             elif kind == "ftp":
                 ftp = dict(self.ftp) if ftp is None else ftp
                 _put(ftp, name, part)
@@ -56,9 +79,9 @@ class Tenant(msgspec.Struct, frozen=True):
             else:
                 fields[kind] = part
         if databases is not None:
-            fields["databases"] = MappingProxyType(databases)
+            fields["databases"] = ReadOnly(databases)
         if ftp is not None:
-            fields["ftp"] = MappingProxyType(ftp)
+            fields["ftp"] = ReadOnly(ftp)
         if domain:
             fields["domain"] = msgspec.structs.replace(self.domain, **domain)
         return msgspec.structs.replace(self, **fields)

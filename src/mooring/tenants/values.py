@@ -31,13 +31,16 @@ class Extra(dict[str, JSON]):
         return repr(masked(dict(self)))
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+# `gc=False`: none can be part of a cycle, and there are a million of them.
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
     """What all records have."""
 
     extra: Extra = msgspec.field(default_factory=Extra)
 
 
-class Meta(Record, frozen=True, kw_only=True):
+class Meta(Record, frozen=True, kw_only=True, gc=False):
     id: int
     code: str = ""
     name: str = ""
@@ -50,7 +53,7 @@ class Meta(Record, frozen=True, kw_only=True):
         return self.status == "active"
 
 
-class Database(Record, frozen=True, kw_only=True):
+class Database(Record, frozen=True, kw_only=True, gc=False):
     tenant_id: int
     service_code: str
     driver: str = ""
@@ -65,7 +68,7 @@ class Database(Record, frozen=True, kw_only=True):
     enabled: bool = True
 
 
-class Ftp(Record, frozen=True, kw_only=True):
+class Ftp(Record, frozen=True, kw_only=True, gc=False):
     tenant_id: int
     username: str
     password_hash: Secret | None = None
@@ -79,14 +82,14 @@ class Ftp(Record, frozen=True, kw_only=True):
         return self.status in ("", "active")
 
 
-class Storage(Record, frozen=True, kw_only=True):
+class Storage(Record, frozen=True, kw_only=True, gc=False):
     tenant_id: int
     upload_quota_gb: int | float = 0
     max_file_size_mb: int | float = 0
     max_concurrent_uploads: int = 0
 
 
-class Domain(msgspec.Struct, frozen=True):
+class Domain(msgspec.Struct, frozen=True, gc=False):
     """Put together from its three keys."""
 
     primary: str = ""
@@ -100,7 +103,7 @@ class Domain(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(host.lower() for host in found if host))
 
 
-class Resolver(Record, frozen=True, kw_only=True):
+class Resolver(Record, frozen=True, kw_only=True, gc=False):
     """How requests name their tenant."""
 
     id: int = 0
@@ -112,7 +115,7 @@ class Resolver(Record, frozen=True, kw_only=True):
     ftp_type: str = "username"
 
 
-class StorageDirectory(Record, frozen=True, kw_only=True):
+class StorageDirectory(Record, frozen=True, kw_only=True, gc=False):
     directory: str = "tenants"
 
 
@@ -173,8 +176,9 @@ def understand(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
 def record(kind: type[R], value: Mapping[str, Any]) -> R:
     """A record of this kind, with what it does not know in `extra`. Raises `Unreadable`."""
     names = fields_of(kind)
-    known = {name: inner for name, inner in value.items() if name in names and inner is not None}
-    if len(known) < len(value):
+    known = value
+    if not (value.keys() <= names) or None in value.values():
+        known = {name: value[name] for name in value if name in names and value[name] is not None}
         known["extra"] = Extra(
             {
                 name: inner
