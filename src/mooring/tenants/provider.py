@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -60,9 +60,8 @@ class Provider:
         self._name = f"tenants of {keys.namespace!r} in {store.url}"
         self._wait = wait
         self._reading = Reading(keys, ring)
-        self._feed = _Prepared(RangeFeed(store, keys.all), self._reading)
+        self._feed = _Prepared(RangeFeed(store, keys.all), self._reading, self._held)
         self._parts = Mirror(self._feed, wait=False, afresh=afresh)
-        self._feed.held = self._parts.items
         self._parts.subscribe(self._apply_parts)
         self._mirrors = {keys.all: self._parts}
         for range in (keys.common, keys.platform, keys.health):
@@ -77,6 +76,9 @@ class Provider:
         self._unsaved = asyncio.Event()
         self._closed = False
         self._tasks = Tasks()
+
+    def _held(self) -> Mapping[bytes, Entry]:
+        return self._parts.items
 
     def _age(self) -> float:
         if self._closed:
@@ -201,15 +203,16 @@ class Provider:
 class _Prepared:
     """A feed that understands what it reads piece by piece, before it is applied at once."""
 
-    def __init__(self, feed: RangeFeed, reading: Reading) -> None:
+    def __init__(
+        self, feed: RangeFeed, reading: Reading, held: Callable[[], Mapping[bytes, Entry]]
+    ) -> None:
         self.name = feed.name
-        self.held: Mapping[bytes, Entry] = {}
         self.prepared = NOTHING
-        self._feed, self._reading = feed, reading
+        self._feed, self._reading, self._held = feed, reading, held
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
         items, mark = await self._feed.snapshot()
-        self.prepared = await self._reading.prepare(items, self.held)
+        self.prepared = await self._reading.prepare(items, self._held())
         return items, mark
 
     def follow(

@@ -52,8 +52,15 @@ class Outcome(msgspec.Struct, frozen=True):
     """Those that are new."""
 
 
-Prepared = Mapping[bytes, tuple[Entry, Part | Unreadable]]
-"""Values that were understood beforehand."""
+class Understood(msgspec.Struct, frozen=True, gc=False):
+    """A value that was understood beforehand."""
+
+    entry: Entry
+    where: PartOf
+    part: Part | Unreadable
+
+
+Prepared = Mapping[bytes, Understood]
 NOTHING: Prepared = MappingProxyType({})
 
 
@@ -66,13 +73,13 @@ class Reading:
     async def prepare(self, items: Mapping[bytes, Entry], held: Mapping[bytes, Entry]) -> Prepared:
         """Understand beforehand what is not as it is `held`, piece by piece, so that others have
         their turn between: of many tenants it takes long."""
-        prepared: dict[bytes, tuple[Entry, Part | Unreadable]] = {}
+        prepared: dict[bytes, Understood] = {}
         for key, entry in items.items():
             if held.get(key) == entry:
                 continue
             where = self._keys.understand(key)
             if isinstance(where, PartOf):
-                prepared[key] = entry, self._part(where, entry)
+                prepared[key] = Understood(entry, where, self._part(where, entry))
                 if len(prepared) % _AT_ONCE == 0:
                     await asyncio.sleep(0)
         return prepared
@@ -86,20 +93,15 @@ class Reading:
         problems = _Problems(snapshot)
         platform = snapshot.platform.mutate()
         for key, entry in changes:
-            where = self._keys.understand(key)
-            if where is None:
-                continue
-            part: object = None
-            if entry is not None:
-                if isinstance(where, PartOf):
-                    known = prepared.get(key)
-                    ready = known is not None and known[0] == entry
-                    part = known[1] if ready else self._part(where, entry)  # type: ignore[index]
-                elif isinstance(where, CommonPart):
-                    part = _common(where.path, entry)
+            known = prepared.get(key)
+            if known is not None and known.entry == entry:
+                where: object = known.where
+                part: object = known.part
+            else:
+                where = self._keys.understand(key)
+                part = None if entry is None else self._understood(where, entry)
             problems.note(key, part)
-            if isinstance(part, Unreadable):
-                part = None
+            part = None if isinstance(part, Unreadable) else part
             if isinstance(where, PartOf):
                 parts.setdefault(where.tenant, {})[where.path] = part  # type: ignore[assignment]
             elif isinstance(where, CommonPart):
@@ -110,6 +112,11 @@ class Reading:
             changed, platform=platform.finish(), problems=problems.all.finish(), **fields
         )
         return Outcome(changed, told, contests, problems.new)
+
+    def _understood(self, where: object, entry: Entry) -> object:
+        if isinstance(where, PartOf):
+            return self._part(where, entry)
+        return _common(where.path, entry) if isinstance(where, CommonPart) else None
 
     def _part(self, where: PartOf, entry: Entry) -> Part | Unreadable:
         try:
@@ -126,12 +133,12 @@ class _Problems:
         self.new: dict[str, str] = {}
 
     def note(self, key: bytes, part: object) -> None:
-        name = key.decode()
         if isinstance(part, Unreadable):
+            name = key.decode()
             if self.all.get(name) != str(part):
                 self.all[name] = self.new[name] = str(part)
         elif self.all:
-            self.all.pop(name, None)
+            self.all.pop(key.decode(errors="replace"), None)
 
 
 def _tenants(
