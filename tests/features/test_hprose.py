@@ -123,7 +123,7 @@ class TestCalls:
     ):
         await put(hub, "a", serve().url)
         async with mooring.hprose.client(hub, DOMAIN) as remote:
-            call = asyncio.ensure_future(remote.invoke("slowly", [1, 2.0]))
+            call = asyncio.ensure_future(remote.invoke("slowly", [1, 5.0]))
             await busy(remote, 1)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -146,7 +146,7 @@ class TestCalls:
             call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
             await eventually(lambda: "trying again in 60 s" in caplog.text)
         caplog.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(Closed, match=r"the client of http\.hello is closed"):
                 await call
         assert "calls go to" not in caplog.text
@@ -272,7 +272,7 @@ class TestFailover:
         servers = {server.url: server for server in (serve(), serve())}
         for url in servers:
             await put(hub, url[-5:-1], url)
-        async with mooring.hprose.client(hub, DOMAIN, timeout=0.3, pause=60) as remote:
+        async with mooring.hprose.client(hub, DOMAIN, timeout=3, pause=60) as remote:
             assert remote.primary is not None
             silent = servers[remote.primary.url]
             silent.process.send_signal(signal.SIGSTOP)
@@ -301,7 +301,7 @@ class TestFailover:
             call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
             await eventually(lambda: "trying again in 60 s" in caplog.text)
             await put(hub, "b", server.url)
-            assert await asyncio.wait_for(call, 5) == "hello x"
+            assert await asyncio.wait_for(call, 20) == "hello x"
 
     async def test_it_is_tried_so_often_and_no_more(self, hub: Hub):
         with refusing() as (port, count):
@@ -337,7 +337,7 @@ class TestFailover:
         async def counted(service: str) -> object:
             nonlocal reads
             reads += 1
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(2)
             return await plain(service)
 
         monkeypatch.setattr(hub.registry, "instances", counted)
@@ -522,7 +522,7 @@ class TestRegister:
 
             monkeypatch.setattr(store, "renew", noted)
             async with mooring.hprose.register(hub, "a", "http://10.0.0.1:1/", heartbeat=0.2):
-                await eventually(lambda: len(renewals) >= 6, within=3)
+                await eventually(lambda: len(renewals) >= 6, within=8)
 
     async def test_a_record_that_another_took_gets_no_heartbeat(
         self, hub: Hub, store_url: str, monkeypatch: pytest.MonkeyPatch
@@ -628,13 +628,13 @@ class TestOnEtcd:
                 assert time.monotonic() - began < 3, "all domains wait together"
                 proxy.heal()
                 for registration in mine.registrations:
-                    await asyncio.wait_for(registration.registered(), 10)
+                    await asyncio.wait_for(registration.registered(), 20)
                 assert len((await hub.store.read(everything())).entries) == 3
 
     async def test_a_killed_one_is_gone_after_its_ttl_and_no_call_is_lost(
         self, hub: Hub, store_url: str, serve: Callable[..., HproseServer]
     ):
-        flags = [f"--store={store_url}", "--ttl=4", f"--domain={DOMAIN}", "--domain=other"]
+        flags = [f"--store={store_url}", "--ttl=8", f"--domain={DOMAIN}", "--domain=other"]
         servers = {server.url: server for server in (serve(*flags), serve(*flags))}
         async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
             assert {server.url for server in remote.servers} == set(servers)
@@ -644,5 +644,5 @@ class TestOnEtcd:
             await busy(remote, 8)
             servers[dead.url].kill()
             assert await asyncio.gather(*calls) == [n * n for n in range(8)]
-            await eventually(lambda: len(remote.servers) == 1, within=8)
+            await eventually(lambda: len(remote.servers) == 1)
             assert len((await hub.registry.instances("other")).instances) == 1

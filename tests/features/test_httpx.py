@@ -141,7 +141,7 @@ def client(hub: mooring.Hub, **options: object) -> httpx.AsyncClient:
     options.setdefault("policy", "round_robin")
     transport = AsyncTransport(hub, **options)  # type: ignore[arg-type]
     return httpx.AsyncClient(
-        mounts={"http+mooring://": transport, "https+mooring://": transport}, timeout=10
+        mounts={"http+mooring://": transport, "https+mooring://": transport}, timeout=30
     )
 
 
@@ -399,10 +399,10 @@ async def test_a_call_is_under_way_until_its_response_is_closed(hub: mooring.Hub
         async with using.stream("GET", ECHO) as response:
             (seat,) = view_of(using).rotation
             assert seat.node.active == 1
-            await asyncio.sleep(0.5)  # a reader who takes their time
+            await asyncio.sleep(3)  # a reader who takes their time
             await response.aread()
         assert seat.node.active == 0
-        assert seat.node.latency < 0.4
+        assert seat.node.latency < 3
         backend.answer = slowly
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(using.get(ECHO), 0.1)
@@ -525,7 +525,7 @@ def backends() -> Iterator[list[Backend]]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    yield ready.result(timeout=10)
+    yield ready.result(timeout=20)
     loop.call_soon_threadsafe(stop.set)
     thread.join()
     loop.close()
@@ -538,7 +538,7 @@ def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends:
         backends[0].answer = busy
         stack.enter_context(blocking.register(Instance("Common/Echo", "127.0.0.1", free_port())))
         transport = mooring.httpx.Transport(blocking, policy="round_robin")
-        using = stack.enter_context(httpx.Client(mounts={"http+mooring://": transport}, timeout=10))
+        using = stack.enter_context(httpx.Client(mounts={"http+mooring://": transport}, timeout=30))
 
         def ask(_: int) -> str:
             return using.get(ECHO).text

@@ -36,7 +36,7 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": str(os.getpid()).encode()})
 
 app = mooring.asgi.registered(
-    echo, registry, mooring.Instance("Common/Echo", "127.0.0.1", port), ttl=5, linger=1
+    echo, registry, mooring.Instance("Common/Echo", "127.0.0.1", port), ttl=10, linger=3
 )
 uvicorn.run(app, port=port, log_level="warning", access_log=False)
 """
@@ -120,24 +120,24 @@ async def rolling_restart(fleet: Fleet, requests: int, seconds: float = 0.0) -> 
         hub.discover("Common/Echo") as watching,
         httpx.AsyncClient(mounts={"http+mooring://": AsyncTransport(hub)}, timeout=30) as using,
     ):
-        await watching.wait(10, timeout=50)
+        await watching.wait(10, timeout=100)
         async with Load(using, ("GET", "POST")) as load:
             while True:
                 for port in ports:
                     before = fleet.processes[port]
                     before.send_signal(signal.SIGTERM)
-                    await eventually(lambda: before.poll() is not None, within=20)  # noqa: B023
+                    await eventually(lambda: before.poll() is not None, within=40)  # noqa: B023
                     await eventually(lambda: len(watching.instances) == 9)
                     fleet.start(port)
                     await eventually(
-                        lambda: len(watching.rotation.picker) == 10, within=30, what=fleet.log
+                        lambda: len(watching.rotation.picker) == 10, within=60, what=fleet.log
                     )
                 if load.done >= requests and time.monotonic() >= ends:
                     break
     assert load.failed == [], fleet.log
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_a_rolling_restart_of_ten_servers_costs_no_request(fleet: Fleet):
     """Not even those that may not be repeated."""
     await rolling_restart(fleet, 2_000)
@@ -149,7 +149,7 @@ async def test_rolling_restarts_cost_none_of_many_requests(fleet: Fleet, soak_se
     await rolling_restart(fleet, 20_000, soak_seconds)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_the_death_of_one_of_three_servers_costs_no_request_that_may_be_repeated(
     fleet: Fleet,
 ):
@@ -161,11 +161,11 @@ async def test_the_death_of_one_of_three_servers_costs_no_request_that_may_be_re
         hub.discover("Common/Echo") as watching,
         httpx.AsyncClient(mounts={"http+mooring://": AsyncTransport(hub)}, timeout=30) as using,
     ):
-        await watching.wait(3, timeout=50)
+        await watching.wait(3, timeout=100)
         async with Load(using, ("GET",)) as load:
             await eventually(lambda: load.done > 100, within=20)
             fleet.processes[ports[0]].kill()
             killed_at = load.done
-            await eventually(lambda: len(watching.instances) == 2, within=20)
+            await eventually(lambda: len(watching.instances) == 2, within=40)
             await eventually(lambda: load.done > killed_at + 500, within=30)
         assert load.failed == []

@@ -21,7 +21,7 @@ from tests.waiting import eventually
 PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
 RULES = dict(re.findall(r"^user (\w+) on >PASSWORD (.*)$", PAGE.read_text(), re.MULTILINE))
 
-SETTINGS = quick(beat=0.2, interval=0.2, timeout=1.5)
+SETTINGS = quick(beat=0.2, interval=0.2, timeout=4.0)
 
 
 @pytest.fixture(params=["6.2", "7.0", "valkey-9"])
@@ -72,7 +72,7 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
                 assert swept.problems == []
                 return len((await consumer.registry.instances("echo")).instances) == 3
 
-            await eventually(gone, within=6)
+            await eventually(gone)
             assert await sweeps.brakes() == {}
             assert not await sweeps.release("echo")
             await stays[0]._enrolment.beat(stays[0].instance, update=False)
@@ -83,14 +83,14 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
                 await sweeps.sweep()
                 return bool(await sweeps.brakes())
 
-            await eventually(held, within=6)
+            await eventually(held)
             assert await sweeps.release("many")
 
             async def empty() -> bool:
                 await sweeps.sweep()
                 return not (await consumer.registry.instances("many")).instances
 
-            await eventually(empty, within=6)
+            await eventually(empty)
     assert refusals(server) == []
 
 
@@ -126,12 +126,12 @@ async def _all_that_a_consumer_does(server: RedisServer) -> None:
         await registry.config("echo")
         async with consumer.discover("echo"):
             channel = registry._changes
-            with contextlib.suppress(AssertionError):
-                await eventually(lambda: channel.hears("echo"), within=1)
-                await eventually(lambda: channel._asked > 0 or bool(refusals(server)), within=4)
-            await eventually(lambda: channel._asked == 0 or bool(refusals(server)), within=4)
+            await eventually(lambda: channel.hears("echo") or bool(refusals(server)))
+            subscribed = channel._heard
+            # Nothing changes: what it hears next is the answer to a PING.
+            await eventually(lambda: channel._heard > subscribed or bool(refusals(server)))
         with contextlib.suppress(AssertionError):
-            await eventually(lambda: bool(refusals(server)), within=0.3)
+            await eventually(lambda: bool(refusals(server)), within=5)
 
 
 async def test_a_consumer_learns_that_redis_takes_no_writes(server: RedisServer):
@@ -179,7 +179,7 @@ async def test_who_may_not_listen_looks_at_an_interval(
         await eventually(lambda: len(view.instances) == 1)
         assert not view.stale
         await crash(echo)
-        await eventually(lambda: len(view.instances) == 0, within=10)
+        await eventually(lambda: len(view.instances) == 0)
     told = [r.getMessage() for r in caplog.records if "changes" in r.getMessage()]
     assert len([text for text in told if "not heard" in text]) == 1
 
@@ -204,5 +204,5 @@ async def test_who_hears_no_changes_still_sees_who_leaves(server: RedisServer):
     ):
         assert len(view.instances) == 2
         async with fleet(provider, 1, first=7):
-            await eventually(lambda: len(view.instances) == 3, within=4)
-        await eventually(lambda: len(view.instances) == 2, within=4)
+            await eventually(lambda: len(view.instances) == 3)
+        await eventually(lambda: len(view.instances) == 2)

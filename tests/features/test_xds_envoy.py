@@ -215,9 +215,13 @@ async def test_names_that_are_no_hosts_spoil_nothing(hub: Hub, plane: ControlPla
         envoy = await stack.enter_async_context(start(plane.address))
         caller = await stack.enter_async_context(calling(envoy))
         await caller.hears("a")
-        clusters = await asyncio.to_thread(envoy.stats, "cluster_manager.active_clusters")
-        # All but the first and `*`, and beside them the service that is called and our own.
-        assert clusters["cluster_manager.active_clusters"] == len(names)
+
+        async def all_there() -> bool:
+            """All but the first and `*`, and beside them the service that is called and our own."""
+            active = "cluster_manager.active_clusters"
+            return bool((await asyncio.to_thread(envoy.stats, active))[active] == len(names))
+
+        await eventually(all_there)
 
 
 async def test_a_control_plane_with_tls(hub: Hub, certificates: Path, start):

@@ -110,7 +110,7 @@ class Caller:
     def errors(self) -> list[str]:
         return [answer for answer in self.answers if answer.startswith("!")]
 
-    async def hears(self, *names: str, of: int = 40, within: float = 20.0) -> None:
+    async def hears(self, *names: str, of: int = 40, within: float = 40.0) -> None:
         """Wait until the next so many answers come from these, from each of them, and from nobody
         else."""
         begin = len(self.answers)
@@ -124,7 +124,7 @@ class Caller:
             last = Counter(self.answers[-of:])
             raise AssertionError(f"not {names} within {within} s, but {last}") from None
 
-    async def counted(self, number: int, within: float = 40.0) -> Counter[str]:
+    async def counted(self, number: int, within: float = 80.0) -> Counter[str]:
         """The next so many answers."""
         begin = len(self.answers)
         await eventually(lambda: len(self.answers) >= begin + number, within=within)
