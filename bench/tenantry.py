@@ -1,0 +1,81 @@
+"""Tenants in any number, as they lie in a store: ten keys each, as long as they are in life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mooring.model import JSON
+from mooring.store import MAX_OPERATIONS, Entry, Put, Store
+from mooring.tenants.indexing import claims
+from mooring.tenants.keys import Keys
+from mooring.tenants.values import encode
+
+KEYS = Keys()
+SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-management")
+
+
+def parts(tenant: int) -> dict[str, JSON]:
+    """What is configured for one tenant."""
+    found: dict[str, JSON] = {
+        "meta": {
+            "id": tenant,
+            "code": f"tenant_{tenant}",
+            "name": f"租户 {tenant}",
+            "status": "active",
+            "billingPlan": "enterprise",
+        },
+        "domain/primary": f"t{tenant}.example.com",
+        "domain/aliases": [f"www.t{tenant}.example.com", f"t{tenant}.example.org"],
+        "domain/internal": f"t{tenant}.internal",
+        "storage": {
+            "tenantId": tenant,
+            "uploadQuotaGb": 1000,
+            "maxFileSizeMb": 2048,
+            "maxConcurrentUploads": 20,
+        },
+        f"ftp/ftp_{tenant}": {
+            "tenantId": tenant,
+            "username": f"ftp_{tenant}",
+            "passwordHash": "$2a$10$abcdefghijklmnopqrstuvABCDEFGHIJKLMNOPQRSTUV012345678",
+            "description": "FTP",
+            "status": "active",
+            "homeDirectory": f"/tenants/{tenant}",
+            "writePermission": True,
+        },
+    }
+    for service in SERVICES:
+        found[f"database/{service}"] = {
+            "tenantId": tenant,
+            "serviceCode": service,
+            "driver": "mysql",
+            "host": f"mysql-{service}",
+            "port": 3306,
+            "database": f"tenant_{tenant}_{service}".replace("-", "_"),
+            "username": f"tenant_{tenant}",
+            "sslMode": "disable",
+            "maxOpenConns": 100,
+            "maxIdleConns": 20,
+            "enabled": True,
+        }
+    return found
+
+
+def entries(numbers: Iterable[int]) -> Iterator[Entry]:
+    """Their keys, without indexes, as they were read."""
+    for number in numbers:
+        for path, value in parts(number).items():
+            yield Entry(KEYS.part(number, path), encode(path, value), 2, 2, 1)
+
+
+async def populate(store: Store, numbers: Iterable[int]) -> None:
+    """Write these tenants with their indexes, many with one commit."""
+    writes: list[Put] = []
+    for number in numbers:
+        told = parts(number)
+        writes += [Put(KEYS.part(number, path), encode(path, told[path])) for path in told]
+        writes += [Put(claim.key, claim.value) for claim in claims(KEYS, number, told).values()]
+        while len(writes) >= MAX_OPERATIONS:
+            await store.commit(*writes[:MAX_OPERATIONS])
+            del writes[:MAX_OPERATIONS]
+    if writes:
+        await store.commit(*writes)

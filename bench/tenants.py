@@ -1,0 +1,291 @@
+"""What tenants cost: a lookup, a change, a start, and a request that has one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from itertools import cycle, islice
+from statistics import median
+from typing import NamedTuple, cast
+
+from bench.bare_etcd import fresh_etcd
+from bench.measure import (
+    Line,
+    Plan,
+    Section,
+    Target,
+    in_rounds,
+    interleaved,
+    microseconds,
+    milliseconds,
+    ratio,
+)
+from bench.processes import script
+from bench.tenantry import KEYS, SERVICES, entries, parts, populate
+from mooring.asgi import TenantMiddleware
+from mooring.asgi.protocol import Message, Receive, Scope, Send
+from mooring.hub import open_store
+from mooring.store import Entry
+from mooring.tenants.live import Tenants
+from mooring.tenants.reading import Reading
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.snapshot import Snapshot
+from mooring.tenants.values import encode
+
+FEW, MANY, COLD = "10 tenants", "100 k tenants", "100 k tenants, never the same"
+LOOKUPS = {FEW: (10, 10), MANY: (100_000, 1_000), COLD: (100_000, 100_000)}
+"""How many there are, and of how many one is asked for in turn: of those that nobody asked for in
+a while, the processor has to fetch every object from memory."""
+CHANGES = {"1 k tenants": 1_000, "100 k tenants": 100_000}
+LOADED = 10_000
+MOST = 1.0
+"""Microseconds of a lookup."""
+
+_STRETCH = 1000
+_WITHIN = 300.0
+_READING = Reading(KEYS, Keyring())
+
+Rates = Mapping[str, list[float]]
+Side = Callable[[], Awaitable[float]]
+
+
+async def run(plan: Plan) -> list[Section]:
+    fine = plan.finer(4)
+    started = await _started(plan)
+    snapshots = {count: _snapshot(count) for count in sorted({10, *CHANGES.values()})}
+    return [
+        await _lookups(fine, snapshots),
+        await _changes(fine, snapshots),
+        started,
+        await _requests(fine, snapshots[100_000]),
+    ]
+
+
+def _snapshot(count: int) -> Snapshot:
+    known = entries(range(1, count + 1))
+    return _READING.apply(Snapshot(), ((entry.key, entry) for entry in known)).snapshot
+
+
+async def _lookups(plan: Plan, snapshots: Mapping[int, Snapshot]) -> Section:
+    kinds: Mapping[str, Callable[[Tenants, int], tuple[Callable[..., object], tuple[object, ...]]]]
+    kinds = {
+        "database(id, service)": lambda known, n: (known.database, (n, SERVICES[n % 4])),
+        "meta(id)": lambda known, n: (known.meta, (n,)),
+        "storage(id)": lambda known, n: (known.storage, (n,)),
+        "domain(id)": lambda known, n: (known.domain, (n,)),
+        "active_ftp(id)": lambda known, n: (known.active_ftp, (n,)),
+        "by_host(host)": lambda known, n: (known.by_host, (f"www.t{n}.example.com",)),
+        "by_code(code)": lambda known, n: (known.by_code, (f"tenant_{n}",)),
+        "by_name(name)": lambda known, n: (known.by_name, (f"租户 {n}",)),
+        "ftp_user(name)": lambda known, n: (known.ftp_user, (f"ftp_{n}",)),
+    }
+    lines: list[Line] = []
+    for what, question in kinds.items():
+        sides: dict[str, Side] = {}
+        for name, (count, asked_for) in LOOKUPS.items():
+            known = Tenants(snapshots[count])
+            asked = [question(known, 1 + n * 7919 % count) for n in range(asked_for)]
+            sides[name] = partial(
+                _asking, asked[0][0], [arguments for _, arguments in asked], plan.seconds
+            )
+        rates = await interleaved(plan, f"lookup {what}", sides, _each)
+        lines += [_lookup(f"{what}, {name}", rates[name]) for name in LOOKUPS]
+    plain = _plain(snapshots[100_000])
+    everybody = [(1 + n * 7919 % 100_000, SERVICES[n % 4]) for n in range(100_000)]
+    side = partial(_asking, plain, everybody, plan.seconds)
+    rates = await interleaved(plan, "lookup in plain dicts", {"": side}, _each)
+    lines.append(Line(f"a dict of dicts in place of it, {COLD}", _each(median(rates[""]))))
+    text = (
+        "One answer from the `Tenants` at hand, of tenants with ten keys each: of a thousand "
+        "tenants in turn, or of one that was not asked for since all the others were. The time has "
+        "the loop in it. The last line is what Python's own dictionaries take for `database`."
+    )
+    return Section("Tenants, lookups", text, lines)
+
+
+def _lookup(what: str, rates: list[float]) -> Line:
+    target, value = Target("≤", MOST, microseconds), 1e6 / median(rates)
+    return Line(what, microseconds(value), target=target, value=value)
+
+
+def _plain(snapshot: Snapshot) -> Callable[[int, str], object]:
+    known = {id: dict(tenant.databases) for id, tenant in snapshot.tenants.items()}
+
+    def database(tenant: int, service: str) -> object:
+        found = known.get(tenant)
+        return None if found is None else found.get(service)
+
+    return database
+
+
+async def _asking(
+    ask: Callable[..., object], arguments: list[tuple[object, ...]], seconds: float
+) -> float:
+    clock, done, turns = time.perf_counter, 0, cycle(arguments)
+    start = clock()
+    while (elapsed := clock() - start) < seconds:
+        for each in islice(turns, _STRETCH):
+            ask(*each)
+        done += _STRETCH
+    return done / elapsed
+
+
+async def _changes(plan: Plan, snapshots: Mapping[int, Snapshot]) -> Section:
+    kinds = {
+        "one database": "database/evidence-query",
+        "the meta, with code and name": "meta",
+        "the aliases": "domain/aliases",
+    }
+    lines: list[Line] = []
+    few, many = CHANGES
+    for what, path in kinds.items():
+        sides: dict[str, Side] = {
+            name: partial(_applying, snapshots[count], count, path, plan.seconds)
+            for name, count in CHANGES.items()
+        }
+        rates = await interleaved(plan, f"change of {what}", sides, _each)
+        lines.append(Line(f"{what}, {few}", _each(median(rates[few]))))
+        lines.append(
+            Line(
+                f"{what}, {many}",
+                _each(median(rates[many])),
+                f"{few} {_each(median(rates[few]))}",
+                ratio(rates[few], rates[many]),
+                Target("≤", 1.5),
+            )
+        )
+    text = (
+        "One key of one tenant has another value: from the event to the snapshot that readers see, "
+        "each time of another tenant. Ratios are of time."
+    )
+    return Section("Tenants, changes", text, lines)
+
+
+async def _applying(snapshot: Snapshot, count: int, path: str, seconds: float) -> float:
+    known, clock, done = Tenants(snapshot), time.perf_counter, 0
+    events = [
+        [_event(1 + n * 7919 % count, path, f"{n}") for n in range(done, done + 100)]
+        for done in range(0, 2000, 100)
+    ]
+    turns = cycle(events)
+    start = clock()
+    while (elapsed := clock() - start) < seconds:
+        for entry in next(turns):
+            outcome = _READING.apply(known.snapshot, ((entry.key, entry),))
+            known.show(outcome.snapshot, outcome.changes)
+        done += 100
+    return done / elapsed
+
+
+def _event(tenant: int, path: str, stamp: str) -> Entry:
+    value = parts(tenant)[path]
+    if isinstance(value, dict):
+        names = ("code", "name") if path == "meta" else ("database",)
+        value |= {name: f"{value[name]}_{stamp}" for name in names}
+    else:
+        value = [f"x{stamp}.t{tenant}.example.com"]
+    return Entry(KEYS.part(tenant, path), encode(path, value), 2, 3, 2)
+
+
+class Start(NamedTuple):
+    bare: float
+    loaded: float
+    held_up: float
+    memory: float
+
+
+async def _started(plan: Plan) -> Section:
+    with fresh_etcd() as server:
+        async with open_store(server.url) as store:
+            plan.say(f"tenants: writing {LOADED:,} of them")
+            await populate(store, range(1, LOADED + 1))
+
+        async def measure() -> dict[str, Start]:
+            arguments = (server.url, str(LOADED))
+            async with script("bench.roles.tenant_reader", *arguments) as reader:
+                return {"": Start(*cast("list[float]", await reader.told(within=_WITHIN)))}
+
+        taken = (await in_rounds(plan, "tenants: a start", measure, str))[""]
+    typical = Start(*map(median, zip(*taken, strict=True)))
+    bare, loaded = [each.bare for each in taken], [each.loaded for each in taken]
+    lines = [
+        Line(
+            "until they are at hand",
+            milliseconds(typical.loaded * 1000),
+            f"a bare read of their keys {milliseconds(typical.bare * 1000)}",
+            ratio(loaded, bare),
+        ),
+        Line("longest hold-up of the loop", milliseconds(typical.held_up * 1000)),
+        Line("memory of one tenant", f"{typical.memory / 1024:.1f} KiB"),
+    ]
+    text = (
+        f"A process that opens {LOADED:,} tenants, of ten keys each, on etcd. A hold-up is the "
+        "time for which nothing else in the process got its turn. Memory is what the process grew by, "
+        "with the entries that are held to compare with the store."
+    )
+    return Section("Tenants, a start", text, lines)
+
+
+async def _requests(plan: Plan, snapshot: Snapshot) -> Section:
+    sides: dict[str, Side] = {"none": partial(_serving, _application, plan.seconds)}
+    for kind in ("header", "host"):
+        entry = Entry(b"jxt/common/resolver", b'{"httpType":"%s"}' % kind.encode(), 2, 2, 1)
+        changed = _READING.apply(snapshot, ((entry.key, entry),)).snapshot
+        app = TenantMiddleware(_application, Tenants(changed))
+        sides[kind] = partial(_serving, app, plan.seconds)
+    rates = await interleaved(plan, "a request", sides, _each)
+    lines = [Line("without a tenant", _each(median(rates["none"])))]
+    for kind in ("header", "host"):
+        more = [
+            1e6 / mine - 1e6 / bare for mine, bare in zip(rates[kind], rates["none"], strict=True)
+        ]
+        lines.append(
+            Line(
+                f"with one, by {kind}",
+                _each(median(rates[kind])),
+                remark=f"{microseconds(median(more))} more than without",
+            )
+        )
+    text = (
+        "A request to an ASGI application that does nothing, among 100 k tenants: from the "
+        "server's call to the end. Twelve headers, of which one names the tenant."
+    )
+    return Section("Tenants, a request", text, lines)
+
+
+async def _application(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _serving(app: Callable[[Scope, Receive, Send], Awaitable[None]], seconds: float) -> float:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        pass
+
+    others = [(b"x-other-%d" % n, b"something") for n in range(10)]
+    clock, done = time.perf_counter, 0
+    start = clock()
+    while (elapsed := clock() - start) < seconds:
+        for number in range(1, 101):
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": "/orders",
+                "query_string": b"",
+                "headers": [
+                    (b"host", b"www.t%d.example.com" % number),
+                    *others,
+                    (b"x-tenant-id", b"%d" % number),
+                ],
+            }
+            await app(scope, receive, send)
+        done += 100
+    return done / elapsed
+
+
+def _each(rate: float) -> str:
+    return microseconds(1e6 / rate)
