@@ -1,0 +1,265 @@
+"""Snapshots of tenants: what is there at the end counts, and not how it came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.store import Entry
+from mooring.tenants.claims import Claims, Contest
+from mooring.tenants.keys import Keys
+from mooring.tenants.reading import Outcome, Reading
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.snapshot import Snapshot
+from mooring.tenants.tenant import Tenant
+from mooring.tenants.values import Domain, Ftp, Meta
+
+KEYS = Keys()
+READING = Reading(KEYS, Keyring())
+
+
+def entry(key: bytes, value: bytes, revision: int = 1) -> Entry:
+    return Entry(key, value, revision, revision, 1)
+
+
+def built(there: Mapping[bytes, bytes]) -> Snapshot:
+    """From nothing, at once."""
+    return READING.apply(Snapshot(), [(k, entry(k, v)) for k, v in there.items()]).snapshot
+
+
+def applied(snapshot: Snapshot, changes: Mapping[bytes, bytes | None]) -> Outcome:
+    return READING.apply(
+        snapshot, [(k, None if v is None else entry(k, v)) for k, v in changes.items()]
+    )
+
+
+words = st.sampled_from(["a", "B", "b", "某"])
+hosts = st.sampled_from(["a.example", "A.example", "b.example", "", "c.example"])
+meta = st.builds(lambda code, name, status: {"code": code, "name": name, "status": status},
+                 words, words, st.sampled_from(["active", "inactive", "odd"]))  # fmt: skip
+values = {
+    "meta": meta.map(json.dumps),
+    "domain/primary": hosts,
+    "domain/aliases": st.lists(hosts, max_size=3).map(json.dumps),
+    "domain/internal": hosts.map(json.dumps),
+    "database/one": st.sampled_from(['{"port": 1}', '{"port": "2"}', '{"port": []}']),
+    "database/meta": st.just("{}"),
+    "ftp/meta": st.sampled_from(["{}", '{"status": "inactive"}', '{"status": "active"}']),
+    "ftp/bob": st.sampled_from(["{}", "[]", "rubbish"]),
+    "storage": st.sampled_from(["{}", '{"quotaBytes": 1073741824}', '{"uploadQuotaGb": "x"}']),
+    "unknown": st.just("{}"),
+}
+broken = st.sampled_from([b"", b"{", b"\xff", b"[" * 100_000, b"null", b"1", b'{"extra": 1}'])
+commons = {
+    b"jxt/common/resolver": st.sampled_from(['{"httpType": "host"}', '{"httpType": "odd"}']),
+    b"jxt/common/storage-directory": st.just('{"directory": "d"}'),
+    b"jxt/platform/configs/a": st.sampled_from(["null", "1", "{", '{"b": []}']),
+    b"jxt/_health/sentinel": st.sampled_from(['{"updatedAt": "2024-05-06T07:08:09Z"}', "{}"]),
+}
+
+
+@st.composite
+def part_changes(draw: st.DrawFn) -> tuple[bytes, bytes | None]:
+    if draw(st.integers(0, 9)) == 0:
+        key = draw(st.sampled_from([*commons]))
+        text = draw(commons[key])
+    else:
+        path = draw(st.sampled_from([*values]))
+        key = f"jxt/tenants/{draw(st.sampled_from([1, 2, 3, 10]))}/{path}".encode()
+        text = draw(values[path])
+    return key, draw(st.none() | st.just(text.encode()) | broken)
+
+
+revisions = st.lists(st.lists(part_changes(), max_size=4).map(dict), max_size=25)
+
+
+@given(revisions)
+def test_changes_in_any_order_lead_where_a_fresh_start_leads(
+    history: list[dict[bytes, bytes | None]],
+):
+    snapshot = Snapshot()
+    there: dict[bytes, bytes] = {}
+    for changes in history:
+        snapshot = applied(snapshot, changes).snapshot
+        for key, value in changes.items():
+            there.pop(key, None)
+            if value is not None:
+                there[key] = value
+    assert snapshot == built(there)
+    backwards = Snapshot()
+    for key in reversed(there):
+        backwards = applied(backwards, {key: there[key]}).snapshot
+    assert snapshot == backwards
+
+
+@given(revisions)
+def test_what_is_told_is_what_differs(history: list[dict[bytes, bytes | None]]):
+    snapshot = Snapshot()
+    for changes in history:
+        outcome = applied(snapshot, changes)
+        before, after = snapshot.tenants, outcome.snapshot.tenants
+        differing = {id for id in {*before, *after} if before.get(id) != after.get(id)}
+        assert {change.tenant for change in outcome.changes} == differing
+        for change in outcome.changes:
+            assert change.kinds
+            assert change.before == before.get(change.tenant)
+            assert change.after == after.get(change.tenant)
+            one, other = change.before or Tenant(0), change.after or Tenant(0)
+            assert ("meta" in change.kinds) == (one.meta != other.meta)
+            assert ("database" in change.kinds) == (one.databases != other.databases)
+        snapshot = outcome.snapshot
+
+
+@given(revisions)
+def test_indexes_and_problems_follow_from_the_data(history: list[dict[bytes, bytes | None]]):
+    there: dict[bytes, bytes] = {}
+    for changes in history:
+        there.update({key: value for key, value in changes.items() if value is not None})
+    snapshot = built(there)
+    tenants = snapshot.tenants
+    assert dict(snapshot.enabled) == {id: each for id, each in tenants.items() if each.active}
+    assert all(not tenant.empty for tenant in tenants.values())
+    kinds: list[tuple[Claims, Callable[[Tenant], set[str]]]] = [
+        (snapshot.hosts, lambda tenant: set(tenant.domain.hosts)),
+        (snapshot.ftp_users, lambda tenant: set(tenant.ftp)),
+        (snapshot.codes, lambda tenant: {tenant.meta.code.lower()} if tenant.meta else set()),
+        (snapshot.names, lambda tenant: {tenant.meta.name} if tenant.meta else set()),
+    ]
+    for claims, claimed in kinds:
+        all_of: dict[str, set[int]] = {}
+        for id, tenant in tenants.items():
+            for name in claimed(tenant) - {""}:
+                all_of.setdefault(name, set()).add(id)
+        assert dict(claims.holders) == {name: min(ids) for name, ids in all_of.items()}
+        several = {name: ids for name, ids in all_of.items() if len(ids) > 1}
+        assert {name: set(ids) for name, ids in claims.contested.items()} == several
+    assert {key.encode() for key in snapshot.problems} <= there.keys()
+
+
+claims_of = st.dictionaries(st.integers(1, 6), st.sets(st.sampled_from("abc"), max_size=3))
+
+
+@given(st.lists(claims_of, max_size=8))
+def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str]]]):
+    claims = Claims("letter")
+    before: dict[int, set[str]] = {}
+    for after in history:
+        ids = {*before, *after}
+        gone = [(n, i) for i in ids for n in before.get(i, set()) - after.get(i, set())]
+        news = [(n, i) for i in ids for n in after.get(i, set()) - before.get(i, set())]
+        claims, contests = claims.changed(gone, news)
+        for name in "abc":
+            claimants = {id for id, names in after.items() if name in names}
+            assert claims.holders.get(name) == min(claimants, default=None)
+            told = {contest for contest in contests if contest.name == name}
+            assert bool(told) <= (len(claimants) > 1)
+            assert all(contest.holder == min(claimants) for contest in told)
+            assert all(contest.claimant in claimants - {contest.holder} for contest in told)
+        before = after
+    assert claims.changed([(n, i) for i, names in before.items() for n in names], [])[0] == Claims(
+        "letter"
+    )
+
+
+def tenant(id: int, *names: str) -> Tenant:
+    return Tenant(id, Meta(id=id, code=f"c{id}", name=f"n{id}"), Domain(aliases=names))
+
+
+def test_a_change_touches_no_other_tenant():
+    before, _ = Snapshot().changed({id: tenant(id, f"h{id}") for id in range(1, 200)})
+    after, _ = before.changed({7: tenant(7, "other"), 8: None})
+    for id in range(1, 200):
+        if id not in (7, 8):
+            assert after.tenants[id] is before.tenants[id]
+            assert after.hosts.holders[f"h{id}"] == id
+    assert before.hosts.holders.get("h7") == 7, "the old one stays as it was"
+    assert 8 not in after.tenants
+    assert after.codes is not before.codes
+    assert after.ftp_users is before.ftp_users
+
+
+def test_a_host_that_moves_is_no_contest():
+    before, contests = Snapshot().changed({1: tenant(1, "h"), 2: tenant(2)})
+    assert contests == ()
+    after, contests = before.changed({2: tenant(2, "h"), 1: tenant(1)})
+    assert contests == ()
+    assert after.hosts.holders["h"] == 2
+
+
+def test_a_contest_is_told_and_the_next_takes_over():
+    one, contests = Snapshot().changed({2: tenant(2, "h"), 5: tenant(5, "h")})
+    assert contests == (Contest("host", "h", 2, 5),)
+    assert "tenant 5" in str(contests[0])
+    two, contests = one.changed({1: tenant(1, "h")})
+    assert contests == (Contest("host", "h", 1, 2),)
+    three, contests = two.changed({1: None, 2: None})
+    assert contests == ()
+    assert three.hosts.holders["h"] == 5
+    assert not three.hosts.contested
+
+
+def test_an_equal_rewrite_changes_nothing():
+    key = b"jxt/tenants/1/meta"
+    one = applied(Snapshot(), {key: b'{"code":"a"}'}).snapshot
+    assert applied(one, {key: b'{"code": "a", "name": null}'}).changes == ()
+
+
+def test_a_value_that_breaks_is_left_out_until_it_is_mended():
+    key = b"jxt/tenants/1/database/one"
+    one = applied(Snapshot(), {key: b'{"port": 1}', b"jxt/tenants/1/meta": b"{}"}).snapshot
+    outcome = applied(one, {key: b"{"})
+    assert outcome.problems == {key.decode(): "not JSON"}
+    assert outcome.snapshot.tenants[1].databases == {}
+    assert applied(outcome.snapshot, {key: b"{"}).problems == {}, "it was told"
+    mended = applied(outcome.snapshot, {key: b'{"port": 2}'}).snapshot
+    assert not mended.problems
+    assert mended.tenants[1].databases["one"].port == 2
+    gone = applied(outcome.snapshot, {key: None}).snapshot
+    assert not gone.problems
+
+
+def test_a_tenant_cannot_be_changed_in_place():
+    found = applied(Snapshot(), {b"jxt/tenants/1/ftp/bob": b"{}"}).snapshot.tenants[1]
+    with pytest.raises(TypeError, match="in place"):
+        found.ftp["eve"] = found.ftp["bob"]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        del found.databases["x"]  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        found.meta = None  # type: ignore[misc]
+
+
+def test_active_users_are_those_that_are_not_switched_off():
+    users = {
+        name: Ftp(tenant_id=1, username=name, status=status)
+        for name, status in (("a", ""), ("b", "active"), ("c", "inactive"))
+    }
+    assert set(Tenant(1, ftp=users).active_ftp) == {"a", "b"}
+    assert set(Tenant(1).changed(("ftp/" + n, f) for n, f in users.items()).active_ftp) == {
+        "a",
+        "b",
+    }
+
+
+async def test_what_was_prepared_means_the_same():
+    there = {
+        b"jxt/tenants/%d/%s" % (n, path): value
+        for n in range(1, 300)
+        for path, value in (
+            (b"meta", b'{"code":"c%d"}' % n),
+            (b"ftp/u%d" % n, b"{}"),
+            (b"storage", b"{" if n % 7 == 0 else b"{}"),
+        )
+    }
+    entries = {key: entry(key, value) for key, value in there.items()}
+    held = dict([*entries.items()][:100])
+    prepared = await READING.prepare(entries, held)
+    assert not held.keys() & prepared.keys()
+    outcome = READING.apply(Snapshot(), entries.items(), prepared)
+    assert outcome.snapshot == built(there)
+    newer = entry(b"jxt/tenants/1/meta", b'{"code":"newer"}', 2)
+    late = READING.apply(Snapshot(), [(newer.key, newer)], prepared).snapshot
+    assert late.codes.holders.get("newer") == 1, "what was prepared of an older value is not used"
