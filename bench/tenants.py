@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice
 from statistics import median
@@ -120,7 +120,7 @@ def _plain(snapshot: Snapshot) -> Callable[[int, str], object]:
 
 
 async def _asking(
-    ask: Callable[..., object], arguments: list[tuple[object, ...]], seconds: float
+    ask: Callable[..., object], arguments: Sequence[tuple[object, ...]], seconds: float
 ) -> float:
     clock, done, turns = time.perf_counter, 0, cycle(arguments)
     start = clock()
@@ -221,8 +221,8 @@ async def _started(plan: Plan) -> Section:
     ]
     text = (
         f"A process that opens {LOADED:,} tenants, of ten keys each, on etcd. A hold-up is the "
-        "time for which nothing else in the process got its turn. Memory is what the process grew by, "
-        "with the entries that are held to compare with the store."
+        "time for which nothing else in the process got its turn. Memory is what the process grew "
+        "by, with the entries that are held to compare with the store."
     )
     return Section("Tenants, a start", text, lines)
 
