@@ -9,6 +9,10 @@ from collections.abc import Coroutine
 
 log = logging.getLogger(__name__)
 
+_AGAIN_AFTER = 5.0
+"""Seconds after which what was cancelled and still runs is cancelled again. A cancellation can be
+lost: in Python 3.11 `asyncio.wait_for` does it, in drivers. What runs in `cleanup` outlives it."""
+
 
 class Tasks:
     """The background tasks of one owner. They end with it; one that crashes is logged at once."""
@@ -29,11 +33,11 @@ class Tasks:
 
     async def aclose(self) -> None:
         """Cancel what still runs and wait for its end. A task may close its own owner."""
-        mine = [task for task in self._running if task is not asyncio.current_task()]
-        for task in mine:
-            task.cancel()
-        if mine:
-            await asyncio.wait(mine)
+        mine = {task for task in self._running if task is not asyncio.current_task()}
+        while mine:
+            for task in mine:
+                task.cancel()
+            _, mine = await asyncio.wait(mine, timeout=_AGAIN_AFTER)
 
 
 async def cleanup(work: Coroutine[object, object, object], *, within: float) -> bool:

@@ -42,6 +42,28 @@ async def test_closing_cancels_and_waits():
     assert ended == [1]
 
 
+async def test_a_cancellation_that_is_lost_is_repeated(monkeypatch: pytest.MonkeyPatch):
+    """In Python 3.11 `asyncio.wait_for` loses one that comes in the moment of its answer."""
+    monkeypatch.setattr("mooring.tasks._AGAIN_AFTER", 0.05)
+    lost = 0
+
+    async def work() -> None:
+        nonlocal lost
+        while lost < 2:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                lost += 1
+        await asyncio.Event().wait()
+
+    tasks = Tasks()
+    tasks.start(work(), name="worker")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await tasks.aclose()
+    assert lost == 2
+
+
 async def test_cleanup_outlives_a_cancellation():
     done = asyncio.Event()
 
@@ -49,7 +71,7 @@ async def test_cleanup_outlives_a_cancellation():
         await asyncio.sleep(0.05)
         done.set()
 
-    task = asyncio.get_running_loop().create_task(cleanup(work(), within=1))
+    task = asyncio.get_running_loop().create_task(cleanup(work(), within=20))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -61,7 +83,7 @@ async def test_cleanup_outlives_a_cancellation():
 async def test_cleanup_is_bounded():
     started = time.monotonic()
     assert not await cleanup(asyncio.Event().wait(), within=0.1)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 3
 
 
 async def test_cleanup_raises_its_own_error():
