@@ -54,7 +54,7 @@ class Served:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def end(self, within: float = 15.0) -> int:
+    def end(self, within: float = 30.0) -> int:
         return self.process.wait(timeout=within)
 
     def __exit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ def mooring_command(*arguments: str, **environment: str) -> subprocess.Completed
         env={**os.environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

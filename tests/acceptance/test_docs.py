@@ -116,7 +116,7 @@ class Reader:
         )
         self.served.callback(process.wait)
         self.served.callback(process.terminate)
-        self._patience = 30.0
+        self._patience = 60.0
 
     def try_out(self, arguments: list[str]) -> None:
         """Once; and again for a while where something was begun that may not be up yet."""
@@ -135,7 +135,7 @@ class Reader:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=90,
             check=False,
         )
         assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
@@ -156,7 +156,7 @@ class Reader:
             self.run([*arguments[:position], "put", key, "something"])
             return f"PUT\n{key}\nsomething\n" in (self.folder / "etcdctl").read_text()
 
-        until(told, within=20)
+        until(told, within=40)
 
     def follow_service(self, arguments: list[str]) -> None:
         """In a terminal of its own, to the end of the page, which is to show somebody come and go
@@ -168,7 +168,7 @@ class Reader:
         self.served.callback(process.wait)
         self.served.callback(process.kill)
         self.served.callback(until, lambda: re.search(r"^\+ .*\n- ", terminal.read_text(), re.M))
-        until(lambda: "no instances yet" in terminal.read_text(), within=20)
+        until(lambda: "no instances yet" in terminal.read_text(), within=40)
 
     def _prepared(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         """A command with the addresses that are real here, and its environment."""
@@ -199,7 +199,7 @@ def redirected(arguments: list[str]) -> tuple[list[str], str]:
     return arguments[:position], arguments[position + 1]
 
 
-@pytest.mark.timeout(240)  # a page starts servers and some twenty processes
+@pytest.mark.timeout(400)  # a page starts servers and some twenty processes
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_its_code_runs(
     page: Path,

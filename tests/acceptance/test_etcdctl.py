@@ -21,7 +21,7 @@ from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.wire.server import WireServer
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 
-_PATIENCE = 8.0  # seconds for one command
+_PATIENCE = 30.0  # seconds for one command
 _HUNG = "<nothing more in time>"
 
 
@@ -284,7 +284,7 @@ class Terminal:
         process = await asyncio.create_subprocess_exec(
             self._program,
             f"--endpoints=http://{self._address}",
-            "--command-timeout=5s",
+            "--command-timeout=20s",
             *shlex.split(line),
             env={**_environment(), "ETCDCTL_API": "3"},
             stdin=asyncio.subprocess.PIPE,

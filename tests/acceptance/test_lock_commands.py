@@ -63,10 +63,10 @@ class Running:
     def output(self) -> str:
         return self._file.read_text()
 
-    def prints(self, text: str, within: float = 15.0) -> None:
+    def prints(self, text: str, within: float = 40.0) -> None:
         until(lambda: text in self.output, within=within, what=f"{text!r} in {self.output!r}")
 
-    def ends(self, within: float = 15.0) -> int:
+    def ends(self, within: float = 40.0) -> int:
         return self.process.wait(within)
 
     def close(self) -> None:
@@ -103,14 +103,14 @@ def waits(hub: mooring.sync.Hub, name: str, count: int) -> None:
         found = hub.locks(name)
         return bool(found) and len(found[0].holders) == 1 and len(found[0].waiting) == count
 
-    until(so, within=15, what=f"{count} wait for {name}")
+    until(so, within=40, what=f"{count} wait for {name}")
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_etcdctl_holds_it_and_ours_waits(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: signal.Signals
 ):
-    theirs = run("etcdctl", "lock", "--ttl=2", name)
+    theirs = run("etcdctl", "lock", "--ttl=6", name)
     theirs.prints(f"{name}/")
     (info,) = hub.locks(name)
     assert theirs.output.strip() == info.holders[0].key.decode()
@@ -128,7 +128,7 @@ def test_etcdctl_holds_it_and_ours_waits(
 def test_ours_holds_it_and_etcdctl_waits(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: str
 ):
-    ours = run("mooring", "lock", "--ttl", "2s", name, "--", "sh", "-c", "echo here; sleep 30")
+    ours = run("mooring", "lock", "--ttl", "6s", name, "--", "sh", "-c", "echo here; sleep 60")
     ours.prints("here")
     theirs = run("etcdctl", "lock", name, "echo", "their", "turn")
     waits(hub, name, 1)
@@ -140,7 +140,7 @@ def test_ours_holds_it_and_etcdctl_waits(
         assert ours.ends() == 128 + signal.SIGTERM
     theirs.prints("their turn")
     assert theirs.ends() == 0
-    until(lambda: hub.locks(name) == [], within=15)
+    until(lambda: hub.locks(name) == [])
 
 
 def test_etcdctl_and_ours_take_turns(
@@ -157,7 +157,7 @@ def test_etcdctl_and_ours_take_turns(
         else run("mooring", "lock", name, "--", script)
         for number in range(6)
     ]
-    assert [each.ends(30) for each in started] == [0] * 6
+    assert [each.ends() for each in started] == [0] * 6
     assert log.read_text().split() == ["in", "out"] * 6
     assert hub.locks(name) == []
 
@@ -169,7 +169,7 @@ def test_both_stand_in_one_election(hub: mooring.sync.Hub, run: Callable[..., Ru
     theirs.prints("from etcdctl")
     ours_listening.prints("from etcdctl")
     ours = run(
-        "mooring", "elect", name, "--value", "from ours", "--", "sh", "-c", "echo I lead; sleep 30"
+        "mooring", "elect", name, "--value", "from ours", "--", "sh", "-c", "echo I lead; sleep 60"
     )
     waits(hub, name, 1)
     leader = hub.election(name).leader()
@@ -191,7 +191,7 @@ def test_the_command_is_stopped_when_the_lock_is_lost(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str
 ):
     trap = "trap 'echo stopped; exit 3' TERM; echo here; while :; do sleep 0.1; done"
-    ours = run("mooring", "lock", "--ttl", "2s", name, "--", "sh", "-c", trap)
+    ours = run("mooring", "lock", "--ttl", "15s", name, "--", "sh", "-c", trap)
     ours.prints("here")
     (info,) = hub.locks(name)
     hub.store.revoke(info.holders[0].lease)
@@ -211,7 +211,7 @@ def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub):
 
 def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub):
     with hub.lock(name) as held:
-        for timeout in ("0s", "300ms"):
+        for timeout in ("0s", "3s"):
             done = mooring_command(
                 "lock", name, "--timeout", timeout, "--", "true", MOORING_STORE=url
             )
@@ -285,7 +285,7 @@ def test_a_command_runs_where_standard_descriptors_are_closed(
         input="in\n",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

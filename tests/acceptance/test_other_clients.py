@@ -16,7 +16,7 @@ import asyncio, sys
 import aetcd
 
 async def main(port):
-    async with aetcd.Client("127.0.0.1", port, timeout=5) as client:
+    async with aetcd.Client("127.0.0.1", port, timeout=20) as client:
         await client.put(b"a/1", b"1")
         await client.put(b"a/2", b"2")
         assert (await client.get(b"a/1")).value == b"1"
@@ -67,10 +67,10 @@ async def main(port):
                     return
 
         watching = asyncio.create_task(watch())
-        await asyncio.wait_for(ready.wait(), 5)
+        await asyncio.wait_for(ready.wait(), 20)
         await client.put("w", "1")
         await client.put("w", "2")
-        await asyncio.wait_for(watching, 5)
+        await asyncio.wait_for(watching, 20)
         await client.revoke_lease(lease)
         assert await client.get("l") is None
         await client.delete_prefix("a/")
@@ -89,7 +89,7 @@ def test_it_works_against_mooring_serve(name: str, script: str):
             env={**os.environ, "PYTHONPATH": str(folder)},
             capture_output=True,
             text=True,
-            timeout=40,
+            timeout=90,
             check=False,
         )
     assert run.returncode == 0, run.stderr

@@ -122,7 +122,7 @@ def terminal(url: str, *arguments: str, columns: int = 100) -> str:
     while chunk := _read(ours):
         shown += chunk
     os.close(ours)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
 
@@ -161,7 +161,7 @@ class Running:
     def said(self, words: str) -> bool:
         return any(words in line for line in self.err)
 
-    async def end(self, within: float = 20.0) -> int:
+    async def end(self, within: float = 40.0) -> int:
         await eventually(
             lambda: self.process.poll() is not None, within=within, what=f"{self.out} {self.err}"
         )
@@ -281,8 +281,8 @@ class TestListing:
         done = await asyncio.to_thread(run, "resolve", "orders", "--count=9")
         assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
         watch = start("watch", "orders")
-        await eventually(lambda: len(watch.out) == 2, within=20)
-        assert watch.said("10.0.0.9:1/data: is no JSON")
+        await eventually(lambda: len(watch.out) == 2, within=40)
+        await eventually(lambda: watch.said("10.0.0.9:1/data: is no JSON"))
 
     def test_a_name_that_the_terminal_cannot_show(self, shop: Hub, url: str):
         done = mooring_command("groups", MOORING_STORE=url, PYTHONIOENCODING="latin-1")
@@ -367,14 +367,14 @@ class TestCalling:
                 mooring.connect(server.url) as hub,
                 hub.register(Instance("orders", "h", 1)),
             ):
-                assert await wait.end(30) == 0
+                assert await wait.end() == 0
         assert wait.out == ["h:1"]
 
 
 class TestWatching:
     async def test_changes_come_one_a_line_as_they_happen(self, hub: Hub, start: Start, shop: Hub):
         watch, as_json = start("watch", "orders"), start("watch", "orders", "--json")
-        await eventually(lambda: len(watch.out) == len(as_json.out) == 2, within=20)
+        await eventually(lambda: len(watch.out) == len(as_json.out) == 2, within=40)
         assert watch.out[0].startswith(f"+ {BLUE} state up, zone a, version 1.0, ports.http 8081")
         third = Instance("orders", "10.0.0.3", 1)
         async with hub.register(third) as registration:
@@ -407,7 +407,7 @@ class TestWatching:
 
     async def test_ctrl_c_ends_it_without_a_word(self, hub: Hub, start: Start):
         watch = start("watch", "orders")
-        await eventually(lambda: watch.said("orders has no instances yet"), within=20)
+        await eventually(lambda: watch.said("orders has no instances yet"), within=40)
         watch.process.send_signal(signal.SIGINT)
         assert await watch.end() == 130
         assert len(watch.err) == 1
@@ -415,11 +415,11 @@ class TestWatching:
     async def test_a_silent_store_is_marked_and_so_is_its_return(self, start: Start):
         with Served("memory://") as server:
             watch = start("watch", "orders", url=server.url)
-            await eventually(lambda: watch.said("no instances yet"), within=20)
+            await eventually(lambda: watch.said("no instances yet"), within=40)
             server.signal(signal.SIGSTOP)
-            await eventually(lambda: watch.said("orders: stale"), within=15)
+            await eventually(lambda: watch.said("orders: stale"))
             server.signal(signal.SIGCONT)
-            await eventually(lambda: watch.said("orders: followed again"), within=15)
+            await eventually(lambda: watch.said("orders: followed again"))
 
 
 class TestConfiguring:
@@ -562,7 +562,7 @@ class TestRegistering:
             *("--protocol=grpc", "--port=http=9001", "--meta=地区=北京", "--meta=a=b=c"),
             *("--", "sh", "-c", f"until test -e {go}; do sleep 0.05; done; exit 3"),
         )
-        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        await eventually(lambda: register.said("registered (was registering)"), within=40)
         (one,) = (await hub.registry.instances("商店/支付")).instances
         assert (one.id, one.version, one.weight, one.zone) == ("[::1]:9000", "1.2", 0.5, "a")
         assert (one.protocol, one.ports) == ("grpc", {"http": 9001})
@@ -600,7 +600,7 @@ class TestRegistering:
     ):
         register = start("register", "orders", "h:1", "--", *script)
         async with hub.discover("orders") as view:
-            await view.wait(timeout=20)
+            await view.wait(timeout=40)
             await eventually((tmp_path / "started").exists)
             seen: list[str] = []
             view.subscribe(
@@ -621,7 +621,7 @@ class TestRegistering:
         self, hub: Hub, start: Start, script: list[str], tmp_path: Path
     ):
         register = start("register", "orders", "h:1", "--", *script)
-        await eventually((tmp_path / "started").exists, within=20)
+        await eventually((tmp_path / "started").exists, within=40)
         await eventually(lambda: register.said("registered (was registering)"))
         register.process.send_signal(signal.SIGTERM)
         await eventually(lambda: register.said("draining"))
@@ -634,7 +634,7 @@ class TestRegistering:
         self, hub: Hub, start: Start, script: list[str], tmp_path: Path
     ):
         register = start("register", "orders", "h:1", "--ttl=2s", "--", *script)
-        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        await eventually(lambda: register.said("registered (was registering)"), within=40)
         await eventually((tmp_path / "started").exists)
         register.process.kill()
 
@@ -642,13 +642,13 @@ class TestRegistering:
             return not await ids(hub, "orders")
 
         try:
-            await eventually(gone, within=3)
+            await eventually(gone, within=5)
         finally:
             os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
     async def test_without_a_command_it_stays_until_it_is_stopped(self, hub: Hub, start: Start):
         register = start("register", "orders", "h:1")
-        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        await eventually(lambda: register.said("registered (was registering)"), within=40)
         assert await ids(hub, "orders") == ["h:1"]
         register.process.send_signal(signal.SIGTERM)
         assert await register.end() == 0
@@ -656,7 +656,7 @@ class TestRegistering:
 
     async def test_without_a_command_it_ends_when_it_is_taken_out(self, hub: Hub, start: Start):
         register = start("register", "orders", "h:1")
-        await eventually(lambda: register.said("registered (was registering)"), within=20)
+        await eventually(lambda: register.said("registered (was registering)"), within=40)
         assert await hub.registry.deregister("orders", "h:1")
         assert await register.end() == 1
         assert register.said("was deregistered by an operator")
@@ -666,19 +666,19 @@ class TestRegistering:
     ):
         server = Served("memory://")
         register = start("register", "orders", "h:1", "--", *script, url=server.url)
-        await eventually((tmp_path / "started").exists, within=20)
+        await eventually((tmp_path / "started").exists, within=40)
         await eventually(lambda: register.said("not registered yet"))
         with server:
             async with mooring.connect(server.url) as hub, hub.discover("orders") as view:
-                await view.wait(timeout=20)
+                await view.wait(timeout=40)
             register.process.send_signal(signal.SIGTERM)
             assert await register.end() == 7
 
     async def test_in_a_layout_that_others_read(self, hub: Hub, start: Start, run: Run):
         layout = "--layout=plain:/services/"
         register = start("register", "orders", "h:1", "--zone=a", layout)
-        await eventually(lambda: register.said("registered (was registering)"), within=20)
-        assert register.said("the registry cannot hold its zone")
+        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        await eventually(lambda: register.said("the registry cannot hold its zone"))
         (entry,) = (await hub.store.read(prefix(b"/services/"))).entries
         assert (entry.key, entry.value) == (b"/services/orders/h:1", b"h:1")
         assert ok(await asyncio.to_thread(run, "resolve", "orders", layout)) == "h:1\n"
@@ -726,7 +726,7 @@ class TestTheStore:
                 env={**os.environ, "MOORING_STORE": ""},
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=60,
             )
             assert done.stdout == ""
             assert done.returncode == 1
@@ -742,7 +742,7 @@ class TestTheStore:
             env={**os.environ, "MOORING_STORE": ""},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
         )
         assert done.returncode == 1
         assert "nothing listens at 127.0.0.1:1" in done.stdout
@@ -753,7 +753,7 @@ class TestTheStore:
             env={**os.environ, "MOORING_STORE": ""},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
         )
         assert (done.returncode, done.stdout) == (0, "runs\n")
         assert "a h:1: not registered yet, trying on" in done.stderr

@@ -31,7 +31,7 @@ from tests.waiting import eventually
 
 def get(url: str, trust: ssl.SSLContext | None = None) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5, context=trust) as answer:
+        with urllib.request.urlopen(url, timeout=20, context=trust) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -58,9 +58,9 @@ async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path
 
 @pytest.mark.timed
 def test_it_is_ready_in_under_two_seconds(tmp_path: Path):
-    """The best of three: the others' tests run at the same time."""
+    """The best of ten: the others' tests run at the same time."""
     times = []
-    for _ in range(3):
+    for _ in range(10):
         with Served(f"sqlite://{tmp_path}/store") as served:
             times.append(served.ready_after)
         if times[-1] < 2:
@@ -101,7 +101,7 @@ async def test_probes_are_answered_until_the_end(tmp_path: Path):
 
             async def call() -> None:
                 try:
-                    await wire.put(request, timeout=20)
+                    await wire.put(request, timeout=60)
                 except grpc.aio.AioRpcError as error:
                     refusals.add(error.code())
 
@@ -124,11 +124,12 @@ async def test_probes_are_answered_until_the_end(tmp_path: Path):
     assert refusals <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
+@pytest.mark.timed
 async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
     with Served("memory://") as served:
         async with open_store(served.url) as store, store.watch(prefix(b"/")):
             served.signal(signal.SIGINT)
-            assert await asyncio.to_thread(served.end, 5) == 0
+            assert await asyncio.to_thread(served.end, 8) == 0  # not for its grace of ten
 
 
 def test_a_port_that_is_taken_is_named():
@@ -205,7 +206,7 @@ async def test_tls_and_client_certificates_from_the_configuration(
     )
     with Served("", f"--config={tmp_path}/config", "--etcd=0.0.0.0:0") as served:
         port = served.lines[1].split()[1].rpartition(":")[2]
-        where = f"etcds://app:word@127.0.0.1:{port}?ca={files}/ca.pem&timeout=2s"
+        where = f"etcds://app:word@127.0.0.1:{port}?ca={files}/ca.pem&timeout=5s"
         async with open_store(f"{where}&cert={files}/client.pem&key={files}/client.key") as store:
             await store.commit(Put(b"/a", b""))
         assert mooring_command("doctor", where).returncode == 1
@@ -227,7 +228,7 @@ def health_check(address: str, **environment: str) -> subprocess.CompletedProces
         env={**os.environ, "MOORING_PROBE": address, **environment},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 

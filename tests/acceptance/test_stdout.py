@@ -21,7 +21,7 @@ UNREAD = 141
 
 def into(output: int, *arguments: str) -> tuple[int, str]:
     """A command that prints into a file: its exit code, and what it says on stderr."""
-    done = subprocess.run([*MOORING, *arguments], stdout=output, stderr=PIPE, text=True, timeout=30)
+    done = subprocess.run([*MOORING, *arguments], stdout=output, stderr=PIPE, text=True, timeout=60)
     return done.returncode, done.stderr
 
 
@@ -63,7 +63,7 @@ async def test_a_watch_ends_quietly_once_its_reader_has_enough(served: Callable[
         assert first == b"+ 10.0.0.1:80 state up, version 0.0.0\n"
         os.close(reading)
         await hub.store.commit(Put(b"/registry/default/orders/10.0.0.2:80/data", b"{}"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             _, said = await watch.communicate()
     assert (watch.returncode, said) == (UNREAD, b"")
 

@@ -91,7 +91,7 @@ def test_it_is_not_reached_from_elsewhere_without_tls():
     assert "--xds 0.0.0.0:0 can be reached from other machines: that needs TLS in" in done.stderr
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("client", ["grpc", "envoy", "envoy-states"])
 async def test_calls_go_on_while_the_control_plane_is_killed_and_comes_back(
     client: str,

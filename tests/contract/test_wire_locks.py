@@ -278,6 +278,7 @@ async def test_without_a_leader_named_it_is_refused(calls: Methods):
     assert refused.value.code() is grpc.StatusCode.UNKNOWN
 
 
+@pytest.mark.timed
 async def test_who_waits_is_told_when_the_server_stops(name: bytes):
     with Served("memory://") as server:
         async with methods(server.etcd) as calls:
@@ -288,4 +289,4 @@ async def test_who_waits_is_told_when_the_server_stops(name: bytes):
             with pytest.raises(grpc.aio.AioRpcError) as stopped:
                 await waiting
             assert stopped.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await asyncio.to_thread(server.end) == 0
+        assert await asyncio.to_thread(server.end, 8) == 0  # not for its grace of ten

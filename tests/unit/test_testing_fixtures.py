@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(120)
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "testing.md"
 SHOWN = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -32,7 +34,7 @@ def run_tests(folder: Path, code: str, *options: str, path: str | None = None) -
         env={**os.environ, **({} if path is None else {"PATH": path})},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=90,
         check=False,
     )
     return run.stdout + run.stderr
