@@ -21,11 +21,13 @@ from mooring.cli import (
     serve,
     services,
     store,
+    tenant,
     watch,
     xds,
 )
 from mooring.cli.running import fill_descriptors
 from mooring.cli.stdout import guarded
+from mooring.cli.telling import printable
 from mooring.errors import MooringError
 
 app = typer.Typer(
@@ -39,6 +41,7 @@ app = typer.Typer(
 _REGISTER = "Who is there"
 _CALL = "Whom to call"
 _LOCK = "Whose turn it is"
+_TENANTS = "Whom it is for"
 _OPERATE = "The operator's word"
 _STORE = "The store"
 
@@ -55,6 +58,8 @@ app.command(rich_help_panel=_CALL)(resolve.explain)
 app.command(rich_help_panel=_LOCK, cls=register.CommandAfterDashes)(lock.lock)
 app.command(rich_help_panel=_LOCK, cls=register.CommandAfterDashes)(elect.elect)
 app.command(rich_help_panel=_LOCK)(locks.locks)
+
+app.add_typer(tenant.app, name="tenant", rich_help_panel=_TENANTS)
 
 app.command(rich_help_panel=_OPERATE)(instances.deregister)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
@@ -84,5 +89,6 @@ def main() -> None:
     try:
         app()
     except MooringError as error:
-        typer.echo(f"mooring: {error}", err=True)
+        for line in f"mooring: {error}".split("\n"):  # which may quote what anybody wrote
+            typer.echo(printable(line), err=True)
         sys.exit(1)

@@ -38,6 +38,16 @@ LayoutOption = Annotated[
 ]
 JSONOption = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 
+NamespaceOption = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        envvar="MOORING_TENANTS_NAMESPACE",
+        metavar="NAME",
+        help="below which the tenants lie",
+    ),
+]
+
 ServiceArgument = Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")]
 InstanceOption = Annotated[
     str, typer.Option("--instance", metavar="ID", help="one instance, not the whole service")

@@ -1,0 +1,21 @@
+"""`mooring tenant`: the configuration of tenants, from a file into the store and back."""
+
+from __future__ import annotations
+
+import typer
+
+from mooring.cli.tenant import history, looking, publishing, resolving
+
+app = typer.Typer(
+    help="Tenants: list, show, resolve, diff, publish, delete, history, rollback, rekey.",
+    no_args_is_help=True,
+)
+app.command(name="list")(looking.list_tenants)
+app.command()(looking.show)
+app.command()(resolving.resolve)
+app.command()(publishing.diff)
+app.command()(publishing.publish)
+app.command()(publishing.delete)
+app.command()(history.history)
+app.command()(history.rollback)
+app.command()(history.rekey)

@@ -1,0 +1,175 @@
+"""`mooring tenant history`, `rollback` and `rekey`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from mooring.cli import printing
+from mooring.cli.migrate.progress import progress
+from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
+from mooring.cli.printing import show_json
+from mooring.cli.reaching import run_command
+from mooring.cli.telling import note, warn
+from mooring.cli.tenant.changes import counted, print_changes, records
+from mooring.cli.tenant.options import (
+    ByOption,
+    NoteOption,
+    NumberArgument,
+    TenantArgument,
+    YesOption,
+    must_agree,
+    publisher,
+)
+from mooring.errors import NotConfigured
+from mooring.model import JSON
+from mooring.tenants.history import HistoryEntry, differences
+from mooring.tenants.keys import NAMESPACE
+from mooring.tenants.publisher import Rekeyed
+from mooring.tenants.publishing import Difference
+from mooring.tenants.scribe import Published
+from mooring.tenants.secrets import FORMER, Keyring
+
+
+def history(
+    tenant: TenantArgument,
+    number: Annotated[
+        int, typer.Argument(metavar="[NUMBER]", min=0, help="show what that entry changed")
+    ] = 0,
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """Show who changed what of a tenant, oldest first; also of one that was deleted."""
+    entries = run_command(_history(tenant, store, namespace))
+    ring = Keyring.from_environment()
+    if not number:
+        printing.show(
+            entries,
+            {
+                "number": lambda entry: str(entry.number),
+                "at": lambda entry: entry.at,
+                "by": lambda entry: entry.by,
+                "action": lambda entry: entry.action,
+                "what": lambda entry: ", ".join(step.path for step in entry.changes),
+                "note": lambda entry: entry.note,
+            },
+            lambda entry: _record(entry, ring),
+            as_json=as_json,
+        )
+        return
+    found = [entry for entry in entries if entry.number == number]
+    if not found:
+        kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
+        raise NotConfigured(
+            f"tenant {tenant} has no entry {number} in its history (there are {kept})"
+        )
+    if as_json:
+        show_json(_record(found[0], ring))
+        return
+    changes = differences(found[0], ring)
+    print_changes(changes)
+    told = f"{found[0].action} by {found[0].by} at {found[0].at}"
+    about = f": {found[0].note}" if found[0].note else ""
+    note(f"tenant {tenant}: {counted(changes, done=True)}; {told}{about}")
+
+
+async def _history(tenant: int, store: str, namespace: str) -> list[HistoryEntry]:
+    async with publisher(store, namespace) as publishing:
+        entries = await publishing.history(tenant)
+        if not entries and not await publishing.read(tenant):
+            raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
+        return entries
+
+
+def _record(entry: HistoryEntry, ring: Keyring) -> Mapping[str, JSON]:
+    return {
+        "number": entry.number,
+        "at": entry.at,
+        "by": entry.by,
+        "action": entry.action,
+        "note": entry.note or None,
+        "changes": records(differences(entry, ring)),
+    }
+
+
+def rollback(
+    tenant: TenantArgument,
+    number: NumberArgument,
+    yes: YesOption = False,
+    by: ByOption = "",
+    text: NoteOption = "",
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """Make a tenant what it was after an entry of its history; 0: before the first.
+
+    It shows what changes. In a terminal it asks first; elsewhere it needs --yes.
+    """
+    changes = run_command(_diff(tenant, number, store, namespace))
+    if not as_json:
+        print_changes(changes)
+        typer.echo(f"tenant {tenant}: {counted(changes)}")
+    if changes:
+        must_agree(f"Roll tenant {tenant} back to version {number}?", yes)
+    published = run_command(_rollback(tenant, number, by, text, store, namespace))
+    if as_json:
+        show_json(
+            {
+                "tenant": tenant,
+                "number": published.number or None,
+                "transactions": published.transactions,
+                "changes": records(published.changes),
+            }
+        )
+    elif published.changes:
+        note(f"tenant {tenant} is as it was after {number}: this is version {published.number}")
+
+
+async def _diff(tenant: int, number: int, store: str, namespace: str) -> list[Difference]:
+    async with publisher(store, namespace) as publishing:
+        return await publishing.diff_rollback(tenant, number)
+
+
+async def _rollback(
+    tenant: int, number: int, by: str, text: str, store: str, namespace: str
+) -> Published:
+    async with publisher(store, namespace, by) as publishing:
+        return await publishing.rollback(tenant, number, note=text)
+
+
+def rekey(
+    by: ByOption = "",
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """Seal all passwords with the current key, of tenants and of their histories.
+
+    It may be stopped and run again. Exits with 1 if something could not be decrypted.
+    """
+    rekeyed = run_command(_rekey(by, store, namespace))
+    if as_json:
+        show_json(
+            {
+                "tenants": rekeyed.tenants,
+                "entries": rekeyed.entries,
+                "problems": list[JSON](rekeyed.problems),
+            }
+        )
+    else:
+        typer.echo(f"{rekeyed.tenants} tenants and {rekeyed.entries} entries of histories sealed")
+    for problem in rekeyed.problems:
+        warn(problem)
+    if rekeyed.problems:
+        raise typer.Exit(1)
+    note(f"all passwords are under the current key: {FORMER} may go once nobody else needs it")
+
+
+async def _rekey(by: str, store: str, namespace: str) -> Rekeyed:
+    async with publisher(store, namespace, by) as publishing:
+        with progress("rekeyed") as told:
+            return await publishing.rekey(told)

@@ -1,0 +1,211 @@
+"""`mooring tenant list` and `show`: what the store has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, NamedTuple
+
+import typer
+import yaml
+
+from mooring.cli import printing
+from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
+from mooring.cli.printing import show_json, words
+from mooring.cli.reaching import reach, run_command
+from mooring.cli.telling import note, warn
+from mooring.cli.tenant.changes import UNREADABLE
+from mooring.cli.tenant.options import TenantArgument
+from mooring.errors import NotConfigured, Undecipherable
+from mooring.model import JSON
+from mooring.store.contract import Entry
+from mooring.tenants.document import written
+from mooring.tenants.keys import NAMESPACE, Keys, PartOf, kind_of, name_of
+from mooring.tenants.publishing import Held, Parts, Unread, held
+from mooring.tenants.secrets import Keyring, masked
+from mooring.tenants.tenant import Tenant
+from mooring.tenants.values import Part, Unreadable, decode, understand
+
+_STATUSES = ("active", "inactive", "suspended")
+
+
+def list_tenants(
+    status: Annotated[
+        str, typer.Option("--status", metavar="STATUS", help="active, inactive or suspended")
+    ] = "",
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """List the tenants, by id."""
+    if status not in ("", *_STATUSES):
+        raise typer.BadParameter(f"{status!r} is none of {', '.join(_STATUSES)}")
+    found = run_command(_all(Keys(namespace), store))
+    printing.show(
+        [tenant for tenant in found if status in ("", _status(tenant))],
+        {
+            "id": lambda tenant: str(tenant.id),
+            "code": lambda tenant: tenant.meta.code if tenant.meta else "",
+            "name": lambda tenant: tenant.meta.name if tenant.meta else "",
+            "status": _status,
+            "domain": lambda tenant: tenant.domain.primary,
+            "databases": lambda tenant: str(len(tenant.databases)),
+            "ftp users": lambda tenant: str(len(tenant.ftp)),
+        },
+        _record,
+        as_json=as_json,
+        spare=("ftp users", "databases"),
+    )
+
+
+async def _all(keys: Keys, store: str) -> list[Tenant]:
+    async with reach(store, "tree") as hub:
+        entries = (await hub.store.read(keys.all)).entries
+    parts: dict[int, list[tuple[str, Part]]] = {}
+    for entry in entries:
+        place = keys.understand(entry.key)
+        if isinstance(place, PartOf):
+            part = _understood(place, entry)
+            parts.setdefault(place.tenant, []).extend([] if part is None else [(place.path, part)])
+    return [Tenant(id).changed(found) for id, found in sorted(parts.items())]
+
+
+def _understood(place: PartOf, entry: Entry) -> Part | None:
+    try:
+        value = decode(place.path, entry.value)
+        return understand(place.tenant, place.path, value, Keyring([]))
+    except Unreadable as error:
+        warn(f"tenant {place.tenant}: {place.path} cannot be understood: {error}")
+        return None
+
+
+def _status(tenant: Tenant) -> str:
+    return tenant.meta.status if tenant.meta else ""
+
+
+def _record(tenant: Tenant) -> Mapping[str, JSON]:
+    return {
+        "id": tenant.id,
+        "code": tenant.meta.code if tenant.meta else None,
+        "name": tenant.meta.name if tenant.meta else None,
+        "status": tenant.meta.status if tenant.meta else None,
+        "primaryDomain": tenant.domain.primary or None,
+        "databases": len(tenant.databases),
+        "ftpUsers": len(tenant.ftp),
+    }
+
+
+class Row(NamedTuple):
+    part: str
+    field: str
+    value: str
+
+
+def show(
+    tenant: TenantArgument,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="as a file for `publish`, without its secrets")
+    ] = False,
+    reveal: Annotated[bool, typer.Option("--reveal", help="secrets in clear text")] = False,
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """Show all that is configured for a tenant. Secrets are masked.
+
+    With --reveal, exits with 1 if one of them cannot be decrypted.
+    """
+    if as_yaml and (reveal or as_json):
+        raise typer.BadParameter("--yaml goes neither with --reveal nor with --json")
+    ring = Keyring.from_environment() if reveal else Keyring([])
+    parts = run_command(_one(tenant, Keys(namespace), store)).parts
+    if as_yaml:
+        _warn_of_unreadable(parts)
+        typer.echo(_yaml(written(tenant, parts)), nl=False)
+        return
+    problems: list[str] = []
+    shown: dict[str, JSON] = {}
+    for path, value in parts.items():
+        if isinstance(value, Unread):
+            shown[path] = UNREADABLE
+        else:
+            shown[path] = _revealed(path, value, ring, problems) if reveal else masked(value)
+    if reveal:
+        note(f"tenant {tenant}: its secrets are shown in clear text")
+    if as_json:
+        show_json(_nested(tenant, shown))
+    else:
+        printing.show(
+            list(_rows(shown)),
+            {
+                "part": lambda row: row.part,
+                "field": lambda row: row.field,
+                "value": lambda row: row.value,
+            },
+            lambda row: row._asdict(),
+            as_json=False,
+        )
+    for problem in problems:
+        warn(f"tenant {tenant}: {problem}")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _yaml(document: dict[str, JSON]) -> str:
+    """In any letters, unless there are some among them that play tricks with a terminal."""
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+async def _one(tenant: int, keys: Keys, store: str) -> Held:
+    async with reach(store, "tree") as hub:
+        entries = (await hub.store.read(keys.parts(tenant))).entries
+    found = held(keys, tenant, entries)
+    for strange in found.strange:
+        warn(f"{strange.decode(errors='backslashreplace')} is no part of a tenant")
+    if not found.parts:
+        raise NotConfigured(f"there is no tenant {tenant}")
+    return found
+
+
+def _warn_of_unreadable(parts: Parts) -> None:
+    for path, value in parts.items():
+        if isinstance(value, Unread):
+            warn(f"{path} cannot be understood and is left out: to publish this may remove it")
+
+
+def _revealed(path: str, value: JSON, ring: Keyring, problems: list[str]) -> JSON:
+    """A part with its password as plain text, where it can be decrypted."""
+    if not isinstance(value, dict) or not value.get("passwordEncrypted"):
+        return value
+    sealed, of = str(value["passwordEncrypted"]), str(value.get("passwordKeyId") or "")
+    rest = {
+        name: inner
+        for name, inner in value.items()
+        if name not in ("passwordEncrypted", "passwordKeyId")
+    }
+    try:
+        return rest | {"password": ring.unseal(sealed, of)}
+    except Undecipherable as error:
+        problems.append(f"{path}: {error}")
+        return masked(value)
+
+
+def _nested(tenant: int, parts: Mapping[str, JSON]) -> dict[str, JSON]:
+    """By section, as in a tenant's file."""
+    record: dict[str, JSON] = {"id": tenant}
+    for path, value in parts.items():
+        kind, name = kind_of(path), name_of(path)
+        section = record.setdefault(kind, {}) if name else record
+        assert isinstance(section, dict)
+        section[name or kind] = value
+    return record
+
+
+def _rows(parts: Mapping[str, JSON]) -> Iterator[Row]:
+    for path, value in sorted(parts.items(), key=lambda part: (part[0] != "meta", part[0])):
+        if isinstance(value, dict):
+            yield from (Row(path, field, words(inner)) for field, inner in value.items())
+        else:
+            yield Row(path, "", words(value))

@@ -1,0 +1,61 @@
+"""What the commands about tenants share: their arguments, the publisher, and who is asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+
+from mooring.cli.reaching import reach
+from mooring.cli.telling import hear, note, printable
+from mooring.errors import InvalidRequest
+from mooring.tenants.keys import MAX_ID, NAMESPACE
+from mooring.tenants.publisher import Publisher
+from mooring.tenants.publishing import Parts
+
+TenantArgument = Annotated[
+    int, typer.Argument(metavar="ID", min=1, max=MAX_ID, help="the number of the tenant")
+]
+NumberArgument = Annotated[
+    int, typer.Argument(metavar="NUMBER", min=0, help="of an entry in the history")
+]
+ByOption = Annotated[
+    str, typer.Option("--by", metavar="NAME", help="who, for the history; default: user@machine")
+]
+NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="why, for the history")]
+YesOption = Annotated[bool, typer.Option("--yes", help="do not ask")]
+
+
+@asynccontextmanager
+async def publisher(store: str, namespace: str, by: str = "") -> AsyncIterator[Publisher]:
+    hear("mooring.tenants.scribe", "mooring.tenants.publisher")
+    async with reach(store, "tree") as hub:
+        yield hub.publisher(namespace=namespace, by=by)
+
+
+def must_agree(question: str, yes: bool) -> None:
+    """Ask, and end the command where the answer is no. Where nobody can be asked, raise."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequest(f"{question} Nobody can be asked here: say --yes")
+    if not typer.confirm(printable(question), err=True):
+        note("nothing was changed")
+        raise typer.Exit(1)
+
+
+def called(tenant: int, parts: Parts) -> str:
+    """A tenant as people know it: `tenant 7 (acme, "Acme Ltd")`."""
+    meta = parts.get("meta")
+    fields = meta if isinstance(meta, dict) else {}
+    known = [str(fields.get("code") or ""), f'"{fields["name"]}"' if fields.get("name") else ""]
+    names = ", ".join(filter(None, known))
+    return f"tenant {tenant} ({names})" if names else f"tenant {tenant}"
+
+
+def how_to_roll_back(tenant: int, number: int, namespace: str) -> str:
+    elsewhere = "" if namespace == NAMESPACE else f" --namespace {namespace}"
+    return f"mooring tenant rollback {tenant} {number}{elsewhere}"
