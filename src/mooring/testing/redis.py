@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
 import shutil
 import signal
 import socket
@@ -18,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeAlias, cast
 
-from mooring.testing.servers import Server, ServerFailed
+from mooring.testing.servers import Server, ServerFailed, free_port
 
 SLOTS = 16384
 """Of each Redis cluster."""
@@ -102,24 +100,6 @@ def _version(program: Path) -> str:
     return ("valkey-" if name == "Valkey" else "") + rest.partition(" ")[0]
 
 
-_turns = itertools.count(random.randrange(10000))
-
-
-def _free_port() -> int:
-    """A port whose neighbour, 10000 above it, is free as well: a cluster's members speak there.
-
-    Both are below those that the kernel gives to clients: so no client sits on the port of a server
-    that is down, not even one that tries to reach it and by chance gets itself. They come in turn,
-    for nobody may listen yet on those that were given out last.
-    """
-    while True:
-        port = 11000 + next(_turns) % 10000
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10000))
-            return port
-
-
 class RedisServer:
     """One server. It forgets everything when it ends, unless it is `persistent`: then it keeps
     each write that it confirmed. `flags` go to the server as they are; `settings` is a file of more
@@ -138,7 +118,7 @@ class RedisServer:
     ) -> None:
         self.folder, self.series, self.tls = folder, series, tls
         self.program = find_redis(series)
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         folder.mkdir(parents=True, exist_ok=True)
         self._server = Server(
