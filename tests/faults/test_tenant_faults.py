@@ -1,0 +1,251 @@
+"""Tenants followed through faults on a real etcd: at the end each is as it is in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import StoreError
+from mooring.hub import open_store
+from mooring.store import Delete, Put, Store
+from mooring.tenants.keys import Keys
+from mooring.tenants.live import Tenants
+from mooring.tenants.provider import Provider
+from mooring.tenants.reading import Changed, Reading
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.snapshot import Snapshot
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.faults.test_cluster import restore
+from tests.waiting import eventually
+
+KEYS = Keys()
+RANGES = (KEYS.all, KEYS.common, KEYS.platform, KEYS.health)
+
+
+def provider(store: Store, file: Path | None = None, wait: float = 5.0) -> Provider:
+    return Provider(store, KEYS, Keyring(), file=file, wait=wait)
+
+
+def published(tenant: int, text: str) -> tuple[Put, ...]:
+    """A tenant as one commit: the same text in all of its parts."""
+    values: dict[str, object] = {
+        "meta": {"code": f"c{tenant}", "name": f"{tenant} {text}"},
+        "domain/aliases": [f"{text}.t{tenant}.example", "contested.example"],
+        f"database/{text}": {"database": text},
+        "ftp/bob": {"description": text},
+    }
+    return tuple(
+        Put(KEYS.part(tenant, path), json.dumps(value).encode()) for path, value in values.items()
+    )
+
+
+@contextlib.asynccontextmanager
+async def publishing(store: Store, *, pause: float = 0.01) -> AsyncIterator[list[int]]:
+    """Somebody who publishes and deletes all the while, as far as the store lets them."""
+    revisions: list[int] = []
+    chance = random.Random(7)
+
+    async def publish() -> None:
+        while True:
+            tenant, text = chance.randint(1, 12), f"v{chance.randint(0, 3)}"
+            with contextlib.suppress(StoreError):
+                if chance.random() < 0.2:
+                    done = await store.commit(Delete(KEYS.parts(tenant)))
+                else:
+                    beat = Put(KEYS.common_part("platform/configs/last"), json.dumps(text).encode())
+                    done = await store.commit(*published(tenant, text), beat)
+                revisions.append(done.revision)
+            await asyncio.sleep(pause)
+
+    task = asyncio.get_running_loop().create_task(publish())
+    try:
+        yield revisions
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class Told:
+    """What subscribers heard, and whether it made sense: each change begins where the one before
+    it ended, and no reader ever saw two publishes mixed."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self.known = dict(tenants.snapshot.tenants)
+        self.tenants = tenants
+        self.wrong: list[object] = []
+        tenants.subscribe(self.hear)
+
+    def hear(self, change: Changed) -> None:
+        if self.known.get(change.tenant) != change.before:
+            self.wrong.append(("missed", change))
+        if change.after is None:
+            self.known.pop(change.tenant, None)
+        else:
+            self.known[change.tenant] = change.after
+            bob, meta = change.after.ftp.get("bob"), change.after.meta
+            if bob is None or meta is None or not meta.name.endswith(bob.description):
+                self.wrong.append(("mixed", change))
+
+    async def agrees(self, store: Store, *, within: float = 15.0) -> None:
+        """All is as a fresh look at the store says, and as those heard who only listened."""
+
+        async def equal() -> bool:
+            truth = await look(store)
+            seen = self.tenants.snapshot
+            return (seen.tenants, seen.hosts, seen.names, seen.codes, seen.ftp_users) == (
+                truth.tenants,
+                truth.hosts,
+                truth.names,
+                truth.codes,
+                truth.ftp_users,
+            ) and (seen.platform, seen.resolver) == (truth.platform, truth.resolver)
+
+        await eventually(equal, within=within, what="the tenants equal those in the store")
+        truth = await look(store)
+        for id in {*truth.tenants, *self.tenants.ids()}:
+            assert self.tenants.get(id) == truth.tenants.get(id)
+        assert self.known == dict(truth.tenants)
+        assert self.wrong == []
+
+
+async def look(store: Store) -> Snapshot:
+    found = [entry for range in RANGES for entry in (await store.read(range)).entries]
+    changes = [(entry.key, entry) for entry in found]
+    return Reading(KEYS, Keyring()).apply(Snapshot(), changes).snapshot
+
+
+async def more_than(revisions: list[int], count: int) -> None:
+    await eventually(lambda: len(revisions) > count, within=15)
+
+
+@dataclass
+class Wire:
+    """A store reached through the proxy, and directly."""
+
+    server: EtcdServer
+    proxy: FaultProxy
+    through: Store
+    direct: Store
+
+
+@pytest.fixture
+async def wire(fresh_etcd: Callable[..., EtcdServer]) -> AsyncIterator[Wire]:
+    server = fresh_etcd(series="3.4")
+    async with (
+        FaultProxy(server.address) as proxy,
+        open_store(server.url) as direct,
+        open_store(f"etcd://{proxy.address}?timeout=2s") as through,
+    ):
+        yield Wire(server, proxy, through, direct)
+
+
+@pytest.mark.timeout(120)
+async def test_a_server_killed_and_started_again(wire: Wire):
+    async with provider(wire.through) as tenants:
+        told = Told(tenants)
+        async with publishing(wire.direct) as revisions:
+            for _ in range(3):
+                await more_than(revisions, len(revisions) + 20)
+                wire.server.kill()
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(wire.server.start)
+            await more_than(revisions, len(revisions) + 20)
+        await told.agrees(wire.direct)
+        await eventually(lambda: not tenants.stale, within=10)
+
+
+async def test_connections_cut_while_it_follows(wire: Wire):
+    async with provider(wire.through) as tenants:
+        told = Told(tenants)
+        async with publishing(wire.direct) as revisions:
+            for cut in (wire.proxy.reset, wire.proxy.half_open, wire.proxy.reset):
+                await more_than(revisions, len(revisions) + 10)
+                cut()
+        await told.agrees(wire.direct)
+
+
+async def test_a_partition_keeps_what_was_known_and_says_that_it_is_old(wire: Wire):
+    await wire.direct.commit(*published(1, "before"))
+    async with provider(wire.through) as tenants:
+        told = Told(tenants)
+        wire.proxy.blackhole()
+        await wire.direct.commit(*published(1, "after"), *published(2, "after"))
+        await eventually(lambda: tenants.stale, within=15)
+        assert tenants.database(1, "before") is not None
+        assert tenants.get(2) is None
+        wire.proxy.heal()
+        await eventually(lambda: not tenants.stale, within=15)
+        await told.agrees(wire.direct)
+        assert tenants.database(2, "after") is not None
+
+
+@pytest.mark.parametrize("fault", ["refuse", "blackhole"])
+async def test_compaction_during_a_partition_means_reading_again(wire: Wire, fault: str):
+    await wire.direct.commit(*published(1, "before"), *published(2, "before"))
+    async with provider(wire.through) as tenants:
+        told = Told(tenants)
+        getattr(wire.proxy, fault)()
+        await eventually(lambda: tenants.stale, within=15)
+        await wire.direct.commit(Delete(KEYS.parts(1)))
+        for n in range(20):
+            last = await wire.direct.commit(*published(3 + n % 3, f"v{n}"))
+        await wire.direct.compact(last.revision)
+        assert {*tenants.ids()} == {1, 2}
+        wire.proxy.heal()
+        await told.agrees(wire.direct)
+        assert {*tenants.ids()} == {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["revision runs back", "overtaken"])
+async def test_a_store_restored_from_a_backup(wire: Wire, tmp_path: Path, overtaken: bool):
+    await wire.direct.commit(*published(1, "kept"), *published(2, "kept"))
+    wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
+    for n in range(10):
+        await wire.direct.commit(Delete(KEYS.parts(1)), *published(3, f"lost{n}"))
+    async with provider(wire.through) as tenants:
+        told = Told(tenants)
+        assert {*tenants.ids()} == {2, 3}
+        wire.proxy.refuse()
+        wire.server.kill()
+        await asyncio.to_thread(restore, wire.server, tmp_path / "backup")
+        await asyncio.to_thread(wire.server.start)
+        for n in range(30 if overtaken else 1):
+            await wire.direct.commit(*published(4, f"new{n}"))
+        wire.proxy.heal()
+        await told.agrees(wire.direct)
+        assert {*tenants.ids()} == {1, 2, 4}
+
+
+async def test_a_start_from_the_file_during_an_outage_ends_as_the_store_is(
+    wire: Wire, tmp_path: Path
+):
+    """The store was restored from a backup meanwhile, and went on: the file knows a future that
+    never came."""
+    file = tmp_path / "tenants.copy"
+    await wire.direct.commit(*published(1, "kept"))
+    wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
+    await wire.direct.commit(*published(1, "lost"), *published(2, "lost"))
+    async with provider(wire.through, file):
+        pass
+    wire.server.kill()
+    async with provider(wire.through, file, wait=20) as tenants:
+        told = Told(tenants)
+        assert {*tenants.ids()} == {1, 2}
+        assert tenants.stale
+        await asyncio.to_thread(restore, wire.server, tmp_path / "backup")
+        await asyncio.to_thread(wire.server.start)
+        async with publishing(wire.direct) as revisions:
+            await more_than(revisions, 20)
+        await told.agrees(wire.direct)
+        await eventually(lambda: not tenants.stale, within=10)
+    wire.server.kill()
+    async with provider(wire.through, file) as again:
+        assert dict(again.snapshot.tenants) == dict(tenants.snapshot.tenants)
