@@ -1,0 +1,235 @@
+"""What old keys say, in the words of today. Pure.
+
+Nothing that is understood is changed but in its form: fields that nobody knows stay. What cannot be
+understood, or must not be written today, is told with its key, and never guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from mooring.errors import Undecipherable
+from mooring.migrate.jxt.format import OldKeys, OldPart
+from mooring.model import JSON
+from mooring.store.contract import Entry
+from mooring.tenants.keys import PLATFORM, is_path, kind_of, name_of
+from mooring.tenants.rules import FIELDS, host
+from mooring.tenants.secrets import Keyring, Secret
+from mooring.tenants.values import Database, Storage, Unreadable, decode, understand
+
+DEFAULT_SERVICE = "default"
+"""The service of a database that was configured for a whole tenant."""
+
+_NO_KEYS = Keyring()
+
+
+class Old(msgspec.Struct, frozen=True):
+    """A part as the old keys have it."""
+
+    value: JSON
+    """As it is to be written today."""
+    key: bytes
+    modified: int
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """An old key of a unit, and what became of it."""
+
+    key: bytes
+    modified: int
+    paths: tuple[str, ...] = ()
+    """The parts that it gives."""
+    problems: tuple[str, ...] = ()
+    """What of it cannot be understood, or written today."""
+    readable: bool = True
+    """Whether it may be written again: nothing of it would be lost."""
+    superseded: bool = False
+    """It is of the generation before, and a later one has the same part."""
+
+
+class Translation(msgspec.Struct, frozen=True):
+    """What the old keys of a unit say."""
+
+    unit: int
+    parts: Mapping[str, Old]
+    findings: Mapping[bytes, Finding]
+    raw: Mapping[bytes, bytes]
+    """What the keys hold."""
+    hidden: frozenset[str]
+    """Parts of which nothing can be said; `ftp/` for all users, `ftp/?` for those that no other
+    key gives."""
+
+    def hides(self, path: str) -> bool:
+        kind = kind_of(path)
+        if path in self.hidden or f"{kind}/" in self.hidden:
+            return True
+        return path not in self.parts and f"{kind}/?" in self.hidden
+
+
+def translated(keys: OldKeys, unit: int, entries: Iterable[Entry]) -> Translation:
+    """What the old keys of a unit say today. Keys that are not of this unit are left out."""
+    parts: dict[str, Old] = {}
+    findings: dict[bytes, Finding] = {}
+    raw: dict[bytes, bytes] = {}
+    hidden: set[str] = set()
+    places = [(keys.understand(entry.key), entry) for entry in entries]
+    known = [(place, entry) for place, entry in places if isinstance(place, OldPart)]
+    known.sort(key=lambda each: each[0].former)  # the later generation counts
+    for place, entry in known:
+        if place.unit != unit:
+            continue
+        name = entry.key
+        raw[name] = entry.value
+        try:
+            value = read(place, entry.value)
+        except Unreadable as error:
+            findings[name] = Finding(name, entry.modified, problems=(str(error),), readable=False)
+            hidden.add(_hidden(place))
+            continue
+        good: list[str] = []
+        problems: list[str] = []
+        given = list(_given(unit, place, value))
+        for path, told, problem in given:
+            problem = problem or _wrong(unit, path, told)
+            if problem:
+                problems.append(problem)
+                hidden |= {path} if path else set()
+            elif path in good:
+                problems.append(f"{path} is there twice: the first counts")
+            elif path not in parts:
+                parts[path] = Old(told, name, entry.modified)
+                good.append(path)
+        superseded = place.former and not good and not problems and bool(given)
+        findings[name] = Finding(
+            name, entry.modified, tuple(good), tuple(problems), superseded=superseded
+        )
+    whole = Translation(unit, parts, findings, raw, frozenset(hidden))
+    clear = {path: part for path, part in parts.items() if not whole.hides(path)}
+    return msgspec.structs.replace(whole, parts=clear)
+
+
+def _hidden(place: OldPart) -> str:
+    """What a key that cannot be read leaves in the dark."""
+    if place.former:
+        return f"{place.path}/?"
+    return "ftp/" if place.path == "ftp" else place.path
+
+
+def read(place: OldPart, raw: bytes) -> JSON:
+    """What a key holds. Raises `Unreadable`."""
+    if place.path == "domain/aliases" and raw.strip() in (b"null", b""):
+        return []  # an empty list of Go
+    if place.path == "ftp":
+        value = decode(PLATFORM, raw)  # any JSON
+        if isinstance(value, dict) and not {"ftpConfigs", "username"} & value.keys():
+            raise Unreadable("neither a list of users nor one of them")
+        if not isinstance(users_of(value), list):
+            raise Unreadable("not a list of users")
+        return value
+    return decode(place.path, raw)
+
+
+def users_of(value: JSON) -> JSON:
+    """The users in whatever form they were written."""
+    if isinstance(value, dict):
+        value = value.get("ftpConfigs", [value])
+    return [] if value is None else value
+
+
+def _given(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
+    """The parts that a key gives: path, value, and what is wrong with it."""
+    path = place.path
+    if path == "ftp":
+        users = users_of(value)
+        for number, user in enumerate(users if isinstance(users, list) else [], 1):
+            name = user.get("username") if isinstance(user, dict) else None
+            if not isinstance(user, dict) or not isinstance(name, str) or not name:
+                yield "", None, f"user {number} has no name"
+            else:
+                yield f"ftp/{name}", {**user, "tenantId": unit, "username": name}, ""
+    elif path == "database" and isinstance(value, dict):
+        service = str(value.get("serviceCode") or DEFAULT_SERVICE)
+        yield f"database/{service}", {**value, "tenantId": unit, "serviceCode": service}, ""
+    elif kind_of(path) == "database" and isinstance(value, dict):
+        yield path, {**value, "tenantId": unit, "serviceCode": name_of(path)}, ""
+    elif path == "meta" and isinstance(value, dict):
+        yield path, {**value, "id": unit}, ""
+    elif path == "storage" and isinstance(value, dict):
+        try:
+            yield path, _today(unit, value), ""
+        except Unreadable as error:
+            yield path, value, str(error)
+    elif value is None:
+        yield path, value, "it is null"
+    elif kind_of(path) != "domain" or value != "":  # an empty domain is none
+        yield path, value, ""
+
+
+def _today(unit: int, value: dict[str, JSON]) -> JSON:
+    fields: dict[str, JSON] = {**value, "tenantId": unit}
+    storage = understand(unit, "storage", value, _NO_KEYS)
+    assert isinstance(storage, Storage)
+    for old, new, size in (
+        ("quotaBytes", "uploadQuotaGb", storage.upload_quota_gb),
+        ("maxFileSizeBytes", "maxFileSizeMb", storage.max_file_size_mb),
+    ):
+        if old in fields and old not in storage.extra and fields.pop(old) is not None:
+            fields[new] = size
+    return fields
+
+
+def _wrong(unit: int, path: str, value: JSON) -> str:
+    """Why a part cannot be written today: its name, or what an index is made of, breaks a rule, or
+    no reader would understand it."""
+    kind, name = kind_of(path), name_of(path)
+    if not unit:
+        return ""
+    if not is_path(path):
+        return f"{path} cannot be the name of a part: it contains a slash, or nothing"
+    if kind == "domain":
+        wrong = next((each for each in map(host, _listed(value)) if each), "")
+        return f"{path} {wrong}" if wrong else ""
+    if kind in ("database", "ftp"):
+        field = {"database": "serviceCode", "ftp": "username"}[kind]
+        if wrong := FIELDS[kind][field](name):
+            return f"{field} {wrong}"
+    if kind == "meta" and isinstance(value, dict):
+        for field in ("code", "name"):
+            if value.get(field) not in (None, "") and (wrong := FIELDS[kind][field](value[field])):
+                return f"{field} {wrong}"
+    try:
+        understand(unit, path, value, _NO_KEYS)
+    except Unreadable as error:
+        return str(error)
+    return ""
+
+
+def _listed(value: JSON) -> list[JSON]:
+    return value if isinstance(value, list) else [value]
+
+
+def same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
+    """Whether two values mean the same, however they are written and passwords are kept."""
+    if one == other:
+        return True
+    if not unit or kind_of(path) == "domain":
+        return False
+    try:
+        first, second = (understand(unit, path, each, ring) for each in (one, other))
+    except Unreadable:
+        return False
+    if isinstance(first, Database) and isinstance(second, Database):
+        bare = [msgspec.structs.replace(each, password=None) for each in (first, second)]
+        return bare[0] == bare[1] and _same_secret(first.password, second.password)
+    return first == second
+
+
+def _same_secret(one: Secret | None, other: Secret | None) -> bool:
+    if one is None or other is None or one == other:
+        return one == other
+    try:
+        return one.reveal() == other.reveal()
+    except Undecipherable:
+        return False
