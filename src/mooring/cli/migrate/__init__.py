@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from mooring.cli.migrate import redis_v1
+from mooring.cli.migrate import jxt, redis_v1
 
 app = typer.Typer(help="Move from an older format.", no_args_is_help=True)
+app.add_typer(jxt.app, name="jxt")
 app.add_typer(redis_v1.app, name="redis-v1")
