@@ -137,6 +137,8 @@ def test_indexes_and_problems_follow_from_the_data(history: list[dict[bytes, byt
         assert dict(claims.holders) == {name: min(ids) for name, ids in all_of.items()}
         several = {name: ids for name, ids in all_of.items() if len(ids) > 1}
         assert {name: set(ids) for name, ids in claims.contested.items()} == several
+    users = snapshot.ftp_users.holders.items()
+    assert dict(snapshot.ftp) == {user: tenants[id].ftp[user] for user, id in users}
     assert {key.encode() for key in snapshot.problems} <= there.keys()
 
 

@@ -121,12 +121,10 @@ class Tenants:
 
     def ftp_user(self, username: str) -> Ftp | None:
         """That of one user, of whichever tenant."""
-        now = self._snapshot
-        holder = now.ftp_users.holders.get(username)
-        return None if holder is None else now.tenants[holder].ftp[username]
+        return self._snapshot.ftp.get(username)
 
     def ftp_user_taken(self, username: str) -> bool:
-        return username in self._snapshot.ftp_users.holders
+        return username in self._snapshot.ftp
 
     def by_host(self, host: str) -> int | None:
         """The tenant of a host, in whatever case it is written."""

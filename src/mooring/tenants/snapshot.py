@@ -3,7 +3,7 @@ cost of the tenants that it touches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 from immutables import Map
@@ -11,7 +11,7 @@ from immutables import Map
 from mooring.model import JSON, Time
 from mooring.tenants.claims import Claims, Contest
 from mooring.tenants.tenant import Tenant
-from mooring.tenants.values import Resolver, StorageDirectory
+from mooring.tenants.values import Ftp, Resolver, StorageDirectory
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -26,6 +26,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     hosts: Claims = Claims("host")
     """In lower case."""
     ftp_users: Claims = Claims("FTP user")
+    ftp: Map[str, Ftp] = Map()
+    """By user name, of whom the name leads to."""
     resolver: Resolver = Resolver()
     storage_directory: StorageDirectory = StorageDirectory()
     platform: Map[str, JSON] = Map()
@@ -56,14 +58,33 @@ class Snapshot(msgspec.Struct, frozen=True):
             if gone or news:
                 claims[field], told = before.changed(gone, news)
                 contests += told
+        ftp, holders = self.ftp.mutate(), claims.get("ftp_users", self.ftp_users).holders
+        for user in _changed_users(pairs):
+            if (holder := holders.get(user)) is None:
+                ftp.pop(user, None)
+            else:
+                ftp[user] = held[holder].ftp[user]
         changed = msgspec.structs.replace(
-            self, tenants=held.finish(), enabled=enabled.finish(), **claims
+            self, tenants=held.finish(), enabled=enabled.finish(), ftp=ftp.finish(), **claims
         )
         return changed, tuple(contests)
 
 
+Pairs = Iterable[tuple[Tenant | None, Tenant | None]]
+"""Tenants before and after."""
+
+
+def _changed_users(pairs: Pairs) -> Iterator[str]:
+    for before, after in pairs:
+        had = None if before is None else before.ftp
+        has = None if after is None else after.ftp
+        if had is not has:
+            yield from had or ()
+            yield from has or ()
+
+
 def _differences(
-    pairs: Iterable[tuple[Tenant | None, Tenant | None]],
+    pairs: Pairs,
     claimed: Callable[[Tenant], Iterable[str]],
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     gone: list[tuple[str, int]] = []
