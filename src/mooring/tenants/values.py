@@ -146,11 +146,12 @@ def decode(path: str, raw: bytes) -> JSON:
 def encode(path: str, value: JSON) -> bytes:
     """The same backwards: domains are written as plain text."""
     if path in ("domain/primary", "domain/internal"):
-        assert isinstance(value, str)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{path} must be text")
         return value.encode()
     try:
         return msgspec.json.encode(value)
-    except (TypeError, UnicodeEncodeError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} cannot be written as JSON: {error}") from error
 
 
@@ -199,14 +200,11 @@ def fields_of(kind: type[Record]) -> frozenset[str]:
 
 
 def _unsealing(value: dict[str, JSON], ring: Keyring) -> dict[str, Any]:
-    rest: dict[str, Any] = {
-        name: inner
-        for name, inner in value.items()
-        if name not in ("password", "passwordEncrypted", "passwordKeyId")
-    }
-    sealed, plain = value.get("passwordEncrypted"), value.get("password")
+    rest: dict[str, Any] = dict(value)
+    plain, sealed = rest.pop("password", None), rest.pop("passwordEncrypted", None)
+    key_id = rest.pop("passwordKeyId", None)
     if sealed:
-        rest["password"] = Secret.sealed(str(sealed), str(value.get("passwordKeyId") or ""), ring)
+        rest["password"] = Secret.sealed(str(sealed), str(key_id or ""), ring)
     elif plain is not None:
         rest["password"] = Secret(str(plain))
     return rest
@@ -214,6 +212,8 @@ def _unsealing(value: dict[str, JSON], ring: Keyring) -> dict[str, Any]:
 
 def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
     """The older generation counted in bytes."""
+    if "quotaBytes" not in value and "maxFileSizeBytes" not in value:
+        return value
     rest = dict(value)
     for old, new, unit in (
         ("quotaBytes", "uploadQuotaGb", 2**30),
@@ -223,7 +223,10 @@ def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
         if isinstance(count, int | float) and not isinstance(count, bool):
             del rest[old]
             if rest.get(new) is None:
-                size = count / unit
+                try:
+                    size = count / unit
+                except OverflowError:
+                    raise Unreadable(f"{old} is a number that is too large") from None
                 rest[new] = int(size) if size.is_integer() else size
     return rest
 
