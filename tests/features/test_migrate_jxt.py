@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator
+
 import pytest
 
-from mooring.migrate.jxt.migration import Migration
+from mooring.errors import InvalidRequest, NotConfigured
+from mooring.migrate.jxt.bridge import Bridge
+from mooring.migrate.jxt.migration import Different, Migration
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
-from mooring.store import Store
+from mooring.migrate.jxt.settling import Settled
+from mooring.migrate.jxt.verified import Listed, Verified
+from mooring.model import JSON
+from mooring.store import Delete, Put, Store, everything
+from mooring.store.contract import key as key_range
+from mooring.tasks import Tasks
+from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
-from tests.features.jxt_store import dump, made, verdicts
+from tests.features.jxt_store import dump, encoded, made, new_parts, verdicts
+from tests.waiting import eventually
 
 
 @pytest.fixture(params=["memory", "etcd-3.5"])
@@ -45,3 +60,435 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     old.check_left(there)
     assert [key for key in there if "_migration" in key] == ["jxt/_migration/jxt/cutover"]
     assert await migration.delete(listed) == (0, []), "once more changes nothing"
+
+
+async def put(store: Store, key: str, value: object) -> None:
+    raw = value if isinstance(value, bytes) else encoded(value)
+    await store.commit(Put(key.encode(), raw))
+
+
+async def drop(store: Store, key: str) -> None:
+    await store.commit(Delete(key_range(key.encode())))
+
+
+async def copied(migration: Migration) -> dict[int, Settled]:
+    return {settled.unit: settled async for settled in migration.copy()}
+
+
+async def planned(migration: Migration) -> dict[str, str]:
+    return {step.name: step.verdict for step in await migration.plan()}
+
+
+def changes(settled: Settled) -> list[tuple[str, str]]:
+    return [(change.path, change.move) for change in settled.changes]
+
+
+META = {"id": 1, "code": "acme", "name": "Acme / 甲"}
+
+
+async def test_a_copy_run_twice_changes_nothing(store: Store):
+    old = made(2, 30)
+    await old.write(store)
+    migration = Migration(store, ring=Keyring())
+    assert await copied(migration)
+    before = await store.read(everything())
+    done = await copied(migration)
+    assert [settled.changes for settled in done.values()] == [[]], "but for what is taken"
+    assert await store.read(everything()) == before
+
+
+async def test_a_copy_that_was_stopped_goes_on(store: Store):
+    old = made(3, 60)
+    await old.write(store)
+    migration = Migration(store, ring=Keyring())
+    copying = migration.copy()
+    for _ in range(10):
+        await anext(copying)
+    await copying.aclose()  # type: ignore[attr-defined]
+    assert "missing" in (await planned(migration)).values()
+    await copied(migration)
+    old.check_new(await dump(store))
+
+
+async def test_what_changes_in_the_old_keys_is_copied_again(store: Store):
+    migration = Migration(store)
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/1/ftp", [{"username": "a"}, {"username": "b"}])
+    await copied(migration)
+    await put(store, "jxt//tenants/1/meta", {**META, "code": "other"})
+    await put(store, "jxt//tenants/1/ftp", [{"username": "b"}])
+    assert await planned(migration) == {
+        "jxt//tenants/1/meta": "differs",
+        "jxt//tenants/1/ftp": "equal",
+        "jxt/tenants/1/ftp/a": "surplus",
+    }
+    assert changes((await copied(migration))[1]) == [("ftp/a", "out of new"), ("meta", "to new")]
+    there = await dump(store)
+    assert new_parts("jxt", there)[1].keys() == {"meta", "ftp/b"}
+    index = {key for key in there if "/_index/" in key}
+    assert index == {
+        "jxt/tenants/_index/by-code/other",
+        "jxt/tenants/_index/by-name/Acme%20%2F%20%E7%94%B2",
+        "jxt/tenants/_index/ftp-user/b",
+    }
+
+
+async def test_a_copy_leaves_what_was_changed_since_and_what_was_new(store: Store):
+    migration, publisher = Migration(store), Publisher(store)
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
+    await copied(migration)
+    await publisher.put(1, "storage", {"uploadQuotaGb": 5})
+    await publisher.put(1, "domain/primary", "a.example.com")
+    await publisher.put(2, "meta", {"code": "two", "name": "Two"})
+    await drop(store, "jxt//tenants/1/storage")
+    before = new_parts("jxt", await dump(store))
+    assert await copied(migration) == {}
+    assert new_parts("jxt", await dump(store)) == before
+    assert before[1]["storage"]["uploadQuotaGb"] == 5, "a change counts more than a deletion"
+
+
+async def test_a_new_part_that_cannot_be_read_is_a_difference(store: Store):
+    migration = Migration(store)
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt/tenants/1/meta", b"{")
+    assert await planned(migration) == {"jxt//tenants/1/meta": "blocked"}
+    assert await copied(migration) == {}
+    assert (await dump(store))["jxt/tenants/1/meta"] == b"{"
+    with pytest.raises(Different, match="jxt//tenants/1/meta"):
+        await migration.cutover()
+
+
+async def test_passwords_are_sealed_on_the_way_where_there_is_a_key(store: Store):
+    ring = Keyring([b"k" * 32])
+    migration = Migration(store, ring=ring)
+    key = "jxt//jxt/config/tenants/1/services/a/database"
+    await put(store, key, {"driver": "mysql", "database": "d", "password": "s3cret"})
+    await copied(migration)
+    written = json.loads((await dump(store))["jxt/tenants/1/database/a"])
+    assert "password" not in written
+    assert ring.unseal(written["passwordEncrypted"], written["passwordKeyId"]) == "s3cret"
+    assert await planned(migration) == {key: "equal"}
+    assert await copied(migration) == {}
+    history = b"".join(v for k, v in (await dump(store)).items() if "_history" in k)
+    assert b"s3cret" not in history
+
+
+async def test_a_tenant_too_large_for_one_commit_comes_whole(store: Store):
+    migration = Migration(store)
+    users = [{"username": f"user{number}"} for number in range(300)]
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/1/ftp", users)
+    for number in range(150):
+        name = f"jxt//jxt/config/tenants/1/services/s{number}/database"
+        await put(store, name, {"driver": "x"})
+    for number in range(150):
+        await put(store, f"jxt//platform/configs/{number}", number)
+    await copied(migration)
+    assert set((await planned(migration)).values()) == {"equal"}
+    there = new_parts("jxt", await dump(store))
+    assert (len(there[1]), len(there[0])) == (451, 150)
+    _, _, listed = await migration.cutover()
+    assert await migration.delete(listed) == (302, [])
+
+
+async def test_names_that_move_from_one_tenant_to_another(store: Store):
+    migration = Migration(store)
+    await put(store, "jxt//tenants/1/domain/primary", b"a.example.com")
+    await put(store, "jxt//tenants/2/domain/primary", b"b.example.com")
+    await copied(migration)
+    await put(store, "jxt//tenants/1/domain/primary", b"b.example.com")
+    await put(store, "jxt//tenants/2/domain/primary", b"c.example.com")
+    assert set((await planned(migration)).values()) == {"differs"}
+    await copied(migration)
+    assert set((await planned(migration)).values()) == {"equal"}
+
+
+async def test_the_old_keys_count_until_the_cut_over(store: Store):
+    migration = Migration(store, by="alice")
+    await put(store, "jxt//tenants/1/meta", META)
+    with pytest.raises(Different, match="missing"):
+        await migration.cutover()
+    await copied(migration)
+    _, listed = await migration.verify()
+    with pytest.raises(InvalidRequest, match="there was no cut-over"):
+        await migration.delete(listed)
+    with pytest.raises(InvalidRequest, match="there was no cut-over"):
+        await migration.undo()
+    marker, _, _ = await migration.cutover()
+    assert marker.by == "alice"
+    assert (await migration.cutover())[0] == marker
+    with pytest.raises(InvalidRequest, match="count alone since"):
+        await copied(migration)
+    await migration.undo()
+    assert await copied(migration) == {}
+    await migration.cutover()
+    assert await migration.delete(listed) == (1, [])
+    with pytest.raises(InvalidRequest, match="no way back"):
+        await migration.undo()
+    assert "jxt/tenants/1/meta" in await dump(store)
+
+
+async def test_only_what_was_verified_is_deleted(store: Store):
+    migration = Migration(store)
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
+    await put(store, "jxt//hosts/nowhere.example.com", {"tenantId": 1})
+    await copied(migration)
+    _, _, listed = await migration.cutover()
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
+    await put(store, "jxt//tenants/2/meta", {"code": "late"})
+    gone, stays = await migration.delete(listed)
+    assert (gone, stays) == (1, ["jxt//tenants/1/storage"])
+    left = {key for key in await dump(store) if key.startswith("jxt//")}
+    assert left == {
+        *("jxt//tenants/1/storage", "jxt//tenants/2/meta", "jxt//hosts/nowhere.example.com")
+    }
+    assert (await planned(migration))["jxt//tenants/2/meta"] == "stray"
+
+
+async def test_a_list_of_something_else_is_refused(store: Store):
+    migration = Migration(store)
+    await put(store, "jxt//tenants/1/meta", META)
+    await copied(migration)
+    _, _, listed = await migration.cutover()
+    for wrong in ("jxt/tenants/1/meta", "jxt//tenants/1/unknown", "/registry/x", "jxt2//hosts/a"):
+        forged = Verified(listed.header, [*listed.listed, Listed(1, wrong, 3)])
+        with pytest.raises(InvalidRequest, match="none of the old keys"):
+            await migration.delete(forged)
+    with pytest.raises(InvalidRequest, match="another migration"):
+        await Migration(store, namespace="other").delete(listed)
+    assert "jxt//tenants/1/meta" in await dump(store)
+
+
+async def test_another_namespace_is_another_migration(store: Store):
+    for namespace in ("one", "one2", "a/b"):
+        old = made(5, 12, namespace)
+        await store.commit(Delete(everything()))
+        await old.write(store)
+        migration = Migration(store, namespace=namespace, ring=Keyring())
+        await copied(migration)
+        old.check_new(await dump(store))
+
+
+@contextlib.asynccontextmanager
+async def bridging(store: Store) -> AsyncIterator[list[Settled]]:
+    tasks: Tasks = Tasks()
+    told: list[Settled] = []
+    bridge = Bridge(Migration(store, ring=Keyring()), again=0.1)
+    running = tasks.start(bridge.run(told.append), name="bridge")
+    try:
+        yield told
+        assert not running.done()
+    finally:
+        await tasks.aclose()
+
+
+async def holds(store: Store, key: str, value: object) -> None:
+    """Wait until a key holds this; None: until it is gone."""
+
+    async def there() -> bool:
+        raw = (await dump(store)).get(key)
+        return raw is None if value is None else raw is not None and json.loads(raw) == value
+
+    await eventually(there, within=20, what=f"{key} is {value}")
+
+
+async def test_a_bridge_carries_over_what_is_written_on_either_side(store: Store):
+    publisher = Publisher(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/meta", META)
+    async with bridging(store):
+        await holds(store, "jxt/tenants/1/meta", META)
+        await put(store, "jxt//tenants/1/storage", {"quotaBytes": 2**31})
+        await holds(store, "jxt/tenants/1/storage", {"tenantId": 1, "uploadQuotaGb": 2})
+        await publisher.put(1, "storage", {"uploadQuotaGb": 3})
+        await holds(store, "jxt//tenants/1/storage", {"tenantId": 1, "quotaBytes": 3 * 2**30})
+
+        await publisher.put(2, "meta", {"code": "Two", "name": "二/2"})
+        two = {"id": 2, "code": "Two", "name": "二/2", "status": "active"}
+        await holds(store, "jxt//tenants/2/meta", two)
+        await holds(store, "jxt//tenants/by-code/Two", {"id": 2, "code": "Two", "name": "二/2"})
+        led = {"id": 2, "code": "Two", "primaryDomain": ""}
+        await holds(store, "jxt//tenants/by-name/二/2", led)
+
+        await publisher.put(2, "ftp/bob", {"status": "active"})
+        bob = {"tenantId": 2, "username": "bob", "status": "active"}
+        await holds(store, "jxt//tenants/2/ftp", {"ftpConfigs": [bob]})
+        who = {"tenantId": 2, "code": "Two", "name": "二/2"}
+        await holds(store, "jxt//ftp-users/bob", who)
+        await publisher.put(2, "meta", {"code": "Zwei", "name": "二/2"})
+        await holds(store, "jxt//tenants/by-code/Zwei", {"id": 2, "code": "Zwei", "name": "二/2"})
+        await holds(store, "jxt//tenants/by-code/Two", None)
+        await holds(store, "jxt//ftp-users/bob", {**who, "code": "Zwei"})
+
+        await put(store, "jxt//tenants/2/ftp", {"ftpConfigs": [{"username": "eve"}]})
+        await holds(store, "jxt/tenants/2/ftp/eve", {"tenantId": 2, "username": "eve"})
+        await holds(store, "jxt/tenants/2/ftp/bob", None)
+        await holds(store, "jxt/tenants/_index/ftp-user/bob", None)
+
+        await publisher.delete(2)
+        await holds(store, "jxt//tenants/2/meta", None)
+        await holds(store, "jxt//tenants/2/ftp", None)
+        await holds(store, "jxt//tenants/by-code/Zwei", None)
+        await drop(store, "jxt//tenants/1/meta")
+        await holds(store, "jxt/tenants/1/meta", None)
+
+        await publisher.put_common("platform/configs/a", [1])
+        await holds(store, "jxt//platform/configs/a", [1])
+        await put(store, "jxt//common/resolver", {"httpType": "host"})
+        await holds(store, "jxt/common/resolver", {"httpType": "host"})
+        await publisher.remove_common("platform/configs/a")
+        await holds(store, "jxt//platform/configs/a", None)
+
+
+async def test_a_bridge_that_starts_again_has_lost_nothing(store: Store):
+    publisher = Publisher(store, ring=Keyring())
+    for unit in (1, 2, 3, 4):
+        meta = {"id": unit, "code": f"t{unit}", "name": f"T{unit}"}
+        await put(store, f"jxt//tenants/{unit}/meta", meta)
+        await put(store, f"jxt//tenants/{unit}/storage", {"uploadQuotaGb": unit})
+    async with bridging(store):
+        for unit in (1, 2, 3, 4):
+            storage = {"tenantId": unit, "uploadQuotaGb": unit}
+            await holds(store, f"jxt/tenants/{unit}/storage", storage)
+    await drop(store, "jxt//tenants/1/storage")
+    await publisher.delete(2)
+    await drop(store, "jxt//tenants/3/meta")
+    await drop(store, "jxt//tenants/3/storage")
+    await put(store, "jxt//tenants/4/storage", {"uploadQuotaGb": 40})
+    await publisher.put(4, "storage", {"uploadQuotaGb": 41})
+    async with bridging(store) as told:
+        await holds(store, "jxt/tenants/1/storage", None)
+        await holds(store, "jxt//tenants/2/meta", None)
+        await holds(store, "jxt/tenants/3/meta", None)
+        await holds(store, "jxt//tenants/4/storage", {"tenantId": 4, "uploadQuotaGb": 41})
+        await eventually(lambda: any(settled.unit == 4 for settled in told))
+    (four,) = [settled for settled in told if settled.unit == 4]
+    assert [(each.path, each.move, each.conflict) for each in four.changes] == [
+        ("storage", "to old", True)
+    ]
+
+
+async def test_after_the_cut_over_a_bridge_writes_the_old_keys_alone(store: Store):
+    publisher = Publisher(store, ring=Keyring())
+    migration = Migration(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
+    await put(store, "jxt//tenants/1/domain/primary", b"a.example.com")
+    async with bridging(store) as told:
+        await holds(store, "jxt/tenants/1/meta", META)
+        await holds(store, "jxt/tenants/1/storage", {"tenantId": 1, "uploadQuotaGb": 1})
+        await migration.cutover()
+        await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 66})
+        await drop(store, "jxt//tenants/1/meta")
+        await eventually(
+            lambda: any(sorted(each.strays) == ["meta", "storage"] for each in told), within=20
+        )
+        await publisher.put(1, "domain/primary", "b.example.com")
+        await holds(store, "jxt//hosts/b.example.com", INDEXED)
+        there = await dump(store)
+        assert json.loads(there["jxt/tenants/1/meta"]) == META
+        assert json.loads(there["jxt/tenants/1/storage"])["uploadQuotaGb"] == 1
+        assert json.loads(there["jxt//tenants/1/storage"])["uploadQuotaGb"] == 66
+        await publisher.put(1, "storage", {"uploadQuotaGb": 7})
+        await holds(store, "jxt//tenants/1/storage", {"tenantId": 1, "uploadQuotaGb": 7})
+
+
+INDEXED = {"tenantId": 1, "code": "acme", "hostType": "frontend"}
+
+
+async def test_a_bridge_ends_when_the_old_keys_are_deleted(store: Store):
+    migration = Migration(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/meta", META)
+    await copied(migration)
+    running = asyncio.ensure_future(Bridge(Migration(store, ring=Keyring())).run())
+    _, _, listed = await migration.cutover()
+    await migration.delete(listed)
+    await asyncio.wait_for(running, 20)
+    there = await dump(store)
+    assert json.loads(there["jxt/tenants/1/meta"]) == META
+    left = {key for key in there if key.startswith("jxt//")}
+    assert left <= {"jxt//_health/sentinel"}, "which the bridge may have written at the last moment"
+
+
+async def test_a_broken_old_key_is_neither_followed_nor_overwritten(store: Store):
+    publisher = Publisher(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/ftp", [{"username": "a"}])
+    async with bridging(store):
+        await holds(store, "jxt/tenants/1/ftp/a", {"username": "a", "tenantId": 1})
+        await put(store, "jxt//tenants/1/ftp", b"[{")
+        await publisher.put(1, "ftp/a", {"status": "inactive"})
+        await publisher.put(1, "meta", {"code": "acme", "name": "Acme"})
+        await holds(store, "jxt//tenants/by-code/acme", {"id": 1, "code": "acme", "name": "Acme"})
+        there = await dump(store)
+        assert there["jxt//tenants/1/ftp"] == b"[{"
+        assert json.loads(there["jxt/tenants/1/ftp/a"])["status"] == "inactive"
+
+
+async def test_what_is_taken_is_written_once_it_is_free(store: Store):
+    publisher = Publisher(store, ring=Keyring())
+    await publisher.put(9, "domain/primary", "a.example.com")
+    async with bridging(store) as told:
+        await put(store, "jxt//tenants/1/domain/aliases", ["a.example.com"])
+        await put(store, "jxt//tenants/1/meta", META)
+        await holds(store, "jxt/tenants/1/meta", META)
+        await eventually(lambda: any("is tenant 9's" in "".join(each.problems) for each in told))
+        await publisher.remove(9, "domain/primary")
+        await holds(store, "jxt/tenants/1/domain/aliases", ["a.example.com"])
+
+
+async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
+    publisher, chance = Publisher(store, ring=Keyring()), random.Random(7)
+    migration = Migration(store, ring=Keyring())
+
+    async def write_old() -> None:
+        unit = chance.randint(1, 4)
+        root = f"jxt//tenants/{unit}"
+        value = chance.randint(1, 9)
+        users = [{"username": f"u{unit}{n}", "description": f"{value}"} for n in range(value % 3)]
+        name, told = chance.choice(
+            [
+                (f"{root}/meta", {"code": f"c{unit}_{value}", "name": f"n{unit} {value}"}),
+                (f"{root}/ftp", {"ftpConfigs": users}),
+                (f"{root}/storage", {"quotaBytes": value * 2**30}),
+                (f"jxt//jxt/config/tenants/{unit}/services/s{value % 2}/database", {"port": value}),
+                (f"jxt/tenants/{unit}/database", {"serviceCode": "s1", "port": value + 100}),
+                (f"jxt//platform/configs/{unit}", value),
+            ]
+        )
+        if chance.random() < 0.3:
+            await drop(store, name)
+        else:
+            await put(store, name, told)
+
+    async def write_new() -> None:
+        unit, value = chance.randint(1, 4), chance.randint(1, 9)
+        parts: list[tuple[str, dict[str, JSON]]] = [
+            ("meta", {"code": f"c{unit}_{value}", "name": f"n{unit} {value}"}),
+            (f"ftp/u{unit}{value % 3}", {"description": f"{value}"}),
+            ("storage", {"uploadQuotaGb": value}),
+            (f"database/s{value % 2}", {"driver": "x", "database": "d", "port": value}),
+        ]
+        path, told = chance.choice(parts)
+        with contextlib.suppress(NotConfigured):
+            if chance.random() < 0.1:
+                await publisher.delete(unit)
+            elif chance.random() < 0.3 and path != "meta":
+                await publisher.remove(unit, path)
+            else:
+                await publisher.put(unit, path, told)
+
+    async with bridging(store), bridging(store):
+        for _ in range(60):
+            await asyncio.gather(write_old(), write_new())
+
+        async def level() -> bool:
+            whole = await migration.reading.whole()
+            return all(
+                view.same(path, Keyring()) or path not in {*view.new, *view.told.parts}
+                for view in whole.views.values()
+                for path in view.paths
+                if path != "_health/sentinel"
+            )
+
+        await eventually(level, within=30)

@@ -207,7 +207,7 @@ async def _delete(namespace: str, file: Path, store: str, as_json: bool) -> bool
     if as_json:
         show_json({"deleted": gone, "stays": list(stays)})
     for each in stays:
-        note(f"{each} was written since, and stays")
+        note(f"{each} was written since, and stays: see what `verify` says")
     note(f"{gone} old keys deleted")
     return not stays
 

@@ -279,12 +279,12 @@ class Settler:
                 bases[path] = Base(digest(after.parts[path].value), here.sides(path)[1].digest)
         writes = [_write(name, value) for name, value in changed.items()]
         checks = [unchanged(name, _written(here, name)) for name in changed]
-        index, guards = await self._old_index(
-            here.unit,
-            {path: part.value for path, part in told.parts.items()},
-            {path: part.value for path, part in after.parts.items()},
-            done,
-        )
+        before = {path: part.value for path, part in told.parts.items()}
+        parts = {path: part.value for path, part in after.parts.items()}
+        meta = here.new.get("meta")
+        if mark.phase != "both" and isinstance(meta, dict):
+            parts["meta"] = meta  # whatever became of it among the old keys
+        index, guards = await self._old_index(here.unit, before, parts, done)
         # What leads to the parts comes before them: who is stopped in between finds the parts not
         # yet written, and does it again.
         room = max(_ROOM - len(writes), 0)
