@@ -22,7 +22,7 @@ from tests.acceptance.serving import Served
 settings.register_profile("mooring", deadline=None)
 settings.load_profile("mooring")
 
-_PROCESSES = ("acceptance", "features")
+_PROCESSES = ("acceptance", "faults", "features")
 """Folders whose tests start processes, each of which is slow to start among many."""
 
 BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")

@@ -24,7 +24,7 @@ class Recorder:
         self.mirror = mirror
         mirror.subscribe(self.updates.append)
 
-    async def agrees(self, store: Store, *, within: float = 10.0) -> None:
+    async def agrees(self, store: Store, *, within: float = 20.0) -> None:
         """The mirror ends equal to the store, and on the way told each revision once, in order."""
 
         async def equal() -> bool:
@@ -47,7 +47,7 @@ class Recorder:
         truth: list[object] = []
         async with store.watch(prefix(PREFIX), after=self.start) as watch:
             while len(truth) < len(told):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(20):
                     batch = await anext(watch)
                 truth.append((batch.revision, [(e.key, e.entry) for e in batch.events]))
         assert told == truth

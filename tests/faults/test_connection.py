@@ -231,7 +231,7 @@ async def test_a_renewal_finds_a_new_connection_within_its_deadline(wire: Wire):
     lease = await wire.through.grant(30)
     await wire.through.renew(lease.id)
     wire.proxy.half_open()
-    async with asyncio.timeout(2.5):
+    async with asyncio.timeout(5):  # of which the store takes 2 at the most
         assert await wire.through.renew(lease.id) == 30
 
 
@@ -277,5 +277,4 @@ async def test_a_mirror_opened_before_the_store_is_up(wire: Wire):
         assert not mirror.loaded
         await eventually(lambda: mirror.error is not None)
         wire.proxy.heal()
-        await eventually(lambda: len(mirror.items) == 1, within=3)
-        assert not mirror.stale
+        await eventually(lambda: len(mirror.items) == 1 and not mirror.stale, within=3)

@@ -106,18 +106,18 @@ async def test_five_hundred_kills(tmp_path: Path):
 async def test_leases_live_on_with_their_remaining_time(tmp_path: Path):
     url = f"sqlite://{tmp_path}/store"
     async with open_store(url) as store:
-        lease = await store.grant(3)
+        lease = await store.grant(8)
         await store.commit(Put(b"/a", b"", lease.id), Put(b"/b", b""))
-        await asyncio.sleep(1.5)
-    await asyncio.sleep(2)  # down for longer than it had left
+        await asyncio.sleep(4)
+    await asyncio.sleep(5)  # down for longer than it had left
     async with open_store(url) as store:
         assert (await store.read(key(b"/a"))).first is not None, "downtime does not count"
         started = time.monotonic()
         async with store.watch(prefix(b"/")) as watch:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 batch = await anext(watch)
         assert [event.key for event in batch.events] == [b"/a"]
-        assert time.monotonic() - started < 2.5, "it did not start anew"
+        assert time.monotonic() - started < 7, "it did not start anew"
 
 
 async def test_everything_is_as_it_was_after_a_restart(tmp_path: Path):
@@ -153,10 +153,7 @@ async def test_compaction_reaches_the_disk(tmp_path: Path):
         for n in range(1000):
             await store.commit(Put(b"/busy", b"%d" % n), Put(b"/%d" % n, b""))
             await store.commit(Delete(key(b"/%d" % n)))
-        await asyncio.sleep(0.1)
-    with sqlite3.connect(path) as database:
-        (rows,) = database.execute("SELECT count(*) FROM entries").fetchone()
-    assert rows < 600
+        await eventually(lambda: rows(path) < 600)
     async with open_store(f"sqlite://{path}?history=100") as store:
         found = await store.read(prefix(b"/"))
         assert [(e.key, e.value) for e in found.entries] == [(b"/busy", b"999")]
@@ -322,7 +319,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
             values = (b"x" * 100_000 for _ in range(100))
             done = await asyncio.gather(*(store.commit(Put(b"/busy", v)) for v in values))
             await store.commit(*(Put(b"/%d/%d" % (start, n), b"") for n in range(100)))
-        lease = await store.grant(2)
+        lease = await store.grant(10)
         await store.compact(max(commit.revision for commit in done))
         while sum(map(len, pieces)) < 1999:
             await store.commit(Put(b"/ping", b""))

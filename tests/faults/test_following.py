@@ -194,7 +194,7 @@ async def test_writers_on_both_prefixes_and_resets_end_in_agreement(wire: Wire):
             await asyncio.sleep(0.15)
             wire.proxy.reset()
         await writers
-        await eventually(lambda: wire.agrees(mirror), within=10)
+        await eventually(lambda: wire.agrees(mirror), within=20)
         assert mirror.resyncs == 0
 
 
@@ -208,7 +208,7 @@ async def test_compaction_while_away_means_reading_again(wire: Wire):
         await wire.direct.compact(last.revision)
         assert ports(mirror) == {"a": 1, "b": 2}, "the last state is kept"
         wire.proxy.heal()
-        await eventually(lambda: ports(mirror) == {"a": 1, "c": 3}, within=10)
+        await eventually(lambda: ports(mirror) == {"a": 1, "c": 3}, within=20)
         assert mirror.resyncs == 1
 
 
@@ -267,8 +267,8 @@ async def test_a_slow_connection_and_busy_writers_do_not_keep_it_from_following(
     async with following(wire.through) as mirror:
         updates: list[object] = []
         mirror.subscribe(updates.append)
-        await eventually(lambda: len(updates) > 20, within=10)
+        await eventually(lambda: len(updates) > 20, within=20)
         assert mirror.resyncs == 0
         done.set()
         await writer
-        await eventually(lambda: wire.agrees(mirror), within=10)
+        await eventually(lambda: wire.agrees(mirror), within=20)

@@ -23,7 +23,7 @@ from mooring.testing.proxy import FaultProxy
 from tests.faults.contender import TTL
 from tests.waiting import eventually
 
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 
 
 class Said(NamedTuple):
@@ -174,8 +174,10 @@ async def test_with_fencing_no_update_is_lost(cluster: EtcdCluster):
     ):
 
         async def pauses(where: Arena) -> None:
-            for _ in range(5):
+            for _ in range(15):  # some may have written before they stopped
                 await where.pause()
+                if where.count("rejected") >= 5:
+                    return
 
         await asyncio.gather(pauses(one), pauses(two))
         assert one.count("rejected") + two.count("rejected") >= 10, "it must bite"
@@ -222,8 +224,10 @@ async def test_without_fencing_updates_are_lost(cluster: EtcdCluster):
         arena(cluster.url, "/one", "unfenced") as one,
         open_store(cluster.url) as store,
     ):
-        for _ in range(2):
+        for _ in range(8):  # some may have written before they stopped
             await one.pause()
+            if await one.lost_updates(store):
+                break
         await one.aclose()
         assert one.count("rejected") == 0
         assert len(await one.lost_updates(store)) >= 1
@@ -275,7 +279,7 @@ async def nothing_is_left(server: EtcdServer) -> None:
         async def nothing() -> bool:
             return await hub.locks() == [] and await leases(server) == 0
 
-        await eventually(nothing, within=10, what="no keys and no leases")
+        await eventually(nothing, what="no keys and no leases")
 
 
 @contextlib.asynccontextmanager
@@ -350,9 +354,9 @@ async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
 
         async def body() -> None:
             try:
-                async with hub.lock("lock", ttl=3) as held:
+                async with hub.lock("lock", ttl=6) as held:
                     proxy.blackhole()
-                    await eventually(lambda: held.suspended, within=3)
+                    await eventually(lambda: held.suspended, within=6)
                     events.append("in doubt")
                     assert held.remaining > 0
                     await asyncio.sleep(60)
@@ -360,7 +364,7 @@ async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
                 events.append("lost")
 
         async def rival() -> None:
-            async with other.lock("lock", timeout=20):
+            async with other.lock("lock", timeout=30):
                 events.append("taken")
 
         task = asyncio.get_running_loop().create_task(body())

@@ -31,7 +31,7 @@ def connect(url: str) -> Hub:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[SentinelGroup]:
-    with SentinelGroup(tmp_path, down_after=0.7) as servers:
+    with SentinelGroup(tmp_path, down_after=1.5) as servers:
         servers.start()
         yield servers
 
@@ -151,7 +151,7 @@ async def test_sentinels_that_hang_keep_no_newcomer_out(group: SentinelGroup):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
-    with RedisCluster(tmp_path, replicas=1, node_timeout=1.0) as members:
+    with RedisCluster(tmp_path, replicas=1, node_timeout=2.0) as members:
         members.start()
         yield members
 

@@ -48,7 +48,7 @@ class Work:
         registry = registry_of(self.other)
         return await registry.reader.scores(registry.keys.of(service))
 
-    async def all_well(self, *, within: float = 5.0) -> None:
+    async def all_well(self, *, within: float = 20.0) -> None:
         """Everybody is registered, listed, seen, and beats."""
 
         async def well() -> bool:
@@ -75,7 +75,7 @@ class Work:
     async def unaffected(self) -> None:
         """The second service goes on as if nothing were."""
         before = await self.beats("rest")
-        await eventually(lambda: self._newer("rest", before), within=2)
+        await eventually(lambda: self._newer("rest", before), within=5)
         assert all(each.state == "registered" for each in self.rest)
 
     async def _newer(self, service: str, before: dict[str, float]) -> bool:
@@ -109,7 +109,7 @@ async def suspended(registration: Any, *words: str) -> None:
 async def test_scripts_that_are_forgotten_are_sent_again(
     redis: Callable[[str], RedisServer], series: str
 ):
-    async with at_work(redis(series)) as work:
+    async with at_work(redis(series), PATIENT) as work:
         states: list[str] = []
         for each in (*work.echo, *work.rest):
             each.subscribe(states.append)
@@ -139,7 +139,7 @@ async def test_connections_that_are_killed_are_made_again(
         assert {each.state for each in (*work.echo, *work.rest)} == {"registered"}
         await eventually(lambda: registry_of(work.other)._changes.hears("echo"))
         async with fleet(work.hub, 1, first=50):
-            await eventually(lambda: len(work.view.instances) == 4, within=1)
+            await eventually(lambda: len(work.view.instances) == 4, within=2)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_a_service_that_cannot_be_read_keeps_its_consumers(
         assert len(work.view.instances) == 3
         assert len((await work.other.registry.instances("rest")).instances) == 3
         server.command("DEL", key)
-        await work.all_well(within=10)
+        await work.all_well()
 
 
 @pytest.mark.parametrize("series", ["6.2", "7.0"])
@@ -209,7 +209,7 @@ async def test_a_list_of_services_that_is_something_else_costs_no_beat(
         with pytest.raises(StoreError, match=f"{key} is a string and should be a set"):
             await work.other.registry.services()
         await work.all_well()
-        newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=0.3)
+        newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=2)
         async with newcomer:
             assert newcomer.state != "registered"
             assert key in newcomer._trouble
@@ -253,10 +253,10 @@ async def test_out_of_memory_signs_of_life_count_and_the_rest_is_refused(
         work.echo[0].update(metadata={"team": "x"})
         await suspended(work.echo[0], "out of memory", "maxmemory")
         before = await work.beats("echo")
-        await eventually(lambda: work._newer("echo", before), within=2)
+        await eventually(lambda: work._newer("echo", before), within=5)
         with pytest.raises(OutOfSpace, match="maxmemory"):
             await work.other.registry.configure("echo", set={"weight": 2})
-        newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=0.3)
+        newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=2)
         async with newcomer:
             assert "out of memory" in newcomer._trouble
             assert len(await work.beats("echo")) == 3
@@ -407,13 +407,13 @@ async def test_who_can_tell_no_heartbeat_is_not_dropped(
         replica = fresh_redis(series=series)
         replica.command("REPLICAOF", "127.0.0.1", server.port)
         await eventually(lambda: "master_link_status:up" in str(replica.command("INFO")), within=10)
-    settings = quick(beat=0.2, interval=0.2, timeout=1.5, connection_timeout=1.0)
+    settings = quick(beat=0.2, interval=0.2, timeout=4.0, connection_timeout=1.0)
     async with at_work(server, settings) as work, sweeping(work.other):
         fewest = 3
         removed: list[object] = []
         work.view.subscribe(lambda update: removed.extend(c for c in update.changes if not c.after))
         _refuse_writes(server, fault)
-        end = time.monotonic() + 4
+        end = time.monotonic() + 6
         while time.monotonic() < end:
             fewest = min(fewest, len(work.view.instances))
             listing = await work.other.registry.instances("echo")

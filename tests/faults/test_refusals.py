@@ -96,7 +96,7 @@ class TestUsers:
             await asyncio.sleep(4)
             async with store.watch(prefix(b"/team/")) as watch:
                 await store.commit(Delete(prefix(b"/team/m/")))
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(10):
                     await anext(watch)
             await eventually(lambda: len(mirror.items) == 0)
             assert session.state == "alive"

@@ -176,7 +176,7 @@ async def test_a_killed_process_is_gone_within_its_ttl_and_a_second(
         async with hub.discover("echo") as view:
             assert len(view.instances) == 1
             process.kill()
-            await eventually(lambda: not view.instances, within=3)
+            await eventually(lambda: not view.instances, within=2 + 1 + 1)  # one for a busy machine
     await process.wait()
 
 

@@ -14,7 +14,7 @@ import mooring.grpc
 import mooring.sync
 from tests.features.grpc_echo.servers import BlockingEcho, EchoServer, pb2_grpc
 
-_LINGER = 0.5
+_LINGER = 2.0
 
 
 async def serve(url: str, name: str) -> None:
