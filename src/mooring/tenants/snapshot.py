@@ -52,9 +52,9 @@ class Snapshot(msgspec.Struct, frozen=True):
                 enabled.pop(id, None)
         contests: list[Contest] = []
         claims: dict[str, Claims] = {}
-        for field, claimed in _CLAIMED.items():
+        for field, (section, claimed) in _CLAIMED.items():
             before: Claims = getattr(self, field)
-            gone, news = _differences(pairs, claimed)
+            gone, news = _differences(pairs, section, claimed)
             if gone or news:
                 claims[field], told = before.changed(gone, news)
                 contests += told
@@ -84,17 +84,18 @@ def _changed_users(pairs: Pairs) -> Iterator[str]:
 
 
 def _differences(
-    pairs: Pairs,
-    claimed: Callable[[Tenant], Iterable[str]],
+    pairs: Pairs, section: str, claimed: Callable[[Tenant], Iterable[str]]
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     gone: list[tuple[str, int]] = []
     news: list[tuple[str, int]] = []
     for before, after in pairs:
-        had = () if before is None else claimed(before)
-        has = () if after is None else claimed(after)
-        if before is not None and had:
+        if before is not None and getattr(before, section) is getattr(after, section, None):
+            continue
+        had = dict.fromkeys(claimed(before) if before is not None else ())
+        has = dict.fromkeys(claimed(after) if after is not None else ())
+        if before is not None:
             gone += [(name, before.id) for name in had if name not in has]
-        if after is not None and has:
+        if after is not None:
             news += [(name, after.id) for name in has if name not in had]
     return gone, news
 
@@ -107,9 +108,10 @@ def _name(tenant: Tenant) -> Iterable[str]:
     return (tenant.meta.name,) if tenant.meta is not None and tenant.meta.name else ()
 
 
-_CLAIMED: Mapping[str, Callable[[Tenant], Iterable[str]]] = {
-    "codes": _code,
-    "names": _name,
-    "hosts": lambda tenant: tenant.domain.hosts,
-    "ftp_users": lambda tenant: tenant.ftp,
+_CLAIMED: Mapping[str, tuple[str, Callable[[Tenant], Iterable[str]]]] = {
+    "codes": ("meta", _code),
+    "names": ("meta", _name),
+    "hosts": ("domain", lambda tenant: tenant.domain.hosts),
+    "ftp_users": ("ftp", lambda tenant: tenant.ftp),
 }
+"""What a tenant claims, and the part of it from which that follows."""
