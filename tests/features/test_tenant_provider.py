@@ -6,6 +6,8 @@ import asyncio
 import datetime
 import json
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -384,6 +386,29 @@ class TestLifetime:
         assert tenants.stale
         with pytest.raises(Closed):
             hub.tenants()
+
+    def test_without_its_extra_it_names_it_and_the_rest_works(self):
+        script = """
+import asyncio, sys
+sys.modules["immutables"] = sys.modules["cryptography"] = None
+import mooring
+from mooring.errors import MissingExtra
+from mooring.store import Put
+
+async def main():
+    async with mooring.connect("memory://") as hub:
+        await hub.store.commit(Put(b"/a", b""))
+        try:
+            hub.tenants()
+        except MissingExtra as error:
+            print(error)
+
+asyncio.run(main())
+"""
+        run = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        assert "mooring[tenants]" in run.stdout
 
     async def test_without_a_store_and_a_file_it_says_so(self):
         async with open_store(DEAD) as store:
