@@ -177,16 +177,14 @@ def understand(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
 def record(kind: type[R], value: Mapping[str, Any]) -> R:
     """A record of this kind, with what it does not know in `extra`. Raises `Unreadable`."""
     names = fields_of(kind)
-    known = value
-    if not (value.keys() <= names) or None in value.values():
-        known = {name: value[name] for name in value if name in names and value[name] is not None}
-        known["extra"] = Extra(
-            {
-                name: inner
-                for name, inner in value.items()
-                if name not in names and inner is not None
-            }
-        )
+    if value.keys() <= names:
+        try:
+            return msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError:
+            pass  # for a field without a value, perhaps
+    there = {name: inner for name, inner in value.items() if inner is not None}
+    known = {name: inner for name, inner in there.items() if name in names}
+    known["extra"] = Extra({name: inner for name, inner in there.items() if name not in names})
     try:
         return msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:
