@@ -416,7 +416,19 @@ asyncio.run(main())
                 async with provider(store, wait=0.3):
                     pass
 
-    async def test_it_is_entered_where_its_store_is_closed_meanwhile(self):
+    async def test_a_store_that_takes_long_to_read_is_waited_for(
+        self, etcd: Callable[[str], EtcdServer]
+    ):
+        async with (
+            FaultProxy(etcd("3.5").address) as proxy,
+            open_store(f"etcd://{proxy.address}?namespace=/{id(proxy)}") as store,
+        ):
+            await store.commit(*WHOLE)
+            proxy.delay(0.3)
+            async with provider(store, wait=0.1) as t:
+                assert t.by_code("acme") == 1
+
+    async def test_who_enters_it_hears_that_its_store_is_closed(self):
         async with open_store(DEAD) as store:
             entering = asyncio.ensure_future(provider(store, wait=30).__aenter__())
             await asyncio.sleep(0.1)

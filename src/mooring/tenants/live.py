@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, KeysView, Mapping
 from types import MappingProxyType
 
+from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
 from mooring.tenants.reading import Changed
 from mooring.tenants.snapshot import Snapshot
@@ -26,9 +27,6 @@ from mooring.tenants.values import (
 )
 
 log = logging.getLogger(__name__)
-
-STALE_AFTER = 4.0
-"""Seconds of silence of the store after which what is known calls itself stale."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 

@@ -42,9 +42,11 @@ class Provider:
     """Made by `hub.tenants`; use it as an async context manager.
 
     Entering gives the `Tenants`. It waits for all of them, for at most `wait` seconds; where the
-    store is away, the last copy in `file` stands in, and without one it raises `Unavailable`. From
-    then on a failure takes nothing away: what was last known is kept and called `stale`, until the
-    provider has caught up. Leaving ends that; the `Tenants` stay readable as they were.
+    store is away, the last copy in `file` stands in. Without one it raises `Unavailable`, unless
+    nothing is wrong: a store that takes long to read is waited for.
+
+    From then on a failure takes nothing away: what was last known is kept and called `stale`, until
+    the provider has caught up. Leaving ends that; the `Tenants` stay readable as they were.
     """
 
     def __init__(
@@ -107,10 +109,11 @@ class Provider:
         if copy is not None:
             return await self._stand_in(copy)
         await self._ready(deadline, or_failing=False)
+        await self._ready(None, or_failing=True)  # what is under way ends, by itself or in an error
         if not self._loaded:
             raise Unavailable(f"the {self._name} cannot be read: {self._why}")
 
-    async def _ready(self, deadline: float, *, or_failing: bool) -> None:
+    async def _ready(self, deadline: float | None, *, or_failing: bool) -> None:
         """Wait for all, or until it is clear that there is none for now."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
