@@ -58,12 +58,14 @@ def _action(before: object, after: object) -> Action:
 
 def field_changes(before: JSON | Unread, after: JSON | Unread) -> list[FieldChange]:
     """Field by field. A password that is plain on one side and sealed on the other is one."""
-    found = list(_within("", before, after))
-    return [
-        each
-        for each in found
-        if each.field != "passwordEncrypted" or not any(also.field == "password" for also in found)
-    ]
+    found = {each.field: each for each in _within("", before, after)}
+    plain, sealed = found.get("password"), found.get("passwordEncrypted")
+    if plain and sealed:
+        del found["passwordEncrypted"]
+        found["password"] = FieldChange(
+            "password", plain.before or sealed.before, plain.after or sealed.after
+        )
+    return list(found.values())
 
 
 def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator[FieldChange]:
