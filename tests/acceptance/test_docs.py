@@ -25,11 +25,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = {"text", "json", "yaml"}
+NAMED = re.compile(r"# ([\w-]+\.yaml)\n")
+"""How a block begins that is a file, which the commands below it read."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
     for language, code in BLOCK.findall(page.read_text()):
-        if language not in NOT_RUN:
+        if language not in NOT_RUN or NAMED.match(code):
             yield language, code
 
 
@@ -46,11 +48,15 @@ class Reader:
         self._start_etcd, self._start_redis = start_etcd, start_redis
         self._address = self._python = ""
         self._elsewhere: dict[str, str] = {}
+        self._exported: dict[str, str] = {}
         self._patience = 0.0
         self._redis: RedisServer | None = None
         self.served = contextlib.ExitStack()
 
     def follow(self, language: str, code: str) -> None:
+        if (file := NAMED.match(code)) is not None:
+            (self.folder / file[1]).write_text(code)
+            return
         if language == "python":
             if "import " not in code:  # it goes on with the one above
                 code = self._python + code
@@ -65,6 +71,8 @@ class Reader:
             if line in ("make run", "mooring serve"):
                 served = self.served.enter_context(Served("", folder=self.folder))
                 self._address = served.etcd
+            elif program == "export":
+                self.export(line, arguments[0].partition("=")[0])
             elif program == "make" or line == ". .venv/bin/activate":
                 pass  # where the tests run it is done
             elif program == "mooring" and "--xds" in arguments:
@@ -87,6 +95,11 @@ class Reader:
                 self.run([*launch(find_redis("7.0").with_name("redis-cli")), *there, *arguments])
             else:
                 pytest.fail(f"no way is known to run {line!r}")
+
+    def export(self, line: str, name: str) -> None:
+        command, environment = self._prepared(["sh", "-c", f'{line} && printf %s "${name}"'])
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        self._exported[name] = done.stdout
 
     def redis(self) -> RedisServer:
         self._redis = self._redis or self._start_redis(series="7.0")
@@ -138,7 +151,8 @@ class Reader:
             timeout=90,
             check=False,
         )
-        assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+        differs = "diff" in arguments and done.returncode == 2
+        assert done.returncode == 0 or differs, f"{arguments}\n{done.stdout}{done.stderr}"
         if into:
             (self.folder / into).write_text(done.stdout)
 
@@ -177,7 +191,7 @@ class Reader:
         local = "mooring.cli" in arguments and not elsewhere
         if not self._address and ("2379" in words or "etcdctl" in words or local):
             self._address = self._start_etcd(series="3.5").address
-        environment = {**os.environ, "ETCDCTL_API": "3"}
+        environment = {**os.environ, "ETCDCTL_API": "3", **self._exported}
         if local:
             environment["MOORING_STORE"] = f"etcd://{self._address}"
         if "--endpoints" not in arguments:
@@ -210,7 +224,9 @@ def test_its_code_runs(
     reader = Reader(tmp_path, fresh_etcd, fresh_redis)
     with reader.served:
         for language, code in blocks(page):
-            assert language in ("python", "sh"), f"a block of {language!r} is not run: make it text"
+            assert language in ("python", "sh", "yaml"), (
+                f"a block of {language!r} is not run: make it text"
+            )
             reader.follow(language, code)
 
 
