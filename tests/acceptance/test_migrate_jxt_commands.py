@@ -1,0 +1,269 @@
+"""`mooring migrate jxt`, as a user types it, and killed at random."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mooring.hub import open_store
+from mooring.store import Put, Store, prefix
+from mooring.testing.etcd import EtcdServer
+from tests.acceptance.test_cli import mooring_command
+from tests.features.jxt_store import OldStore, dump, encoded, made, verdicts
+from tests.waiting import eventually, until
+
+log = logging.getLogger(__name__)
+
+pytestmark = pytest.mark.timeout(180)  # each starts several processes
+
+META = {"id": 1, "code": "acme", "name": "Acme / 甲"}
+
+
+class Place:
+    """A store with old keys, and the commands on it."""
+
+    def __init__(self, server: EtcdServer, folder: Path) -> None:
+        self.url = f"{server.url}?namespace=/{uuid.uuid4().hex}/"
+        self.verified = folder / "verified"
+
+    def arguments(self, step: str, *more: str) -> list[str]:
+        file = [f"--verified={self.verified}"] if step in ("verify", "cutover", "delete") else []
+        return ["migrate", "jxt", step, f"--store={self.url}", *file, *more]
+
+    def run(self, step: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return mooring_command(*self.arguments(step, *more))
+
+    @contextlib.contextmanager
+    def running(self, step: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mooring.cli", *self.arguments(step, *more)],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    @contextlib.asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        async with open_store(self.url) as store:
+            yield store
+
+    def put(self, **values: object) -> None:
+        async def write() -> None:
+            async with self.store() as store:
+                for key, value in values.items():
+                    await store.commit(Put(key.encode(), encoded(value)))
+
+        asyncio.run(write())
+
+    def dump(self) -> dict[str, bytes]:
+        async def read() -> dict[str, bytes]:
+            async with self.store() as store:
+                return await dump(store)
+
+        return asyncio.run(read())
+
+
+@pytest.fixture
+def place(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> Place:
+    return Place(etcd("3.5"), tmp_path)
+
+
+def test_from_plan_to_delete(place: Place):
+    place.put(
+        **{
+            "jxt//tenants/1/meta": META,
+            "jxt//tenants/by-code/acme": {"id": 1},
+            "jxt//hosts/nowhere.example.com": {"tenantId": 7},
+            "jxt//common/resolver": {"httpType": "host"},
+        }
+    )
+    planned = place.run("plan")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.splitlines() == [
+        "-\tjxt//common/resolver\tmissing\tit is not among the new keys",
+        "1\tjxt//tenants/1/meta\tmissing\tit is not among the new keys",
+        "1\tjxt//tenants/by-code/acme\tindex\tit leads to what was not copied yet",
+        "7\tjxt//hosts/nowhere.example.com\torphan\tthere is no tenant 7",
+    ]
+    assert planned.stderr == "mooring: 2 missing, 1 index, 1 orphan\n"
+
+    refused = place.run("delete")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "nothing is deleted before `verify` found no difference" in refused.stderr
+    early = place.run("verify")
+    assert early.returncode == 1
+    assert "the old keys cannot be given up yet" in early.stderr
+    assert not place.verified.exists()
+
+    done = place.run("copy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["-\tcommon/resolver\tto new\t-", "1\tmeta\tto new\t-"]
+    assert place.run("verify").returncode == 0
+    assert "there was no cut-over" in place.run("delete").stderr
+    cut = place.run("cutover")
+    assert cut.returncode == 0, cut.stderr
+    assert "the new keys count alone since 2" in cut.stderr
+
+    deleted = place.run("delete", "--json")
+    assert deleted.returncode == 0, deleted.stderr
+    assert json.loads(deleted.stdout) == {"deleted": 3, "stays": []}
+    assert "3 old keys deleted" in deleted.stderr
+    old = [key for key in place.dump() if key.startswith("jxt//")]
+    assert old == ["jxt//hosts/nowhere.example.com"]
+
+
+def test_a_cut_over_that_is_taken_back(place: Place):
+    place.put(**{"jxt//tenants/1/meta": META})
+    assert "(missing)" in place.run("cutover").stderr
+    assert place.run("copy").returncode == 0
+    assert place.run("cutover").returncode == 0
+    assert "count alone since" in place.run("copy").stderr
+    assert "both formats count again" in place.run("cutover", "--undo").stderr
+    assert "nothing to write" in place.run("copy").stderr
+
+
+def test_a_store_without_old_keys(place: Place):
+    assert "is --namespace right?" in place.run("plan").stderr
+
+
+def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
+    with place.running("bridge", "--json") as bridge:
+        place.put(**{"jxt//tenants/1/meta": META})
+        until(lambda: "jxt/tenants/1/meta" in place.dump(), within=20)
+        bridge.send_signal(signal.SIGTERM)
+        output, told = bridge.communicate(timeout=20)
+    assert bridge.returncode == 0, told
+    assert told.splitlines()[-1] == "mooring: stopped"
+    assert "mooring: tenant 1: meta to new" in told
+    heard = [json.loads(line) for line in output.splitlines()]
+    assert {"part": "meta", "move": "to new", "conflict": False} in heard[0]["changes"]
+
+
+def test_no_secret_is_shown(place: Place):
+    database = {"driver": "mysql", "password": "s3cret", "port": "x"}
+    place.put(
+        **{
+            "jxt//tenants/1/ftp": [{"username": "a", "passwordHash": "$2a$s3cret"}],
+            "jxt//jxt/config/tenants/1/services/a/database": database,
+            "jxt//jxt/config/tenants/1/services/b/database": {"password": "s3cret"},
+        }
+    )
+    for step, *more in (["plan", "--json"], ["copy"], ["verify", "--json"]):
+        done = place.run(step, *more)
+        assert "s3cret" not in done.stdout + done.stderr, step
+    assert "s3cret" not in place.verified.read_text()
+
+
+class Killed:
+    """The commands, each killed again and again on the way."""
+
+    def __init__(self, place: Place, store: Store, patience: float) -> None:
+        self.place, self.store, self.patience = place, store, patience
+
+    async def count(self, start: str) -> int:
+        return len((await self.store.read(prefix(start.encode()), keys_only=True)).entries)
+
+    async def kill(self, step: str, far: Callable[[], Awaitable[bool]]) -> None:
+        with self.place.running(step) as process:
+
+            async def enough() -> bool:
+                await asyncio.sleep(0.05)
+                return process.poll() is not None or await far()
+
+            await eventually(enough, within=self.patience)
+            process.send_signal(signal.SIGKILL)
+
+    async def finish(self, step: str, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mooring.cli", *self.place.arguments(step, *more)]
+        return await asyncio.to_thread(
+            subprocess.run,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=self.patience,
+            check=False,
+        )
+
+    async def steps(self, step: str) -> list[tuple[str, str]]:
+        done = await self.finish(step, "--json")
+        records = [json.loads(line) for line in done.stdout.splitlines()]
+        return [(record["key"], record["verdict"]) for record in records]
+
+    async def copy_until(self, count: float) -> None:
+        async def far() -> bool:
+            return await self.count("jxt/_migration/jxt/") > count
+
+        await self.kill("copy", far)
+
+    async def delete_until(self, count: float) -> None:
+        async def far() -> bool:
+            return await self.count("jxt//") < count
+
+        await self.kill("delete", far)
+
+
+async def migrate_killed(killed: Killed, old: OldStore, chance: random.Random) -> None:
+    """From the first step to the last."""
+    store, place = killed.store, killed.place
+    await old.write(store)
+    before = await dump(store)
+    verdicts(old, await killed.steps("plan"), copied=False)
+    for share in sorted(chance.uniform(0.02, 0.9) for _ in range(4)):
+        await killed.copy_until(share * len(old.expected))
+    done = await killed.finish("copy")
+    assert "warning: tenant" in done.stderr, "what is taken is told"
+    there = await dump(store)
+    old.check_new(there)
+    assert all(there[key] == value for key, value in before.items()), "nothing old was touched"
+
+    verdicts(old, await killed.steps("verify"), copied=True)
+    listed = [json.loads(line)["key"] for line in place.verified.read_text().splitlines()[1:]]
+    assert sorted(listed) == sorted(old.goes)
+    cut = await killed.finish("cutover")
+    assert cut.returncode == 0, cut.stderr
+
+    total = await killed.count("jxt//")
+    for share in sorted((chance.uniform(0.1, 0.95) for _ in range(3)), reverse=True):
+        await killed.delete_until(share * total)
+    done = await killed.finish("delete")
+    assert done.returncode == 0, done.stderr
+    there = await dump(store)
+    old.check_left(there)
+    old.check_new(there)
+    assert {key for key in there if key.startswith("jxt//")} <= old.stays.keys()
+
+
+@pytest.mark.timeout(400)
+async def test_five_hundred_tenants_killed_on_the_way(place: Place):
+    async with place.store() as store:
+        await migrate_killed(Killed(place, store, 120), made(11, 500), random.Random(11))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_ten_thousand_tenants_killed_on_the_way(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+):
+    seed = random.randrange(1 << 30)
+    log.info("seed %d", seed)
+    place = Place(fresh_etcd(series="3.5", flags=["--unsafe-no-fsync"]), tmp_path)
+    async with place.store() as store:
+        await migrate_killed(Killed(place, store, 1800), made(seed, 10_000), random.Random(seed))
