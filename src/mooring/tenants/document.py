@@ -16,8 +16,9 @@ out of an object without being lost. A field that Mooring does not know goes und
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from mooring.names import nearest
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
 from mooring.tenants.merging import merged
 from mooring.tenants.publishing import Parts
-from mooring.tenants.rules import EXTRA, FIELDS, IDENTITY, checked
-from mooring.tenants.secrets import Keyring, is_secret, masked
+from mooring.tenants.rules import EXTRA, FIELDS, IDENTITY, check_plain, checked
+from mooring.tenants.secrets import Keyring, holds_secret, masked
 
 SECTIONS = ("meta", "domain", "database", "ftp", "storage")
 _DOMAINS = ("primary", "aliases", "internal")
+_MERGED = 10_000  # fields of a map into which others are merged: they multiply
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Document(msgspec.Struct, frozen=True):
 def load(file: Path) -> Document:
     """The document in a file: JSON where it is called so, else YAML, of which JSON is a part."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -80,13 +82,26 @@ def read(text: str, *, of: str, as_json: bool = False) -> Document:
 
 def _loaded(text: str, *, as_json: bool) -> object:
     try:
-        return msgspec.json.decode(text) if as_json else yaml.load(text, _Loader)
+        return json.loads(text, object_pairs_hook=_once) if as_json else yaml.load(text, _Loader)
+    except InvalidRequest:
+        raise
     except yaml.YAMLError as error:
         raise InvalidRequest(f"not YAML: {_why(error)}") from None
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        if isinstance(error, InvalidRequest):
-            raise
-        raise InvalidRequest(f"not {'JSON' if as_json else 'YAML'}: {error}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("it has too many maps and lists within one another") from None
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise InvalidRequest("a value is not what its tag says, or too long") from None
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"{twice!r:.60} stands there twice")
+    return found
 
 
 def _why(error: yaml.YAMLError) -> str:
@@ -109,16 +124,22 @@ def _unless_said(quoted: re.Match[str]) -> str:
 class _Loader(yaml.SafeLoader):
     """YAML in which a key that stands twice is a mistake, and a date is text."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                continue
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, Hashable) and name in seen:
-                raise InvalidRequest(f"{name!r} stands there twice{_place(key.start_mark)}")
-            seen.add(name if isinstance(name, Hashable) else id(name))
-        return super().construct_mapping(node, deep)
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
+            if name in seen:
+                raise InvalidRequest(
+                    f"{key.value!r:.60} stands there twice{_place(key.start_mark)}"
+                )
+            seen.add(name)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MERGED:
+            raise InvalidRequest("maps are merged into one that is too large")
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -134,6 +155,7 @@ def parse(document: object) -> Document:
         raise InvalidRequest(
             "a tenant's file is a map with id, meta, domain, database, ftp, storage"
         )
+    check_plain("the file", document)
     for name in document:
         if name not in ("id", *SECTIONS):
             raise InvalidRequest(f"unknown section {name!r}{nearest(str(name), ['id', *SECTIONS])}")
@@ -164,7 +186,11 @@ def _section(tenant: int, name: str, told: object) -> dict[str, JSON]:
                 raise InvalidRequest(
                     f"tenant {tenant}: domain has an unknown field {field!r}{hint}"
                 )
-        return {f"domain/{field}": value for field, value in told.items() if value}
+        return {
+            f"domain/{field}": value
+            for field, value in told.items()
+            if value is not None and value not in ("", [])
+        }
     if name in MANY:
         return {f"{name}/{_key(tenant, name, each)}": value for each, value in told.items()}
     return {name: told} if told else {}
@@ -202,7 +228,7 @@ def _fields(kind: str, value: Mapping[str, JSON]) -> dict[str, JSON]:
     extra: dict[str, JSON] = {}
     for name, inner in value.items():
         repeats = name in IDENTITY and (kind, name) != ("database", "username")
-        if repeats or is_secret(name) or name == "passwordKeyId" or inner is None:
+        if repeats or name == "passwordKeyId" or inner is None or holds_secret({name: inner}):
             continue
         (known if name in FIELDS[kind] else extra)[name] = inner
     return known | ({EXTRA: extra} if extra else {})

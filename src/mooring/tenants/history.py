@@ -7,7 +7,7 @@ key they are left out, and a rollback keeps what is there.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -16,7 +16,7 @@ from mooring.model import JSON
 from mooring.tenants.publishing import Difference, Parts, Unread
 from mooring.tenants.secrets import Keyring, is_secret, masked
 
-_SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
+_MARKS = _SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
 
 
 class Step(msgspec.Struct, frozen=True, rename="camel"):
@@ -64,6 +64,8 @@ def _sealed(value: JSON, ring: Keyring) -> JSON:
         return [_sealed(inner, ring) for inner in value]
     if not isinstance(value, dict):
         return value
+    if not value.keys().isdisjoint(_MARKS):
+        return _hidden(value, ring)  # nobody shall take it for ours
     return {
         name: _hidden(inner, ring)
         if is_secret(name) and inner not in (None, "") and name != "passwordEncrypted"
@@ -118,17 +120,18 @@ def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Part
     wanted = dict(parts)
     for entry in entries:
         for step in entry.changes:
-            if step.before is None:
-                wanted.pop(step.path, None)
-            else:
-                wanted[step.path] = _restored(step.before, wanted.get(step.path), ring)
+            there = wanted.pop(step.path, None)
+            found = None if step.before is None else _restored(step.before, there, ring)
+            if found is not None:
+                wanted[step.path] = found
     return wanted
 
 
 def _restored(value: JSON, there: object, ring: Keyring) -> JSON | Unread:
     if isinstance(value, dict) and _RAW in value:
         raw = _open(value[_RAW], None, ring)
-        return Unread(base64.b64decode(raw)) if isinstance(raw, str) else None
+        kept = there if isinstance(there, Unread) else None
+        return Unread(base64.b64decode(raw)) if isinstance(raw, str) else kept
     return _opened(value, there, ring)
 
 
@@ -137,55 +140,63 @@ def _opened(value: JSON, there: object, ring: Keyring) -> JSON:
         return [_opened(inner, None, ring) for inner in value]
     if not isinstance(value, dict):
         return value
+    if _SEALED in value or _OMITTED in value:
+        return _open(value, there, ring)
     held = there if isinstance(there, dict) else {}
-    found = {
-        name: _open(inner, held.get(name), ring)
-        if isinstance(inner, dict) and (_SEALED in inner or _OMITTED in inner)
-        else _opened(inner, held.get(name), ring)
-        for name, inner in value.items()
-    }
-    return {name: inner for name, inner in found.items() if inner is not None}
+    found = {name: _opened(inner, held.get(name), ring) for name, inner in value.items()}
+    return {name: inner for name, inner in found.items() if not _lost(value[name], inner)}
 
 
-def _open(hidden: JSON, there: JSON, ring: Keyring) -> JSON:
+def _lost(hidden: JSON, found: JSON) -> bool:
+    """Whether a secret was left out, and there is none to keep."""
+    return found is None and hidden is not None
+
+
+def _open(hidden: JSON, there: object, ring: Keyring) -> JSON:
     assert isinstance(hidden, dict)
     if _OMITTED in hidden:
-        return there
+        kept: JSON = there  # type: ignore[assignment]
+        return None if isinstance(there, Unread) else kept
     text = ring.unseal(str(hidden[_SEALED]), str(hidden.get(_KEY_ID) or ""))
     value: JSON = msgspec.json.decode(text)
     return value
 
 
-def resealed(entry: HistoryEntry, ring: Keyring) -> HistoryEntry | None:
+def resealed(
+    entry: HistoryEntry, ring: Keyring, problem: Callable[[str], None]
+) -> HistoryEntry | None:
     """The same with all that is sealed under the current key; None where it is so already. What
-    cannot be opened stays as it is."""
+    cannot be opened stays as it is, and is told."""
+
+    def renewed(sealed: JSON, of: JSON) -> tuple[str, str] | None:
+        if of == ring.current:
+            return None
+        try:
+            return ring.seal(ring.unseal(str(sealed), str(of or "")))
+        except Undecipherable as error:
+            problem(str(error))
+            return None
+
     changes = tuple(
-        Step(step.path, _again(step.before, ring), _again(step.after, ring))
+        Step(step.path, _again(step.before, renewed), _again(step.after, renewed))
         for step in entry.changes
     )
     return msgspec.structs.replace(entry, changes=changes) if changes != entry.changes else None
 
 
-def _again(value: JSON, ring: Keyring) -> JSON:
+_Renewed = Callable[[JSON, JSON], tuple[str, str] | None]
+
+
+def _again(value: JSON, renewed: _Renewed) -> JSON:
     if isinstance(value, list):
-        return [_again(inner, ring) for inner in value]
+        return [_again(inner, renewed) for inner in value]
     if not isinstance(value, dict):
         return value
     if _SEALED in value:
-        sealed, of = value[_SEALED], value.get(_KEY_ID)
-        fresh = _renewed(sealed, of, ring)
+        fresh = renewed(value[_SEALED], value.get(_KEY_ID))
         return value if fresh is None else {_SEALED: fresh[0], _KEY_ID: fresh[1]}
-    found = {name: _again(inner, ring) for name, inner in value.items()}
+    found = {name: _again(inner, renewed) for name, inner in value.items()}
     sealed, of = value.get("passwordEncrypted"), value.get("passwordKeyId")
-    if isinstance(sealed, str) and (fresh := _renewed(sealed, of, ring)) is not None:
+    if isinstance(sealed, str) and sealed and (fresh := renewed(sealed, of)) is not None:
         found |= {"passwordEncrypted": fresh[0], "passwordKeyId": fresh[1]}
     return found
-
-
-def _renewed(sealed: JSON, of: JSON, ring: Keyring) -> tuple[str, str] | None:
-    if of == ring.current:
-        return None
-    try:
-        return ring.seal(ring.unseal(str(sealed), str(of or "")))
-    except Undecipherable:
-        return None

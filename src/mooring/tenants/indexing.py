@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from mooring.model import JSON
-from mooring.tenants.keys import IndexKind, Keys, kind_of, name_of
+from mooring.tenants.keys import IndexKind, Keys, is_id, kind_of, name_of
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -74,9 +74,9 @@ def holder(value: bytes) -> int:
     """The tenant to whom an index leads; 0 where its value does not say."""
     try:
         told = msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0
     if not isinstance(told, dict):
         return 0
-    id = told.get("tenantId", told.get("id"))
-    return id if isinstance(id, int) and not isinstance(id, bool) else 0
+    id = told.get("tenantId") or told.get("id")
+    return id if isinstance(id, int) and is_id(str(id)) else 0

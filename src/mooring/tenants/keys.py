@@ -9,7 +9,7 @@
     {namespace}/common/resolver | storage-directory
     {namespace}/platform/configs/{key}
     {namespace}/_health/sentinel
-    {namespace}/_history/{id}/{number}
+    {namespace}/_history/{id}/{number} | last
 
 What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`.
 """
@@ -82,7 +82,7 @@ class Keys:
         self.histories = prefix(f"{self.namespace}/_history/".encode())
 
     def part(self, tenant: int, path: str) -> bytes:
-        return f"{self._tenants}{check_id(tenant)}/{path}".encode()
+        return f"{self._tenants}{check_id(tenant)}/{joined(path)}".encode()
 
     def parts(self, tenant: int) -> Range:
         """All of one tenant. It ends with a slash: tenant 1 is not tenant 10."""
@@ -101,18 +101,27 @@ class Keys:
         path = joined(path)
         if path not in COMMON and not (path.startswith(PLATFORM) and len(path) > len(PLATFORM)):
             raise InvalidRequest(f"{path!r} is neither {', '.join(COMMON)} nor {PLATFORM}KEY")
-        return f"{self.namespace}/{path}".encode()
+        try:
+            return f"{self.namespace}/{path}".encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{path!r} is not text") from error
 
     def history(self, tenant: int, number: int) -> bytes:
         return f"{self.namespace}/_history/{check_id(tenant)}/{number:0{_DIGITS}d}".encode()
+
+    def history_head(self, tenant: int) -> bytes:
+        """Written with every entry, so that who finds it unchanged knows that none came."""
+        return f"{self.namespace}/_history/{check_id(tenant)}/last".encode()
 
     def history_of(self, tenant: int) -> Range:
         return prefix(f"{self.namespace}/_history/{check_id(tenant)}/".encode())
 
     def history_number(self, key: bytes) -> int:
         """The number of an entry of a history; 0 for a key that is none."""
-        last = key.rpartition(b"/")[2]
-        return int(last) if len(last) == _DIGITS and last.isdigit() else 0
+        folder, _, last = key.rpartition(b"/")
+        above = folder.rpartition(b"/")[0]
+        known = above == f"{self.namespace}/_history".encode()
+        return int(last) if known and len(last) == _DIGITS and last.isdigit() else 0
 
     def tenant(self, key: bytes) -> int:
         """Whose part or history a key is; 0 for none."""
@@ -185,7 +194,8 @@ def path_escape(text: str) -> str:
 def _indexed(kind: IndexKind, name: str) -> str:
     if kind == "by-name":
         return path_escape(name)
-    return name if kind == "ftp-user" else name.lower()
+    # No rule allows a slash in the others, but older publishers knew no rules.
+    return (name if kind == "ftp-user" else name.lower()).replace("/", "%2F")
 
 
 def _below(path: str, folder: str) -> bool:

@@ -7,7 +7,7 @@ from mooring.errors import InvalidRequest, Undecipherable
 from mooring.model import JSON
 from mooring.tenants.keys import kind_of
 from mooring.tenants.rules import EXTRA, FIELDS, checked
-from mooring.tenants.secrets import CURRENT, MASK, Keyring, is_secret
+from mooring.tenants.secrets import CURRENT, Keyring, holds_mask
 
 _PASSWORD = ("password", "passwordEncrypted", "passwordKeyId")
 
@@ -18,7 +18,7 @@ def merged(tenant: int, path: str, before: object, value: JSON, ring: Keyring) -
     if not isinstance(after, dict):
         return after
     for field, inner in after.items():
-        if is_secret(field) and inner == MASK:
+        if holds_mask({field: inner}):
             raise InvalidRequest(
                 f"tenant {tenant}: {path}.{field} is masked: leave it out to keep what is there"
             )
@@ -33,7 +33,9 @@ def merged(tenant: int, path: str, before: object, value: JSON, ring: Keyring) -
     after = foreign | after
     if "passwordHash" in known:
         _keep(after, there, "passwordHash")
-    return _with_password(f"tenant {tenant}: {path}", after, there, ring)
+    if "password" in known:
+        return _with_password(f"tenant {tenant}: {path}", after, there, ring)
+    return after
 
 
 def _keep(after: dict[str, JSON], there: dict[str, JSON], field: str) -> None:

@@ -22,6 +22,8 @@ from mooring.errors import (
     InvalidRequest,
     NotConfigured,
     OutcomeUnknown,
+    TenantError,
+    TooLarge,
     Undecipherable,
 )
 from mooring.model import JSON
@@ -30,13 +32,13 @@ from mooring.tasks import Backoff
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
 from mooring.tenants.history import HistoryEntry
-from mooring.tenants.keys import Keys, check_id, joined
+from mooring.tenants.keys import PLATFORM, Keys, check_id, is_path, joined
 from mooring.tenants.merging import merged, resealed
 from mooring.tenants.publishing import Difference, Parts, batches, differences, held
-from mooring.tenants.rules import checked_common
-from mooring.tenants.scribe import Also, Published, Scribe, Seen, Work, understood
+from mooring.tenants.rules import FIELDS, checked_common
+from mooring.tenants.scribe import UNREADABLE, Also, Published, Scribe, Seen, Work, understood
 from mooring.tenants.secrets import CURRENT, Keyring
-from mooring.tenants.values import encode
+from mooring.tenants.values import Unreadable, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +153,9 @@ class Publisher:
             if only_at not in (None, seen.last):
                 raise Moved(tenant)
             wanted = change(seen.held.parts)
+            for path in wanted:
+                if not is_path(path):
+                    raise InvalidRequest(f"tenant {tenant}: {path} is no part of a tenant")
             plan = await self._scribe.plan(tenant, seen.held, wanted)
             await self._scribe.write(work, seen, plan, wanted)
 
@@ -175,24 +180,37 @@ class Publisher:
         backoff = Backoff()
         for _ in range(_TRIES):
             seen = await self._scribe.look(work.tenant)
-            await self._scribe.make_sure(work)
+            if await self._scribe.make_sure(work, seen):
+                return work.published()
             try:
                 await attempt(seen)
             except Conflict as error:
+                work.unsure = None
                 log.debug("tenant %d: another publisher was first: %s", work.tenant, error)
             except OutcomeUnknown as error:
                 log.info("tenant %d: looks whether it was written: %s", work.tenant, error)
             else:
                 return work.published()
             await asyncio.sleep(backoff.next())
-        raise _lost(work.tenant)
+        raise _lost(f"tenant {work.tenant}")
 
     async def put_common(self, path: str, value: JSON) -> None:
         """Write `common/resolver`, `common/storage-directory` or `platform/configs/KEY`."""
         name, path = self.keys.common_part(path), joined(path)
-        await self._store.commit(
-            Put(name, encode(path, checked_common(path, value))), self._scribe.sign_of_life()
-        )
+        fields = checked_common(path, value)
+        backoff = Backoff()
+        for _ in range(_TRIES):
+            there = (await self._store.read(key(name))).first
+            raw = encode(path, _with_foreign(path, there.value if there else b"", fields))
+            check = unchanged(name, there.modified if there else 0)
+            try:
+                await self._store.commit(
+                    Put(name, raw), self._scribe.sign_of_life(), require=[check]
+                )
+                return
+            except Conflict:
+                await asyncio.sleep(backoff.next())
+        raise _lost(path)
 
     async def remove_common(self, path: str) -> None:
         """Remove one of those. Raises `NotConfigured` where it is not there."""
@@ -216,8 +234,12 @@ class Publisher:
     async def rollback(self, tenant: int, number: int, *, note: str = "") -> Published:
         """Make a tenant what it was after the entry `number` of its history; 0: before the first.
         What was not changed since stays as it is. Raises `NotConfigured` where that is not kept."""
+        tried = 0
         for _ in range(_TRIES):
             newest, undone = await self._to_undo(tenant, number)
+            if newest == tried:
+                raise _torn(tenant, number)
+            tried = newest
             try:
                 return await self.change(
                     tenant,
@@ -228,7 +250,7 @@ class Publisher:
                 )
             except Moved:
                 continue
-        raise _lost(tenant)
+        raise _lost(f"tenant {tenant}")
 
     async def diff_rollback(self, tenant: int, number: int) -> list[Difference]:
         """What `rollback` would change. Raises what it would raise."""
@@ -247,7 +269,11 @@ class Publisher:
             raise NotConfigured(
                 f"tenant {tenant} has no version {number} in its history (there are {known})"
             )
-        return kept[-1], [entry for entry in reversed(entries) if entry.number > number]
+        undone = [entry for entry in reversed(entries) if entry.number > number]
+        whole = number + len(undone) == kept[-1]
+        if not whole or any(entry.action == UNREADABLE for entry in undone):
+            raise _torn(tenant, number)
+        return kept[-1], undone
 
     def _undone(self, there: Parts, entries: Sequence[HistoryEntry]) -> Parts:
         wanted = dict(chronicle.before(there, entries, self._ring))
@@ -265,13 +291,16 @@ class Publisher:
         problems: list[str] = []
         for done, tenant in enumerate(ids):
             progress(done, len(ids))
-            told = await self.change(
-                tenant,
-                lambda there, tenant=tenant: self._resealed(tenant, there, problems),  # type: ignore[misc]
-                action="rekey",
-            )
-            tenants += bool(told.changes)
-            entries += await self._rekey_history(tenant)
+            try:
+                told = await self.change(
+                    tenant,
+                    lambda there, tenant=tenant: self._resealed(tenant, there, problems),  # type: ignore[misc]
+                    action="rekey",
+                )
+                tenants += bool(told.changes)
+            except (TenantError, TooLarge) as error:
+                problems.append(str(error))
+            entries += await self._rekey_history(tenant, problems)
         progress(len(ids), len(ids))
         return Rekeyed(tenants, entries, tuple(dict.fromkeys(problems)))
 
@@ -284,11 +313,18 @@ class Publisher:
                 problems.append(f"tenant {tenant}: {path}: {error}")
         return wanted
 
-    async def _rekey_history(self, tenant: int) -> int:
+    async def _rekey_history(self, tenant: int, problems: list[str]) -> int:
         """Entry by entry; one that was trimmed meanwhile is no loss."""
         count = 0
         for entry in (await self._store.read(self.keys.history_of(tenant))).entries:
-            fresh = chronicle.resealed(understood(entry), self._ring)
+            if not (number := self.keys.history_number(entry.key)):
+                continue
+            about = f"tenant {tenant}: entry {number} of its history"
+            fresh = chronicle.resealed(
+                understood(entry),
+                self._ring,
+                lambda problem, about=about: problems.append(f"{about}: {problem}"),  # type: ignore[misc]
+            )
             if fresh is not None:
                 with contextlib.suppress(Conflict):
                     await self._store.commit(
@@ -312,9 +348,28 @@ class Moved(Exception):
     """The history went on, so that what was decided from it no longer holds."""
 
 
-def _lost(tenant: int) -> Conflict:
+def _torn(tenant: int, number: int) -> NotConfigured:
+    return NotConfigured(
+        f"tenant {tenant} cannot go back to {number}: an entry of its history since then is "
+        "missing or unreadable"
+    )
+
+
+def _with_foreign(path: str, there: bytes, fields: JSON) -> JSON:
+    """With the fields that are not known here, as they are in the store."""
+    if path.startswith(PLATFORM) or not isinstance(fields, dict):
+        return fields
+    try:
+        held = decode(path, there) if there else {}
+    except Unreadable:
+        return fields
+    assert isinstance(held, dict)
+    return {name: inner for name, inner in held.items() if name not in FIELDS[path]} | fields
+
+
+def _lost(what: str) -> Conflict:
     return Conflict(
-        f"tenant {tenant} was not written: others changed it {_TRIES} times meanwhile; try again",
+        f"{what} was not written: others changed it {_TRIES} times meanwhile; try again",
         revision=0,
     )
 

@@ -23,9 +23,11 @@ from mooring.store.contract import (
     unchanged,
 )
 from mooring.tenants.indexing import Claim, claims, holder
-from mooring.tenants.keys import Keys, PartOf
-from mooring.tenants.secrets import masked
+from mooring.tenants.keys import DOMAIN, IndexEntry, Keys, PartOf, kind_of
+from mooring.tenants.secrets import is_secret, masked
 from mooring.tenants.values import Unreadable, decode, encode
+
+_SEAL = 160  # bytes that a sealed value takes beside itself
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -52,6 +54,14 @@ class Held(msgspec.Struct, frozen=True):
     revisions: dict[str, int]
     strange: tuple[bytes, ...] = ()
     """Keys below the tenant's that are none of its parts."""
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self.parts) or 'nothing'}>"
+
+    @property
+    def obscure(self) -> bool:
+        """Whether what leads to the tenant cannot be told from its parts."""
+        return any(isinstance(self.parts.get(path), Unread) for path in ("meta", *DOMAIN))
 
 
 def held(keys: Keys, tenant: int, entries: Iterable[Entry]) -> Held:
@@ -88,34 +98,73 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """About how many bytes a history needs for it: a secret that is sealed takes more."""
-        return 2 * sum(
-            len(value.raw) if isinstance(value, Unread) else len(msgspec.json.encode(value))
-            for value in (self.before, self.after)
-        )
+        """About how many bytes a history needs for it, and no fewer."""
+        return _weight(self.before) + _weight(self.after) + len(self.path)
+
+
+def _weight(value: JSON | Unread) -> int:
+    if isinstance(value, Unread):
+        return 2 * len(value.raw) + _SEAL
+    return len(msgspec.json.encode(value)) + _sealing(value)
+
+
+def _sealing(value: JSON) -> int:
+    """What sealing adds."""
+    if isinstance(value, list):
+        return sum(map(_sealing, value))
+    if not isinstance(value, dict):
+        return 0
+    return sum(
+        _SEAL + len(msgspec.json.encode(inner)) if is_secret(name) else _sealing(inner)
+        for name, inner in value.items()
+    )
 
 
 def differences(before: Parts, after: Parts) -> list[Difference]:
-    paths = sorted(before.keys() | after.keys(), key=lambda path: (path != "meta", path))
+    paths = sorted(before.keys() | after.keys(), key=_place)
     return [
         Difference(path, before.get(path), after.get(path))
         for path in paths
-        if before.get(path) != after.get(path)
+        if not _same(before.get(path), after.get(path))
     ]
 
 
-class Unit(msgspec.Struct, frozen=True):
-    """What must be written together: a part with what leads to it."""
+def _same(one: JSON | Unread, other: JSON | Unread) -> bool:
+    """As they are written: true is not 1."""
+    if isinstance(one, Unread) or isinstance(other, Unread):
+        return one == other
+    return one == other and _exactly(one) == _exactly(other)
 
-    difference: Difference | None
+
+def _exactly(value: JSON) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")
+
+
+def _place(path: str) -> tuple[bool, bool, str]:
+    return path != "meta", kind_of(path) != "domain", path
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """What must be written together: an object with what leads to it. The parts of a domain are
+    one object, since a host may move from one to another."""
+
+    changes: tuple[Difference, ...]
     writes: tuple[Write, ...]
     checks: tuple[Check, ...]
 
+    def __repr__(self) -> str:
+        return f"<{self.changes!r} in {len(self.writes)} writes>"
+
+    @property
+    def operations(self) -> int:
+        return max(len(self.writes), len(self.checks))
+
     @property
     def size(self) -> int:
-        """About how many bytes it takes, with its place in the history."""
-        told = self.difference
-        return sum(_size(write) for write in self.writes) + (0 if told is None else told.size)
+        """About how many bytes it takes, with its place in the history, and no fewer."""
+        written = sum(_size(write) for write in self.writes)
+        checked = sum(len(check.key) + 32 for check in self.checks)
+        return written + checked + sum(each.size for each in self.changes)
 
 
 def _size(write: Write) -> int:
@@ -157,41 +206,69 @@ def units(
     """Everything that is to be written, object by object. `index` is what the store has of all
     claims, former and wanted."""
     former, now = claims(keys, tenant, had.parts), claims(keys, tenant, wanted)
-    changed = {each.path: each for each in differences(had.parts, wanted)}
-    writes: dict[str, list[Write]] = {}
-    checks: dict[str, list[Check]] = {}
-    for path, difference in changed.items():
-        name = keys.part(tenant, path)
-        writes[path] = [_written(name, path, difference.after)]
-        checks[path] = [unchanged(name, had.revisions.get(path, 0))]
+    drafts: dict[str, _Draft] = {}
+    for each in differences(had.parts, wanted):
+        name = keys.part(tenant, each.path)
+        draft = drafts.setdefault(_object(each.path), _Draft())
+        draft.changes.append(each)
+        draft.writes.append(_written(name, each.path, each.after))
+        draft.checks[unchanged(name, had.revisions.get(each.path, 0))] = None
     for claim in now.values():
         entry = index.get(claim.key)
         moved = entry is None or entry.value != claim.value
+        if not moved and claim.key in former:
+            continue  # it is this tenant's, and nobody takes what a tenant lays claim to
+        # What is only told anew, as after a rename, need not go with the object.
+        place = claim.key.decode() if claim.key in former else _object(claim.path)
+        draft = drafts.setdefault(place, _Draft())
+        draft.checks[unchanged(claim.key, 0 if entry is None else entry.modified)] = None
         if moved:
-            writes.setdefault(claim.path, []).append(Put(claim.key, claim.value))
-        if moved or claim.path in changed:
-            revision = 0 if entry is None else entry.modified
-            checks.setdefault(claim.path, []).append(unchanged(claim.key, revision))
-    for name, path in _former_places(keys, former, now):
-        entry = index.get(name)
-        if entry is not None and holder(entry.value) == tenant:
-            writes.setdefault(path, []).append(Delete(key(name)))
-            checks.setdefault(path, []).append(unchanged(name, entry.modified))
-    order = sorted(writes, key=lambda path: (path != "meta", path))
-    return [Unit(changed.get(path), tuple(writes[path]), tuple(checks[path])) for path in order]
+            draft.writes.append(Put(claim.key, claim.value))
+    for name in _left(keys, tenant, former, now, index):
+        draft = drafts.setdefault(_came_from(keys, former, name), _Draft())
+        draft.writes.append(Delete(key(name)))
+        draft.checks[unchanged(name, index[name].modified)] = None
+    return [drafts[place].unit() for place in sorted(drafts, key=_place)]
 
 
-def _former_places(
-    keys: Keys, former: Mapping[bytes, Claim], now: Mapping[bytes, Claim]
-) -> list[tuple[bytes, str]]:
-    """Where nothing leads to the tenant any more, with the part it came from."""
-    places = [(claim.key, claim.path) for claim in former.values() if claim.key not in now]
-    kept = {claim.name for claim in now.values() if claim.kind == "by-name"}
-    for claim in former.values():
-        raw = keys.raw_name(claim.name)
-        if claim.kind == "by-name" and raw != claim.key and claim.name not in kept:
-            places.append((raw, claim.path))
-    return places
+class _Draft:
+    """A unit in the making."""
+
+    def __init__(self) -> None:
+        self.changes: list[Difference] = []
+        self.writes: list[Write] = []
+        self.checks: dict[Check, None] = {}
+
+    def unit(self) -> Unit:
+        return Unit(tuple(self.changes), tuple(self.writes), tuple(self.checks))
+
+
+def _object(path: str) -> str:
+    return "domain" if kind_of(path) == "domain" else path
+
+
+def _left(
+    keys: Keys,
+    tenant: int,
+    former: Mapping[bytes, Claim],
+    now: Mapping[bytes, Claim],
+    index: Mapping[bytes, Entry],
+) -> list[bytes]:
+    """What leads to the tenant and should no longer. The raw name of an older publisher stays
+    beside ours for as long as it is right."""
+    raw = {keys.raw_name(claim.name) for claim in now.values() if claim.kind == "by-name"}
+    kept = now.keys() | (raw - former.keys())
+    return [
+        name for name, entry in index.items() if name not in kept and holder(entry.value) == tenant
+    ]
+
+
+def _came_from(keys: Keys, former: Mapping[bytes, Claim], name: bytes) -> str:
+    """The object that a key of an index goes with."""
+    if name in former:
+        return _object(former[name].path)
+    place = keys.understand(name)
+    return "domain" if isinstance(place, IndexEntry) and place.kind == "host" else "meta"
 
 
 def _written(name: bytes, path: str, value: JSON | Unread) -> Write:
@@ -211,9 +288,9 @@ def batches(tenant: int, all_units: Sequence[Unit], *, room: int = ROOM) -> list
     found: list[list[Unit]] = []
     count = size = 0
     for unit in all_units:
-        operations = max(len(unit.writes), len(unit.checks))
+        operations = unit.operations
         if unit.size > BYTES or operations > room:
-            about = unit.difference.path if unit.difference else "an index"
+            about = ", ".join(each.path for each in unit.changes) or "an index"
             raise TooLarge(
                 f"tenant {tenant}: {about} is larger than a store takes in one commit "
                 f"({unit.size} bytes, {operations} operations): nothing was written"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -9,7 +10,8 @@ from collections.abc import Callable, Mapping
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
-from mooring.tenants.keys import PLATFORM, check_id, is_path, kind_of, name_of
+from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, is_path, kind_of, name_of
+from mooring.tenants.secrets import holds_mask
 
 Rule = Callable[[JSON], str]
 """What is wrong with a value, in words that follow its name; empty where nothing is."""
@@ -19,6 +21,8 @@ _USER = re.compile(r"[A-Za-z0-9._-]+")
 _SERVICE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _LONGEST = 512  # characters of a name or user: it becomes a key
+_DEEPEST = 50  # maps and lists within one another
+_MOST = 100_000  # values within one another: a file of a few lines can stand for billions
 
 
 def _text(value: JSON) -> str:
@@ -96,14 +100,14 @@ _service = _like(_SERVICE, "in kebab-case, like evidence-query")
 
 FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "meta": {
-        "id": _number(1),
+        "id": _number(1, MAX_ID),
         "code": _code,
         "name": _name,
         "status": _one_of("active", "inactive", "suspended"),
         "billingPlan": _text,
     },
     "database": {
-        "tenantId": _number(1),
+        "tenantId": _number(1, MAX_ID),
         "serviceCode": _service,
         "driver": _text,
         "host": _text,
@@ -119,7 +123,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "enabled": _flag,
     },
     "ftp": {
-        "tenantId": _number(1),
+        "tenantId": _number(1, MAX_ID),
         "username": _user,
         "passwordHash": _text,
         "description": _text,
@@ -128,7 +132,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "writePermission": _flag,
     },
     "storage": {
-        "tenantId": _number(1),
+        "tenantId": _number(1, MAX_ID),
         "uploadQuotaGb": _number(0, whole=False),
         "maxFileSizeMb": _number(0, whole=False),
         "maxConcurrentUploads": _number(0),
@@ -177,6 +181,7 @@ def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> 
             f"{about} is no part of a tenant: there are meta, domain/primary, domain/aliases, "
             "domain/internal, database/SERVICE, ftp/USER and storage"
         )
+    check_plain(about, value)
     kind = kind_of(path)
     if kind == "domain":
         _refuse(about, (_hosts if path == "domain/aliases" else host)(value))
@@ -206,7 +211,45 @@ def _identity(tenant: int, path: str) -> dict[str, JSON]:
 
 def checked_common(path: str, value: JSON) -> JSON:
     """The same for what concerns all tenants; of the platform's configuration anything goes."""
+    check_plain(path, value)
+    if holds_mask(value):
+        raise InvalidRequest(f"{path} holds a secret that is masked: write what it is")
     return value if path.startswith(PLATFORM) else _checked_fields(path, path, value)
+
+
+def check_plain(about: str, value: object) -> None:
+    """Raise `InvalidRequest` where a value is not what JSON can say, nor as large as it looks: only
+    what reads back as it was written can be compared with what is there."""
+    below: list[tuple[str, object, int]] = [(about, value, 0)]
+    count = 0
+    while below:
+        place, each, depth = below.pop()
+        count += 1
+        if count > _MOST or depth > _DEEPEST:
+            raise InvalidRequest(f"{about} has too many values within one another")
+        if isinstance(each, dict):
+            for name, inner in each.items():
+                if not isinstance(name, str):
+                    short = isinstance(name, int | float) and not _not_plain(name)
+                    what = f"{name!r}" if short else "a name"
+                    raise InvalidRequest(f"{place}: {what} must be text (put it in quotes)")
+                _refuse(place, _not_plain(name))
+                below.append((f"{place}.{name}", inner, depth + 1))
+        elif isinstance(each, list):
+            below += [(f"{place}[{index}]", inner, depth + 1) for index, inner in enumerate(each)]
+        else:
+            _refuse(place, _not_plain(each))
+
+
+def _not_plain(value: object) -> str:
+    if isinstance(value, str):
+        # A part of a letter: it cannot be written.
+        return "contains half a letter" if any("\ud800" <= c <= "\udfff" for c in value) else ""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "must be a number that there is"
+    if isinstance(value, int):
+        return "" if -(2**63) <= value < 2**64 else "is a number that is too large"
+    return "" if value is None else f"cannot be written as JSON: {type(value).__name__}"
 
 
 def _checked_fields(

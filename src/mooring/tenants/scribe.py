@@ -1,7 +1,7 @@
 """The scribe: looks at a tenant, and writes what was decided about it, together with its history.
 
-Every write that it makes carries the next entry of the tenant's history, under the condition that
-nobody wrote that entry before: so two publishers of one tenant never overlap.
+Every write that it makes carries the next entry of the tenant's history and moves its head, under
+the condition that nobody moved it before: so two publishers of one tenant never overlap.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TypeVar
 
 import msgspec
 
-from mooring.errors import Taken
+from mooring.errors import OutcomeUnknown, Taken
 from mooring.store.contract import (
     Check,
+    Committed,
     Delete,
     Entry,
     Put,
     Query,
     Store,
     Write,
-    absent,
     between,
     key,
     unchanged,
@@ -50,6 +50,10 @@ from mooring.tenants.secrets import Keyring
 
 log = logging.getLogger(__name__)
 
+UNREADABLE = "(unreadable)"
+"""The action of an entry that cannot be understood."""
+
+_CHAPTER = BYTES // 2  # bytes of what is deleted at once: each is in the history then
 _AGED = 8  # entries looked at for their age at each publish
 
 Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
@@ -72,6 +76,8 @@ class Seen(msgspec.Struct, frozen=True):
     """What was read of a tenant, at one revision."""
 
     held: Held
+    head: int
+    """The revision at which its history last went on; 0: it has none."""
     last: int
     first: int
     aged: int
@@ -93,6 +99,8 @@ class Work:
         self.number = self.transactions = 0
         self.unsure: tuple[int, Sequence[Difference]] | None = None
         """The entry of the history that may have been written, with what changes then."""
+        self.closing = False
+        """Whether that one is the last."""
 
     def happened(self) -> None:
         assert self.unsure is not None
@@ -128,9 +136,10 @@ class Scribe:
                 Query(self._keys.parts(tenant)),
                 Query(chronicled, keys_only=True),
                 Query(chronicled, limit=_AGED),
+                Query(key(self._keys.history_head(tenant))),
             ]
         )
-        parts, all_entries, oldest = (each.entries for each in found.reads)
+        parts, all_entries, oldest, heads = (each.entries for each in found.reads)
         numbers = [n for entry in all_entries if (n := self._keys.history_number(entry.key))]
         aged = [
             number
@@ -140,7 +149,8 @@ class Scribe:
         ]
         return Seen(
             held(self._keys, tenant, parts),
-            max(numbers, default=0),
+            heads[0].modified if heads else 0,
+            max([*numbers, *(_number(head.value) for head in heads)], default=0),
             min(numbers, default=0),
             max(aged, default=0),
         )
@@ -152,6 +162,8 @@ class Scribe:
         now = claims(self._keys, tenant, wanted)
         former = claims(self._keys, tenant, there.parts)
         index = await self._entries({*now, *former}, there.parts, wanted)
+        if there.obscure:
+            index |= await self._leading(tenant)
         guards: dict[Check, None] = {}
         for claim, _, other in contested(tenant, now, self._keys, index):
             theirs = await self.look(other)
@@ -159,29 +171,28 @@ class Scribe:
                 raise Taken(
                     f"tenant {tenant}: {claim} belongs to tenant {other} already", holder=other
                 )
-            guards[absent(self._keys.history(other, theirs.last + 1))] = None
+            guards[unchanged(self._keys.history_head(other), theirs.head)] = None
         return Plan(units(self._keys, tenant, there, wanted, index), list(guards))
 
     async def write(self, work: Work, seen: Seen, plan: Plan, wanted: Parts) -> None:
         """One commit, or several where it is too large for one."""
-        tenant, number = work.tenant, seen.last
+        tenant, number, head = work.tenant, seen.last, seen.head
         writes, checks = work.also(wanted) if work.also is not None else ((), ())
-        parts = batches(tenant, plan.units, room=ROOM - len(plan.guards)) or (
-            [[]] if writes else []
-        )
+        room = ROOM - max(len(writes), len(checks) + len(plan.guards))
+        parts = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
         for place, part in enumerate(parts):
-            told = tuple(unit.difference for unit in part if unit.difference is not None)
+            told = tuple(change for unit in part for change in unit.changes)
             last = place + 1 == len(parts)
             made: list[Write] = [write for unit in part for write in unit.writes]
             if part:
-                work.unsure = (number + 1, told)
+                work.unsure, work.closing = (number + 1, told), last
                 made += self._recorded(work, number + 1, told)
                 made += self._trimmed(tenant, number + 1, seen) if place == 0 else []
-            await self._store.commit(
+            done = await self._store.commit(
                 *made,
                 *(writes if last else ()),
                 require=[
-                    absent(self._keys.history(tenant, number + 1)),
+                    unchanged(self._keys.history_head(tenant), head),
                     *(check for unit in part for check in unit.checks),
                     *plan.guards,
                     *(checks if last else ()),
@@ -189,40 +200,56 @@ class Scribe:
             )
             if part:
                 work.happened()
-                number += 1
+                number, head = number + 1, done.revision
 
     async def erase(self, work: Work, seen: Seen) -> None:
-        tenant, there, number = work.tenant, seen.held, seen.last
+        """What leads to the tenant, then the tenant: in one commit, or in several in that order."""
+        tenant, there, number, head = work.tenant, seen.held, seen.last, seen.head
         index = await self._entries({*claims(self._keys, tenant, there.parts)}, there.parts)
-        leading = sorted(
-            (entry for entry in index.values() if holder(entry.value) == tenant), key=self._order
-        )
-        *before, last = list(_chunks(leading, ROOM)) or [[]]
-        for part in before:
-            guard = absent(self._keys.history(tenant, number + 1))
-            await self._commit_deletions(part, [guard])
-        *chapters, final = list(_chapters(differences(there.parts, {}))) or [()]
-        for chapter in (*chapters, final):
-            work.unsure = (number + 1, chapter)
-            closing = chapter is final
-            revisions = list(there.revisions.items())[: ROOM - len(last)] if closing else []
-            await self._commit_deletions(
-                last if closing else [],
+        if there.obscure:
+            index |= await self._leading(tenant)
+        leading = [entry for entry in index.values() if holder(entry.value) == tenant]
+        pages = list(_chunks(sorted(leading, key=self._order), ROOM)) or [[]]
+        chapters = list(_chapters(differences(there.parts, {}))) or [()]
+        alongside = pages.pop() if len(chapters) == 1 else []
+        for page in pages:
+            await self._commit_deletions(page, [unchanged(self._keys.history_head(tenant), head)])
+        for place, chapter in enumerate(chapters):
+            closing = place + 1 == len(chapters)
+            work.unsure, work.closing = (number + 1, chapter), closing
+            names = {each.path: self._keys.part(tenant, each.path) for each in chapter}
+            seen_so = [unchanged(name, there.revisions[path]) for path, name in names.items()]
+            done = await self._commit_deletions(
+                alongside,
                 [
-                    absent(self._keys.history(tenant, number + 1)),
-                    *(unchanged(self._keys.part(tenant, path), at) for path, at in revisions),
+                    unchanged(self._keys.history_head(tenant), head),
+                    *seen_so[: ROOM - len(alongside)],
                 ],
-                *([Delete(self._keys.parts(tenant))] if closing else []),
+                *(
+                    [Delete(self._keys.parts(tenant))]
+                    if closing
+                    else [Delete(key(name)) for name in names.values()]
+                ),
                 *self._recorded(work, number + 1, chapter),
                 *(self._trimmed(tenant, number + 1, seen) if closing else []),
             )
             work.happened()
-            number += 1
+            number, head = number + 1, done.revision
+
+    async def _leading(self, tenant: int) -> dict[bytes, Entry]:
+        """All that leads to a tenant: every index has to be looked at."""
+        found = (await self._store.read(self._keys.indexes)).entries
+        return {
+            entry.key: entry
+            for entry in found
+            if holder(entry.value) == tenant
+            and isinstance(self._keys.understand(entry.key), IndexEntry)
+        }
 
     async def _commit_deletions(
         self, entries: Sequence[Entry], require: Sequence[Check], *writes: Write
-    ) -> None:
-        await self._store.commit(
+    ) -> Committed:
+        return await self._store.commit(
             *(Delete(key(entry.key)) for entry in entries),
             *writes,
             require=[*require, *(unchanged(entry.key, entry.modified) for entry in entries)],
@@ -233,14 +260,23 @@ class Scribe:
         assert isinstance(place, IndexEntry)
         return INDEXES.index(place.kind), entry.key
 
-    async def make_sure(self, work: Work) -> None:
-        """After a lost answer: was it written?"""
+    async def make_sure(self, work: Work, seen: Seen) -> bool:
+        """After a lost answer: whether all was written. Raises `OutcomeUnknown` where that cannot
+        be told any more."""
         if work.unsure is None:
-            return
-        entry = (await self._store.read(key(self._keys.history(work.tenant, work.unsure[0])))).first
+            return False
+        number = work.unsure[0]
+        entry = (await self._store.read(key(self._keys.history(work.tenant, number)))).first
+        if entry is None and seen.last >= number:
+            raise OutcomeUnknown(
+                f"tenant {work.tenant}: the answer was lost, and its place in the history "
+                f"({number}) is trimmed already: it may have been written or not"
+            )
         if entry is not None and understood(entry).token == work.token:
             work.happened()
+            return work.closing
         work.unsure = None
+        return False
 
     async def _entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:
         """What the indexes hold at these keys, and at the raw names of these parts."""
@@ -261,7 +297,11 @@ class Scribe:
             work.token,
         )
         name = self._keys.history(work.tenant, number)
-        return [Put(name, msgspec.json.encode(entry)), self.sign_of_life()]
+        return [
+            Put(name, msgspec.json.encode(entry)),
+            Put(self._keys.history_head(work.tenant), b"%d" % number),
+            self.sign_of_life(),
+        ]
 
     def _trimmed(self, tenant: int, number: int, seen: Seen) -> list[Write]:
         """What of the history goes when an entry comes."""
@@ -281,11 +321,12 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _chapters(changes: Sequence[Difference]) -> Iterator[Sequence[Difference]]:
-    """What fits into one entry of a history."""
+    """What fits into one entry of a history, and unless all fits, into one commit."""
+    most = ROOM if sum(change.size for change in changes) > _CHAPTER else len(changes)
     chapter: list[Difference] = []
     size = 0
     for change in changes:
-        if chapter and size + change.size > BYTES:
+        if chapter and (size + change.size > _CHAPTER or len(chapter) == most):
             yield tuple(chapter)
             chapter, size = [], 0
         chapter.append(change)
@@ -299,7 +340,11 @@ def understood(entry: Entry) -> HistoryEntry:
         return msgspec.json.decode(entry.value, type=HistoryEntry)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         log.warning("%s cannot be understood: %s", entry.key.decode(errors="replace"), error)
-        return HistoryEntry(int(entry.key.rpartition(b"/")[2]), "", "", "(unreadable)", ())
+        return HistoryEntry(int(entry.key.rpartition(b"/")[2]), "", "", UNREADABLE, ())
+
+
+def _number(raw: bytes) -> int:
+    return int(raw) if raw.isdigit() and len(raw) <= 12 else 0
 
 
 def now() -> str:

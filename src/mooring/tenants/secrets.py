@@ -29,7 +29,10 @@ FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
 MASK = "••••••"
 
 _NONCE, _TAG, _KEY = 12, 16, 32
-_SECRET = re.compile(r"passw(or)?d|secret|token|credential|private_?key|api_?key", re.IGNORECASE)
+_SECRET = re.compile(
+    r"passw(or)?d|passphrase|pwd|secret|token|credential|(private|api|access|encryption)[_-]?key",
+    re.IGNORECASE,
+)
 _HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
 
 
@@ -94,7 +97,7 @@ class Keyring:
         environ = os.environ if environ is None else environ
         found = [(name, environ[name]) for name in CURRENT if environ.get(name)][:1]
         found += [(FORMER, text) for text in environ.get(FORMER, "").split(",") if text.strip()]
-        return cls([_read(name, text.strip()) for name, text in found])
+        return cls([_read(name, text) for name, text in found])
 
     def seal(self, text: str) -> tuple[str, str]:
         """The sealed text and the id of its key. Must not be asked where there is no key."""
@@ -157,6 +160,9 @@ def _read(name: str, text: str) -> bytes:
     raw = text.encode()
     if len(raw) == _KEY:
         return raw
+    text = text.strip()
+    if len(text.encode()) == _KEY:
+        return text.encode()
     if re.fullmatch(r"[0-9A-Fa-f]{64}", text):
         return bytes.fromhex(text)
     try:
@@ -174,6 +180,23 @@ def _read(name: str, text: str) -> bytes:
 def is_secret(field: str) -> bool:
     """Whether a field's name says that its value must not be shown."""
     return _SECRET.search(field) is not None and _HARMLESS.search(field) is None
+
+
+def holds_mask(value: JSON) -> bool:
+    """Whether a value was masked for people: written back, it would cost the secret."""
+    if isinstance(value, dict):
+        return any(
+            (is_secret(name) and inner == MASK) or holds_mask(inner)
+            for name, inner in value.items()
+        )
+    return isinstance(value, list) and any(holds_mask(inner) for inner in value)
+
+
+def holds_secret(value: JSON) -> bool:
+    """Whether something within a value is called a secret."""
+    if isinstance(value, dict):
+        return any(is_secret(name) or holds_secret(inner) for name, inner in value.items())
+    return isinstance(value, list) and any(holds_secret(inner) for inner in value)
 
 
 def masked(value: JSON) -> JSON:

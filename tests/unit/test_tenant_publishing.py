@@ -1,0 +1,313 @@
+"""What must be written for a tenant to be what it is to be, on a model of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooring.errors import TooLarge
+from mooring.model import JSON
+from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write
+from mooring.tenants.indexing import claims, holder
+from mooring.tenants.keys import Keys, PartOf
+from mooring.tenants.publishing import (
+    BYTES,
+    ROOM,
+    Difference,
+    Held,
+    Parts,
+    Unit,
+    Unread,
+    batches,
+    contested,
+    differences,
+    held,
+    raw_names,
+    units,
+)
+
+KEYS = Keys()
+
+
+class Model:
+    """A store in a dictionary: checks, then writes, at one revision."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self.revision = 1
+
+    def commit(self, writes: Sequence[Write], checks: Sequence[Check]) -> None:
+        for check in checks:
+            entry = self.entries.get(check.key)
+            assert check.field == "modified"
+            assert (entry.modified if entry else 0) == check.expected
+        self.revision += 1
+        touched: set[bytes] = set()
+        for write in writes:
+            if isinstance(write, Put):
+                names = [write.key]
+                self.entries[write.key] = Entry(write.key, write.value, 1, self.revision, 1)
+            else:
+                names = [name for name in self.entries if name in write.range]
+                for name in names:
+                    del self.entries[name]
+                names = names or [write.range.start]
+            assert touched.isdisjoint(names)
+            touched.update(names)
+
+    def held(self, tenant: int) -> Held:
+        mine = [entry for name, entry in self.entries.items() if name in KEYS.parts(tenant)]
+        return held(KEYS, tenant, mine)
+
+    def index(self) -> dict[bytes, Entry]:
+        return {name: entry for name, entry in self.entries.items() if name in KEYS.indexes}
+
+    def tenants(self) -> set[int]:
+        places = (KEYS.understand(name) for name in self.entries)
+        return {place.tenant for place in places if isinstance(place, PartOf)}
+
+    def publish(
+        self, tenant: int, wanted: Parts, *, room: int = ROOM, alone: bool = True
+    ) -> list[list[Unit]]:
+        """As the scribe does it; nothing where it would be refused."""
+        there = self.held(tenant)
+        now, former = claims(KEYS, tenant, wanted), claims(KEYS, tenant, there.parts)
+        read = {*now, *former, *raw_names(KEYS, there.parts, wanted)}
+        index = {name: entry for name, entry in self.index().items() if name in read}
+        for claim, _, other in contested(tenant, now, KEYS, index):
+            if claim.key in claims(KEYS, other, self.held(other).parts):
+                return []
+        made = batches(tenant, units(KEYS, tenant, there, wanted, index), room=room)
+        for part in made:
+            self.commit(
+                [write for unit in part for write in unit.writes],
+                [check for unit in part for check in unit.checks],
+            )
+            if alone:
+                self.assert_whole(exactly=part is made[-1])
+        return made
+
+    def assert_whole(self, *, exactly: bool = True) -> None:
+        wanted: dict[bytes, tuple[int, bytes]] = {}
+        for tenant in self.tenants():
+            for claim in claims(KEYS, tenant, self.held(tenant).parts).values():
+                assert claim.key not in wanted
+                wanted[claim.key] = (tenant, claim.value)
+        there = {name: (holder(e.value), e.value) for name, e in self.index().items()}
+        if exactly:
+            assert there == wanted
+        # Between two commits of one publish, what an index tells may be older, not where it leads.
+        assert {k: v[0] for k, v in there.items()} == {k: v[0] for k, v in wanted.items()}
+
+
+hosts = st.sampled_from(["a.example", "B.example", "b.example", "c.example", "d.example"])
+codes = st.sampled_from(["one", "ONE", "two", "three", "four"])
+names = st.sampled_from(["One", "a b", "a%20b", "默认", "x/y", "x//y"])
+users = st.sampled_from(["meta", "bob", "Bob", "al.ice"])
+metas = st.fixed_dictionaries({"code": codes, "name": names})
+parts = st.fixed_dictionaries(
+    {},
+    optional={
+        "meta": metas,
+        "domain/primary": hosts,
+        "domain/aliases": st.lists(hosts, max_size=4),
+        "domain/internal": hosts,
+        "database/query": st.fixed_dictionaries({"port": st.integers(1, 3)}),
+        "storage": st.just({"uploadQuotaGb": 1}),
+    },
+)
+ftps = st.dictionaries(
+    users.map(lambda name: f"ftp/{name}"), st.fixed_dictionaries({"n": st.integers(0, 2)})
+)
+whole = st.tuples(parts, ftps).map(lambda both: {**both[0], **both[1]})
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 4), whole), max_size=12), st.sampled_from([20, 30, ROOM]))
+def test_the_indexes_are_what_the_data_says(steps: list[tuple[int, Parts]], room: int):
+    model = Model()
+    for tenant, wanted in steps:
+        made = model.publish(tenant, wanted, room=room)
+        assert made == [] or dict(model.held(tenant).parts) == wanted
+        model.assert_whole()
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), whole), min_size=1, max_size=6))
+def test_a_publish_repeated_writes_nothing(steps: list[tuple[int, Parts]]):
+    model = Model()
+    for tenant, wanted in steps:
+        if model.publish(tenant, wanted):
+            revision = model.revision
+            assert model.publish(tenant, wanted) == []
+            assert model.revision == revision
+
+
+@given(whole, st.sets(names))
+def test_the_raw_names_of_older_publishers_go_with_their_names(wanted: Parts, raw: set[str]):
+    model = Model()
+    model.publish(1, {"meta": {"code": "one", "name": "a%20b"}})
+    for name in raw:
+        key = KEYS.raw_name(name)
+        if key not in model.entries:
+            model.commit([Put(key, b'{"id":1}')], [])
+    meta: dict[str, JSON] = {"code": "one", "name": "a b"}
+    assert model.publish(1, {**wanted, "meta": meta}, alone=False)
+    leading = {name for name in model.index() if b"/by-name/" in name}
+    assert KEYS.index("by-name", "a b") in leading
+    assert KEYS.index("by-name", "a%20b") not in leading
+
+
+many: dict[str, JSON] = {f"ftp/user{n}": {"n": n} for n in range(300)}
+
+
+def full(code: str) -> dict[str, JSON]:
+    return {"meta": {"code": code, "name": code}, "domain/primary": f"{code}.example", **many}
+
+
+def test_what_is_too_much_for_one_commit_is_split_by_object():
+    model = Model()
+    made = model.publish(1, full("one"))
+    assert len(made) > 1
+    for part in made:
+        assert sum(unit.operations for unit in part) <= ROOM < MAX_OPERATIONS
+        for unit in part:
+            for change in unit.changes:
+                assert KEYS.part(1, change.path) in [w.key for w in unit.writes]  # type: ignore[union-attr]
+    renamed = model.publish(1, full("two"))
+    assert len(renamed) > 1
+    first = [write.key for unit in renamed[0] for write in unit.writes if isinstance(write, Put)]
+    assert KEYS.part(1, "meta") in first
+    assert KEYS.index("by-code", "two") in first
+    assert KEYS.index("host", "two.example") in first
+
+
+def test_a_tenant_of_many_hosts_is_renamed_in_several_commits():
+    model = Model()
+    aliases: list[JSON] = [f"h{n}.example" for n in range(100)]
+    more: list[JSON] = [*aliases, *(f"i{n}.example" for n in range(100))]
+    meta: dict[str, JSON] = {"code": "one", "name": "One"}
+    assert model.publish(1, {"meta": meta, "domain/aliases": aliases})
+    assert model.publish(1, {"meta": meta, "domain/aliases": more})
+    assert len(model.publish(1, {"meta": {**meta, "code": "two"}, "domain/aliases": more})) == 2
+
+
+def test_a_host_that_moves_from_one_part_to_another_is_never_without_its_index():
+    model = Model()
+    first: dict[str, JSON] = {f"database/s{n}": {"n": n} for n in range(5)}
+    domains: list[dict[str, JSON]] = [
+        {"domain/aliases": ["a.example", "b.example"]},
+        {"domain/primary": "a.example", "domain/internal": "b.example"},
+        {"domain/primary": "b.example", "domain/aliases": ["a.example"]},
+        {},
+    ]
+    for domain in domains:
+        assert model.publish(1, {**first, **domain}, room=9)
+
+
+def test_an_object_that_no_commit_takes_is_refused_before_anything_is_written():
+    model = Model()
+    with pytest.raises(TooLarge, match="storage") as error:
+        model.publish(1, {**full("one"), "storage": {"x": "a" * BYTES}})
+    assert "nothing was written" in str(error.value)
+    with pytest.raises(TooLarge, match="domain/aliases"):
+        model.publish(1, {"domain/aliases": [f"h{n}.example" for n in range(ROOM + 1)]})
+    assert model.entries == {}
+
+
+def test_true_is_not_one():
+    assert differences({"storage": {"x": 1}}, {"storage": {"x": True}}) != []
+    assert differences({"storage": {"x": 1, "y": 2}}, {"storage": {"y": 2, "x": 1}}) == []
+
+
+def test_differences_name_both_sides_and_hide_secrets():
+    before: dict[str, JSON | Unread] = {"meta": {"code": "a"}, "storage": Unread(b"hunter2")}
+    after: dict[str, JSON] = {"meta": {"code": "b"}, "database/x": {"password": "hunter2"}}
+    found = differences(before, after)
+    assert found == [
+        Difference("meta", {"code": "a"}, {"code": "b"}),
+        Difference("database/x", None, {"password": "hunter2"}),
+        Difference("storage", Unread(b"hunter2"), None),
+    ]
+    there = held(KEYS, 1, [Entry(KEYS.part(1, "database/x"), b'{"password":"hunter2"}', 1, 1, 1)])
+    for shown in (found, there, units(KEYS, 1, there, after, {})):
+        assert "hunter2" not in repr(shown)
+
+
+def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
+    there = held(
+        KEYS,
+        1,
+        [
+            Entry(KEYS.part(1, "meta"), b"{", 1, 5, 1),
+            Entry(b"jxt/tenants/1/database", b"{}", 1, 6, 1),
+        ],
+    )
+    assert there.parts == {"meta": Unread(b"{")}
+    assert there.revisions == {"meta": 5}
+    assert there.strange == (b"jxt/tenants/1/database",)
+    assert there.obscure
+
+
+@pytest.mark.parametrize(
+    ("raw", "tenant"),
+    [
+        (b'{"tenantId": 3}', 3),
+        (b'{"id": 3, "code": "x"}', 3),
+        (b'{"tenantId": null, "id": 3}', 3),
+        (b'{"tenantId": -3}', 0),
+        (b'{"id": true}', 0),
+        (b'{"id": 1e3}', 0),
+        (b'{"id": 99999999999999999999}', 0),
+        (b"3", 0),
+        (b"[]", 0),
+        (b"{", 0),
+        (b"", 0),
+        (b"[" * 100_000, 0),
+    ],
+)
+def test_to_whom_an_index_leads(raw: bytes, tenant: int):
+    assert holder(raw) == tenant
+
+
+def test_index_values_are_those_of_the_document():
+    found = claims(
+        KEYS,
+        1,
+        {
+            "meta": {"code": "default", "name": "默认租户"},
+            "domain/primary": "example.com",
+            "domain/aliases": ["www.example.com"],
+            "domain/internal": "in.ternal",
+            "ftp/bob": {},
+        },
+    )
+    told = {
+        claim.key.decode().removeprefix("jxt/tenants/_index/"): claim for claim in found.values()
+    }
+    frontend = b'{"tenantId":1,"code":"default","hostType":"frontend"}'
+    assert {name: claim.value for name, claim in told.items()} == {
+        "ftp-user/bob": '{"tenantId":1,"code":"default","name":"默认租户"}'.encode(),
+        "host/example.com": frontend,
+        "host/www.example.com": frontend,
+        "host/in.ternal": b'{"tenantId":1,"code":"default","hostType":"internal"}',
+        "by-code/default": '{"id":1,"code":"default","name":"默认租户"}'.encode(),
+        "by-name/%E9%BB%98%E8%AE%A4%E7%A7%9F%E6%88%B7": (
+            b'{"id":1,"code":"default","primaryDomain":"example.com"}'
+        ),
+    }
+    without: Iterable[bytes] = (
+        claim.value for claim in claims(KEYS, 1, {"meta": {"code": "a", "name": "A"}}).values()
+    )
+    assert b'{"id":1,"code":"a","primaryDomain":""}' in without
+
+
+def test_parts_that_cannot_be_understood_lay_claim_to_nothing_else():
+    strange: Mapping[str, object] = {
+        "meta": Unread(b"{"),
+        "domain/primary": Unread(b"\xff"),
+        "ftp/bob": Unread(b"{"),
+    }
+    assert [claim.kind for claim in claims(KEYS, 1, strange).values()] == ["ftp-user"]
