@@ -1,0 +1,553 @@
+"""`mooring tenant` as a user types it. No command that is not asked to shows a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import mooring.sync
+from mooring.store import Put
+from mooring.testing.etcd import EtcdServer, find_etcdctl
+from mooring.testing.redis import RedisServer
+
+MOORING = [sys.executable, "-m", "mooring.cli"]
+KEY, OTHER_KEY = "k" * 32, "j" * 32
+SECRETS = ("hunter2", "hunter3", "$2a$10$hash", "t0ken")
+
+ACME = """\
+id: 7
+meta: {code: Acme, name: Acme 有限公司, billingPlan: enterprise}
+domain: {primary: shop.example.com, aliases: [www.example.com], internal: shop.internal}
+database:
+  evidence-query:
+    driver: mysql
+    host: mysql-query
+    database: acme_query
+    username: acme
+    password: hunter2
+    extra: {accessToken: t0ken, pool: {size: 3}}
+ftp:
+  acme_ftp: {passwordHash: $2a$10$hash, homeDirectory: /tenants/7}
+storage: {uploadQuotaGb: 1000}
+"""
+
+
+class Terminal:
+    """Runs commands on one store, with files beside it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.environment = {"MOORING_STORE": url, "MOORING_ENCRYPTION_KEY": KEY}
+        self._printed: list[str] = []
+
+    def file(self, text: str, name: str = "acme.yaml") -> str:
+        (self.folder / name).write_text(text)
+        return str(self.folder / name)
+
+    def try_out(
+        self, *arguments: str, given: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*MOORING, "tenant", *arguments],
+            env={**os.environ, "COLUMNS": "200", **self.environment, **environment},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        if "--reveal" not in arguments:
+            self._printed.append(done.stdout + done.stderr)
+        return done
+
+    def run(self, *arguments: str, code: int = 0, given: str = "", **environment: str) -> str:
+        """What a command prints, which is to end with this code."""
+        done = self.try_out(*arguments, given=given, **environment)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def refused(self, *arguments: str, given: str = "", **environment: str) -> str:
+        """The one line with which a command fails."""
+        done = self.try_out(*arguments, given=given, **environment)
+        assert done.returncode == 1, done.stdout + done.stderr
+        (line,) = done.stderr.splitlines()
+        return line.removeprefix("mooring: ")
+
+    def records(self, *arguments: str, code: int = 0) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.run(*arguments, "--json", code=code).splitlines()]
+
+    def interactive(self, answer: str, *arguments: str) -> tuple[int, str]:
+        """In a terminal, where somebody types an answer: the exit code, and the screen."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [*MOORING, "tenant", *arguments],
+            env={**os.environ, "COLUMNS": "200", **self.environment},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            close_fds=True,
+        )
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        screen = b""
+        try:
+            while piece := os.read(ours, 4096):
+                screen += piece
+        except OSError:
+            pass  # the other side is closed
+        finally:
+            os.close(ours)
+        self._printed.append(screen.decode())
+        return process.wait(60), screen.decode()
+
+    def kept_secrets(self) -> None:
+        printed = "".join(self._printed)
+        for secret in SECRETS:
+            assert secret not in printed
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(f"sqlite://{tmp_path}/store", tmp_path)
+    yield opened
+    opened.kept_secrets()
+
+
+@pytest.fixture
+def acme(terminal: Terminal) -> Terminal:
+    terminal.run("publish", terminal.file(ACME), "--by", "alice", "--note", "first")
+    return terminal
+
+
+class TestDiffAndPublish:
+    def test_a_diff_shows_what_a_publish_would_change(self, terminal: Terminal):
+        file = terminal.file(ACME)
+        lines = terminal.run("diff", file, code=2).splitlines()
+        assert lines[0] == "+ meta"
+        assert '      name: "Acme 有限公司"' in lines
+        assert "+ database/evidence-query" in lines
+        assert "      passwordEncrypted: (sensitive value)" in lines
+        assert '+ domain/primary: "shop.example.com"' in lines
+        assert lines[-1] == "tenant 7: 7 to add, 0 to change, 0 to remove"
+        assert terminal.run("list") == ""
+        published = terminal.run("publish", file).splitlines()
+        assert published[:-1] == lines[:-1]
+        assert published[-1] == "tenant 7: 7 added, 0 changed, 0 removed (version 1)"
+        assert terminal.run("diff", file) == "tenant 7: nothing to change\n"
+        assert terminal.run("publish", file) == "tenant 7: nothing to change\n"
+
+    def test_it_names_the_fields_and_not_the_secrets(self, acme: Terminal):
+        changed = (
+            ACME.replace("enterprise", "free")
+            .replace("hunter2", "hunter3")
+            .replace("acme_ftp", "bob")
+            .replace("size: 3", "size: 4")
+        )
+        printed = acme.run("diff", "-", code=2, given=changed)
+        assert printed.splitlines() == [
+            '~ meta.billingPlan: "enterprise" → "free"',
+            "~ database/evidence-query.pool.size: 3 → 4",
+            "~ database/evidence-query.passwordEncrypted: (sensitive value changes)",
+            "- ftp/acme_ftp",
+            "+ ftp/bob",
+            "      passwordHash: (sensitive value)",
+            '      homeDirectory: "/tenants/7"',
+            "tenant 7: 1 to add, 2 to change, 1 to remove",
+        ]
+        file = acme.file(changed, "changed.yaml")
+        (record,) = acme.records("diff", file, code=2)
+        (published,) = acme.records("publish", file)
+        assert record["changes"] == published["changes"]
+        assert (published["tenant"], published["number"], published["transactions"]) == (7, 2, 1)
+        changes = published["changes"]
+        assert isinstance(changes, list)
+        assert [(each["path"], each["action"]) for each in changes] == [
+            ("meta", "change"),
+            ("database/evidence-query", "change"),
+            ("ftp/acme_ftp", "remove"),
+            ("ftp/bob", "add"),
+        ]
+        assert changes[1]["sensitive"] == ["passwordEncrypted"]
+        assert changes[1]["after"]["accessToken"] == "••••••"
+
+    def test_a_name_that_another_has_is_refused_with_who_has_it(self, acme: Terminal):
+        other = acme.file("id: 8\nmeta: {code: acme, name: Other}\n", "other.yaml")
+        for command in ("diff", "publish"):
+            told = acme.refused(command, other)
+            assert told == "tenant 8: the code 'acme' belongs to tenant 7 already"
+        assert len(acme.run("list").splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("id: 7\nmeta: {code: a, nme: b}", "unknown field 'nme', did you mean 'name'?"),
+            ("id: 7\nftp: {a: {passwordHash: 5}}", "ftp/a.passwordHash must be text"),
+            ("id: 7\nftp: {a: {passwordHash: *hunter2}}", "line 2, column 25"),
+            ("", "is a map with id"),
+        ],
+    )
+    def test_a_wrong_file_is_told_in_one_line(self, terminal: Terminal, text: str, complaint: str):
+        told = terminal.refused("publish", "-", given=text)
+        assert told.startswith("standard input: ")
+        assert complaint in told
+
+    def test_several_files_are_published_and_a_wrong_one_keeps_all_back(self, terminal: Terminal):
+        folder = terminal.folder / "tenants"
+        folder.mkdir()
+        for number in range(1, 4):
+            text = f"id: {number}\nmeta: {{code: c{number}, name: n{number}}}\n"
+            (folder / f"{number}.yaml").write_text(text)
+        (folder / "README").write_text("not a tenant")
+        wrong = terminal.file("id: 5\nmeta: {code: c5}\n", "wrong.yaml")
+        told = terminal.refused("publish", str(folder), wrong)
+        assert told.startswith(f"{wrong}: ")
+        twice = terminal.file("id: 2\n", "twice.yaml")
+        assert "tenant 2" in terminal.refused("publish", str(folder), twice)
+        assert terminal.run("list") == ""
+        lines = terminal.run("publish", str(folder)).splitlines()
+        assert [line for line in lines if line.startswith("tenant")] == [
+            f"tenant {number}: 1 added, 0 changed, 0 removed (version 1)" for number in (1, 2, 3)
+        ]
+
+    def test_of_several_the_one_that_cannot_be_is_told(self, acme: Terminal):
+        taken = acme.file("id: 1\nmeta: {code: acme, name: n1}\n", "taken.yaml")
+        good = acme.file("id: 2\nmeta: {code: c2, name: n2}\n", "good.yaml")
+        done = acme.try_out("publish", taken, good)
+        assert done.returncode == 1
+        assert f"mooring: {taken}: tenant 1: the code 'acme' belongs to tenant 7" in done.stderr
+        assert done.stdout.splitlines()[-1].startswith("tenant 2: 1 added")
+
+    def test_it_says_when_it_took_several_transactions(self, terminal: Terminal):
+        users = "".join(f"  user{number}: {{}}\n" for number in range(200))
+        file = terminal.file(f"id: 1\nmeta: {{code: c, name: n}}\nftp:\n{users}")
+        done = terminal.try_out("publish", file, "--json")
+        assert done.returncode == 0
+        assert "too large for one transaction, written in" in done.stderr
+        assert json.loads(done.stdout)["transactions"] > 1
+
+
+class TestLooking:
+    def test_tenants_are_listed_by_id(self, acme: Terminal):
+        for number, status in ((10, "suspended"), (1, "active")):
+            text = f"id: {number}\nmeta: {{code: c{number}, name: n{number}, status: {status}}}\n"
+            acme.run("publish", "-", given=text)
+        lines = [line.split("\t") for line in acme.run("list").splitlines()]
+        assert lines == [
+            ["1", "c1", "n1", "active", "-", "0", "0"],
+            ["7", "Acme", "Acme 有限公司", "active", "shop.example.com", "1", "1"],
+            ["10", "c10", "n10", "suspended", "-", "0", "0"],
+        ]
+        (record,) = acme.records("list", "--status", "suspended")
+        assert record == {
+            "id": 10,
+            "code": "c10",
+            "name": "n10",
+            "status": "suspended",
+            "primaryDomain": None,
+            "databases": 0,
+            "ftpUsers": 0,
+        }
+        assert acme.run("list", "--namespace", "elsewhere") == ""
+
+    def test_secrets_are_shown_to_who_asks(self, acme: Terminal):
+        lines = acme.run("show", "7").splitlines()
+        assert lines[0].split("\t")[0] == "meta"
+        assert "database/evidence-query\tpasswordEncrypted\t••••••" in lines
+        assert "ftp/acme_ftp\tpasswordHash\t••••••" in lines
+        assert "domain/primary\t-\tshop.example.com" in lines
+        done = acme.try_out("show", "7", "--reveal", "--json")
+        record = json.loads(done.stdout)
+        assert record["database"]["evidence-query"]["password"] == "hunter2"
+        assert record["ftp"]["acme_ftp"]["passwordHash"] == "$2a$10$hash"
+        assert record["id"] == record["meta"]["id"] == 7
+        assert done.stderr == "mooring: tenant 7: its secrets are shown in clear text\n"
+        for key in (OTHER_KEY, ""):
+            done = acme.try_out("show", "7", "--reveal", MOORING_ENCRYPTION_KEY=key)
+            assert done.returncode == 1
+            assert "evidence-query: a password is encrypted" in done.stderr
+            assert "hunter2" not in done.stdout
+
+    def test_what_it_shows_as_yaml_can_be_published_again(self, acme: Terminal):
+        text = acme.run("show", "7", "--yaml")
+        assert "Acme 有限公司" in text
+        assert acme.run("diff", "-", given=text) == "tenant 7: nothing to change\n"
+        changed = text.replace("enterprise", "free")
+        printed = acme.run("publish", "-", given=changed)
+        assert printed.splitlines()[0] == '~ meta.billingPlan: "enterprise" → "free"'
+        revealed = acme.try_out("show", "7", "--reveal").stdout
+        assert "hunter2" in revealed
+        assert "t0ken" in revealed
+
+    def test_hostile_text_does_nothing_to_a_terminal(self, terminal: Terminal):
+        """Anybody may have written it into the store."""
+        name = "\x1b]0;owned\x07\u202eevil\nline\x9b2J"
+        meta = {"code": name, "name": name, "status": name, "\x1b[2Jfield": name}
+        with mooring.sync.connect(terminal.url) as hub:
+            hub.store.commit(
+                Put(b"jxt/tenants/3/meta", json.dumps(meta).encode()),
+                Put(b"jxt/tenants/3/ftp/\x1b[31mred", json.dumps({"description": name}).encode()),
+                Put(b"jxt/tenants/3/database/broken", b"\x1b[2J{"),
+                Put(b"jxt/tenants/3/\x1b[2Jforeign", b""),
+            )
+        commands = [["list"], ["show", "3"], ["show", "3", "--yaml"], ["delete", "3", "--yes"]]
+        for arguments in [*commands, ["history", "3"], ["history", "3", "1"]]:
+            done = terminal.try_out(*arguments)
+            assert done.returncode == 0, done.stderr
+            for letter in ("\x1b", "\x07", "\u202e", "\x9b"):
+                assert letter not in done.stdout + done.stderr, arguments
+            if arguments == ["list"]:
+                assert len(done.stdout.splitlines()) == 1
+                assert "database/broken cannot be understood: not JSON" in done.stderr
+
+    def test_a_tenant_is_found_by_whatever_leads_to_it(self, acme: Terminal):
+        for arguments in (
+            ["SHOP.example.com:8443"],
+            ["shop.internal"],
+            ["--code", "acme"],
+            ["--name", "Acme 有限公司"],
+            ["--ftp-user", "acme_ftp"],
+            ["--header", "X-Tenant-ID: 7"],
+            ["--url", "https://shop/path", "--header", "x-tenant-id: ACME"],
+        ):
+            assert acme.run("resolve", *arguments) == "7\n", arguments
+        (record,) = acme.records("resolve", "www.example.com")
+        assert record == {
+            "tenant": 7,
+            "by": "host",
+            "name": "www.example.com",
+            "status": "active",
+            "why": "jxt/tenants/_index/host/www.example.com leads to it",
+        }
+        assert "no tenant has the code 'x'" in acme.refused("resolve", "--code", "x")
+        assert "is missing" in acme.refused("resolve", "--url", "http://shop.example.com/")
+        (record,) = acme.records("resolve", "other.example.com", code=1)
+        assert record["tenant"] is None
+        assert acme.try_out("resolve").returncode == 2
+        assert acme.try_out("resolve", "a.b", "--code", "c").returncode == 2
+
+    def test_a_request_is_resolved_as_the_store_says(self, acme: Terminal):
+        with mooring.sync.connect(acme.url) as hub:
+            publisher = hub.publisher()
+            publisher.put_common("common/resolver", {"httpType": "path", "httpPathIndex": 1})
+            publisher.put(7, "meta", {"code": "acme", "name": "Acme", "status": "suspended"})
+        done = acme.try_out("resolve", "--url", "http://any/v1/ACME/orders?x=1")
+        assert done.stdout == "7\n"
+        assert "tenant 7 is suspended: such a request is refused with 403" in done.stderr
+
+    def test_an_index_that_leads_nowhere_finds_nobody(self, acme: Terminal):
+        with mooring.sync.connect(acme.url) as hub:
+            orphan = b"jxt/tenants/_index/host/orphan.example.com"
+            hub.store.commit(Put(orphan, b'{"tenantId": 7}'))
+        told = acme.refused("resolve", "orphan.example.com")
+        assert "leads to tenant 7, which does not have the host" in told
+
+
+class TestHistoryAndDeletion:
+    def test_a_history_tells_who_changed_what(self, acme: Terminal):
+        acme.run("publish", "-", given=ACME.replace("enterprise", "free").replace("er2", "er3"))
+        first, second = (line.split("\t") for line in acme.run("history", "7").splitlines())
+        assert (first[0], first[2], first[3], first[5]) == ("1", "alice", "publish", "first")
+        assert second[4] == "meta, database/evidence-query"
+        assert acme.run("history", "7", "2").splitlines() == [
+            '~ meta.billingPlan: "enterprise" → "free"',
+            "~ database/evidence-query.passwordEncrypted: (sensitive value changes)",
+        ]
+        records = acme.records("history", "7")
+        assert [record["number"] for record in records] == [1, 2]
+        assert acme.records("history", "7", "2") == records[1:]
+        assert "(there are 1 to 2)" in acme.refused("history", "7", "9")
+        assert "there is no tenant 9" in acme.refused("history", "9")
+
+    def test_a_secret_that_stayed_is_not_said_to_change(self, acme: Terminal):
+        """In a history it is sealed anew each time."""
+        acme.run("publish", "-", given=ACME.replace("/tenants/7", "/home/7"))
+        expected = '~ ftp/acme_ftp.homeDirectory: "/tenants/7" → "/home/7"\n'
+        assert acme.run("history", "7", "2") == expected
+        without = acme.run("history", "7", "2", MOORING_ENCRYPTION_KEY=OTHER_KEY)
+        assert "ftp/acme_ftp.passwordHash: (sensitive value, which may have changed" in without
+
+    def test_a_tenant_comes_back_by_a_rollback(self, acme: Terminal):
+        before = acme.try_out("show", "7", "--reveal").stdout
+        told = acme.refused("delete", "7")
+        assert told == (
+            'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, of them 1 databases and 1 '
+            "FTP users? Nobody can be asked here: say --yes"
+        )
+        done = acme.try_out("delete", "7", "--yes", "--note", "gone")
+        assert done.returncode == 0
+        assert done.stderr == "mooring: to undo: mooring tenant rollback 7 1\n"
+        assert done.stdout.splitlines()[-1] == "tenant 7: 0 added, 0 changed, 7 removed (version 2)"
+        assert acme.refused("show", "7") == "there is no tenant 7"
+        assert acme.refused("delete", "7", "--yes") == "there is no tenant 7"
+        acme.refused("resolve", "shop.example.com")
+        assert acme.run("history", "7").splitlines()[1].split("\t")[3] == "delete"
+        assert "say --yes" in acme.try_out("rollback", "7", "1").stderr
+        shown = acme.run("rollback", "7", "1", "--yes").splitlines()
+        assert shown[-1] == "tenant 7: 7 to add, 0 to change, 0 to remove"
+        assert acme.try_out("show", "7", "--reveal").stdout == before
+        assert acme.run("resolve", "shop.example.com") == "7\n"
+        assert "nothing to change" in acme.run("rollback", "7", "3")
+        assert "(there are 0 to 3)" in acme.refused("rollback", "7", "8", "--yes")
+
+    def test_in_a_terminal_it_asks(self, acme: Terminal):
+        code, screen = acme.interactive("n", "delete", "7")
+        assert code == 1
+        assert "Delete tenant 7" in screen
+        assert "nothing was changed" in screen
+        assert acme.run("resolve", "--code", "acme") == "7\n"
+        code, screen = acme.interactive("y", "delete", "7")
+        assert code == 0, screen
+        assert "\x1b[31m-\x1b[0m meta" in screen
+        assert acme.run("list") == ""
+        code, screen = acme.interactive("y", "rollback", "7", "1")
+        assert code == 0, screen
+        assert "\x1b[32m+\x1b[0m meta" in screen
+        assert acme.run("resolve", "--code", "acme") == "7\n"
+
+    def test_without_a_key_it_says_what_no_rollback_brings_back(self, acme: Terminal):
+        done = acme.try_out("delete", "7", "--yes", MOORING_ENCRYPTION_KEY="")
+        assert "has secrets that no rollback brings back" in done.stderr
+
+    def test_passwords_are_moved_to_another_key(self, acme: Terminal):
+        assert "there is no key to seal with" in acme.refused("rekey", MOORING_ENCRYPTION_KEY="")
+        done = acme.try_out("rekey", MOORING_ENCRYPTION_KEY=OTHER_KEY)
+        assert done.returncode == 1
+        assert (
+            "tenant 7: database/evidence-query: a password is encrypted with the key" in done.stderr
+        )
+        acme.environment |= {
+            "MOORING_ENCRYPTION_KEY": OTHER_KEY,
+            "MOORING_FORMER_ENCRYPTION_KEYS": KEY,
+        }
+        (record,) = acme.records("rekey")
+        assert record == {"tenants": 1, "entries": 2, "problems": []}
+        del acme.environment["MOORING_FORMER_ENCRYPTION_KEYS"]
+        assert "hunter2" in acme.run("show", "7", "--reveal")
+        acme.run("delete", "7", "--yes")
+        acme.run("rollback", "7", "2", "--yes")
+        assert "$2a$10$hash" in acme.run("show", "7", "--reveal")
+
+
+class TestWhere:
+    def test_a_store_that_is_a_redis_says_what_to_do(
+        self, terminal: Terminal, redis: Callable[[str], RedisServer]
+    ):
+        url = redis("7.0").url
+        for arguments in (["list"], ["publish", terminal.file(ACME)], ["resolve", "a.b"]):
+            told = terminal.refused(*arguments, MOORING_STORE=url)
+            assert "keeps a registry and nothing else: locks, tenants" in told
+
+    def test_no_store_and_a_wrong_key_are_told(self, terminal: Terminal):
+        told = terminal.refused("list", MOORING_STORE="etcd://127.0.0.1:1?timeout=1s")
+        assert "nothing listens at 127.0.0.1:1" in told
+        told = terminal.refused("publish", terminal.file(ACME), MOORING_ENCRYPTION_KEY="t0ken")
+        assert "MOORING_ENCRYPTION_KEY is not a key of 32 bytes" in told
+        assert terminal.try_out("show", "0").returncode == 2
+
+    @pytest.mark.parametrize("backend", ["etcd-3.5", "etcd-3.4", "served"])
+    def test_the_queries_of_etcdctl_find_what_was_published(
+        self,
+        backend: str,
+        etcd: Callable[[str], EtcdServer],
+        served: Callable[[], str],
+        tmp_path: Path,
+    ):
+        """The patterns of the key format's own document, to the letter but for the namespace."""
+        url = served() if backend == "served" else etcd(backend.removeprefix("etcd-")).url
+        namespace = f"jxt-{tmp_path.name}"
+        terminal = Terminal(url, tmp_path)
+        terminal.environment["MOORING_TENANTS_NAMESPACE"] = namespace
+        sales = ACME.replace("id: 7", "id: 1").replace(
+            "storage:", "  sales_ftp: {}\n  meta: {}\nstorage:"
+        )
+        terminal.run("publish", terminal.file(sales))
+        terminal.run("publish", "-", given="id: 10\nmeta: {code: ten, name: Ten}\nftp: {ten: {}}\n")
+
+        def etcdctl(*arguments: str) -> list[str]:
+            program = find_etcdctl("3.4" if backend == "etcd-3.4" else "3.5")
+            done = subprocess.run(
+                [program, f"--endpoints={url.removeprefix('etcd://')}", *arguments],
+                env={**os.environ, "ETCDCTL_API": "3"},
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=True,
+            )
+            return [line.removeprefix(f"{namespace}/") for line in done.stdout.splitlines() if line]
+
+        def found(prefix: str) -> dict[str, str]:
+            lines = etcdctl("get", f"{namespace}/{prefix}", "--prefix")
+            return dict(zip(lines[::2], lines[1::2], strict=True))
+
+        everything = found("tenants/1/")
+        assert list(everything) == [
+            "tenants/1/database/evidence-query",
+            "tenants/1/domain/aliases",
+            "tenants/1/domain/internal",
+            "tenants/1/domain/primary",
+            "tenants/1/ftp/acme_ftp",
+            "tenants/1/ftp/meta",
+            "tenants/1/ftp/sales_ftp",
+            "tenants/1/meta",
+            "tenants/1/storage",
+        ]
+        assert everything["tenants/1/domain/primary"] == "shop.example.com"
+        assert json.loads(everything["tenants/1/domain/aliases"]) == ["www.example.com"]
+        assert json.loads(everything["tenants/1/meta"]) == {
+            "id": 1,
+            "code": "Acme",
+            "name": "Acme 有限公司",
+            "status": "active",
+            "billingPlan": "enterprise",
+        }
+        users = found("tenants/1/ftp/")
+        assert [json.loads(value)["username"] for value in users.values()] == [
+            "acme_ftp",
+            "meta",
+            "sales_ftp",
+        ]
+        ((path, database),) = found("tenants/1/database/").items()
+        assert path == "tenants/1/database/evidence-query"
+        assert json.loads(database)["serviceCode"] == "evidence-query"
+        assert "hunter2" not in database
+        index = found("tenants/_index/")
+        assert {path: json.loads(value) for path, value in index.items()} == {
+            "tenants/_index/by-code/acme": {"id": 1, "code": "Acme", "name": "Acme 有限公司"},
+            "tenants/_index/by-code/ten": {"id": 10, "code": "ten", "name": "Ten"},
+            "tenants/_index/by-name/Acme%20%E6%9C%89%E9%99%90%E5%85%AC%E5%8F%B8": {
+                "id": 1,
+                "code": "Acme",
+                "primaryDomain": "shop.example.com",
+            },
+            "tenants/_index/by-name/Ten": {"id": 10, "code": "ten", "primaryDomain": ""},
+            **{
+                f"tenants/_index/ftp-user/{user}": {
+                    "tenantId": 1,
+                    "code": "Acme",
+                    "name": "Acme 有限公司",
+                }
+                for user in ("acme_ftp", "meta", "sales_ftp")
+            },
+            "tenants/_index/ftp-user/ten": {"tenantId": 10, "code": "ten", "name": "Ten"},
+            **{
+                f"tenants/_index/host/{host}": {
+                    "tenantId": 1,
+                    "code": "Acme",
+                    "hostType": "internal" if host == "shop.internal" else "frontend",
+                }
+                for host in ("shop.example.com", "shop.internal", "www.example.com")
+            },
+        }
+        terminal.run("delete", "1", "--yes")
+        assert found("tenants/1/") == {}
+        assert list(found("tenants/10/")) == ["tenants/10/ftp/ten", "tenants/10/meta"]
+        assert all(json.loads(value).get("code") == "ten" for value in found("tenants/_").values())
+        terminal.kept_secrets()
