@@ -22,9 +22,6 @@ from tests.acceptance.serving import Served
 settings.register_profile("mooring", deadline=None)
 settings.load_profile("mooring")
 
-_PROCESSES = ("acceptance", "faults", "features")
-"""Folders whose tests start processes, each of which is slow to start among many."""
-
 BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
 
 
@@ -37,7 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker("timed")
-        if item.path.parent.name in _PROCESSES and not item.get_closest_marker("timeout"):
+        # Elsewhere tests start processes and servers, which are slow among many.
+        if item.path.parent.name != "unit" and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
     soaking = bool(config.getoption("--soak"))
     chosen = [item for item in items if bool(item.get_closest_marker("soak")) is soaking]

@@ -28,7 +28,7 @@ class Place:
     def __init__(self, server: RedisServer, folder: Path) -> None:
         self.server, self.v2 = server, uuid.uuid4().hex[:8]
         self.v1 = f"v1-{self.v2}"
-        self.url = f"{server.url}?prefix={self.v2}"
+        self.url = f"{server.url}?prefix={self.v2}&expire=10m"
         self.verified = folder / "verified"
 
     def register(self, service: str, id: str, **told: str) -> None:

@@ -611,12 +611,13 @@ async def test_a_bridge_outlives_redis(fresh_redis: Callable[..., RedisServer]):
         await eventually(there, within=30)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("tier1", [False, True], ids=["other keys", "tier 1"])
 async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path, tier1: bool):
     flags = ["--cluster-require-full-coverage", "no"]
     with RedisCluster(tmp_path, series="6.2", node_timeout=5.0, flags=flags) as cluster:
         cluster.start()
-        async with place(cluster, timeout="10s") as here:
+        async with place(cluster, timeout="15s") as here:
             v1, keys = here.v1, here.registry.keys
             home = cluster.master_of(keys.services)
             down = home if tier1 else next(m for m in cluster.members if m is not home)
@@ -638,7 +639,7 @@ async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path
                 down.kill()
                 if not tier1:
                     v1.register(later, "a")
-                until = time.monotonic() + 14
+                until = time.monotonic() + 19
                 while time.monotonic() < until:
                     v1.beat(good, "a")
                     if not tier1:
