@@ -193,7 +193,10 @@ async def test_of_two_workers_one_registers_and_the_other_takes_over_when_it_is_
         await eventually(gone)
 
 
-async def test_a_worker_that_goes_hands_over_without_a_gap(hub: mooring.Hub):
+async def test_a_worker_that_goes_hands_over_without_a_gap(
+    hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mooring.workers.HAND_OVER", 20.0)
     one = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
     async with mooring.connect(hub.registry.url) as elsewhere:
         two = SharedRegistration(elsewhere, Instance("echo", "10.0.0.1", 80))

@@ -57,7 +57,7 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
         server.command("SCRIPT", "FLUSH")
         echo[0].update(metadata={"a": "1"}, healthy=False)
         await eventually(lambda: any(i.metadata == {"a": "1"} for i in view.instances))
-        assert registry_of(consumer)._changes.hears("echo")
+        await eventually(lambda: registry_of(consumer)._changes.hears("echo"))
         assert len((await consumer.registry.instances("echo")).instances) == 3
         assert [*await consumer.registry.services()] == [("echo", 3)]
         assert await consumer.registry.config("echo") == {}
