@@ -1,0 +1,324 @@
+"""A tenant in one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest
+from mooring.model import JSON
+from mooring.tenants.document import load, parse, read, written
+from mooring.tenants.merging import merged
+from mooring.tenants.publishing import Parts, Unread, differences
+from mooring.tenants.secrets import Keyring
+
+RING = Keyring([b"k" * 32])
+
+WHOLE = """
+id: 1
+meta: {code: default, name: 默认租户, billingPlan: enterprise}
+domain: {primary: example.com, aliases: [www.example.com], internal: shop.internal}
+database:
+  evidence-query: {driver: mysql, host: mysql-query, port: 3306, database: tenant_query}
+ftp:
+  default_ftp: {passwordHash: $2a$10$..., homeDirectory: /tenants/1}
+  meta: {}
+storage: {uploadQuotaGb: 1000}
+"""
+
+PATHS = {
+    "meta",
+    "domain/primary",
+    "domain/aliases",
+    "domain/internal",
+    "database/evidence-query",
+    "ftp/default_ftp",
+    "ftp/meta",
+    "storage",
+}
+
+
+def refused(text: str, *, as_json: bool = False) -> str:
+    with pytest.raises(InvalidRequest) as error:
+        read(text, of="file", as_json=as_json)
+    assert "hunter2" not in str(error.value)
+    return str(error.value)
+
+
+def test_yaml_and_json_say_the_same(tmp_path: Path):
+    one, other = tmp_path / "tenant.yaml", tmp_path / "tenant.json"
+    one.write_text(WHOLE, encoding="utf-8")
+    other.write_text("\ufeff" + json.dumps(yaml.safe_load(WHOLE)), encoding="utf-8")
+    assert load(one) == load(other)
+    assert load(one).applied({}, RING).keys() == PATHS
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(InvalidRequest, match=r"none\.yaml cannot be read"):
+        load(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InvalidRequest, match=r"broken\.yaml"):
+        load(broken)
+
+
+def applied(text: str) -> set[str]:
+    """What is left of a whole tenant."""
+    there = parse(yaml.safe_load(WHOLE)).applied({}, RING)
+    return set(read(text, of="file").applied(there, RING))
+
+
+def test_a_section_left_out_stays():
+    assert applied("id: 1") == PATHS
+
+
+@pytest.mark.parametrize("empty", ["", " {}", " null", " ~"])
+@pytest.mark.parametrize("section", ["domain", "database", "ftp", "storage"])
+def test_an_empty_section_is_removed(section: str, empty: str):
+    left = {path for path in PATHS if not path.startswith(section)}
+    assert applied(f"id: 1\n{section}:{empty}") == left
+
+
+def test_a_section_is_all_there_is_of_it():
+    left = applied("id: 1\nftp: {bob: {}}\ndomain: {primary: a.example, aliases: [], internal: ''}")
+    assert left == PATHS - {"ftp/default_ftp", "ftp/meta", "domain/aliases", "domain/internal"} | {
+        "ftp/bob"
+    }
+
+
+def test_meta_is_not_removed():
+    assert "meta cannot be removed" in refused("id: 1\nmeta: {}")
+    assert "meta cannot be removed" in refused("id: 1\nmeta:")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "a tenant's file is a map"),
+        ("[1, 2]", "a tenant's file is a map"),
+        ("meta: {code: a, name: b}", "id is missing"),
+        ("id: '1'", "positive integer"),
+        ("id: 0", "positive integer"),
+        ("id: yes", "positive integer"),
+        ("id: 1\nmetta: {}", "unknown section 'metta', did you mean 'meta'?"),
+        ("id: 1\nftps: {}", "unknown section 'ftps', did you mean 'ftp'?"),
+        ("id: 1\ndomain: {primry: a.example}", "domain has an unknown field 'primry', did you"),
+        ("id: 1\ndomain: {primary: false}", "domain/primary must be text"),
+        ("id: 1\ndomain: {aliases: 0}", "domain/aliases must be a list"),
+        ("id: 1\ndomain: a.example", "domain must be a map"),
+        ("id: 1\nftp: [bob]", "ftp must be a map"),
+        ("id: 1\nftp: {12345: {}}", "12345 must be text (put it in quotes)"),
+        ("id: 1\nftp: {on: {}}", "must be text"),
+        ("id: 1\nftp: {a/b: {}}", "text without a slash"),
+        ("id: 1\nftp: {'': {}}", "text without a slash"),
+        ("id: 1\nftp: {bob: }", "ftp/bob must be a map of fields, not nothing"),
+        ("id: 1\nmeta: {code: 123, name: x}", "meta.code must be text, not a number (put it in"),
+        ("id: 1\nmeta: {code: x, name: no}", "meta.name must be text, not true or false"),
+        ("id: 1\nmeta: {code: x, name: !!timestamp 2024-01-01}", "cannot be written as JSON: date"),
+        ("id: 1\nstorage: {extra: {x: !!set {a, b}}}", "cannot be written as JSON: set"),
+        ("id: 1\nstorage: {extra: {x: !!binary aGk=}}", "cannot be written as JSON: bytes"),
+        ("id: 1\nstorage: {extra: {x: .nan}}", "extra.x must be a number that there is"),
+        ("id: 1\nstorage: {extra: {1: a}}", "1 must be text"),
+        ("id: 1\nstorage: {? [a, b] : c}", "unhashable"),
+        ("id: 1\nstorage: {uploadQuotaGb: .inf}", "uploadQuotaGb must be a number that there is"),
+        (f"id: 1\nstorage: {{uploadQuotaGb: 0x{'f' * 9000}}}", "too large"),
+        (f"id: {'9' * 9000}", "too long"),
+        ("id: 1\nstorage: !!python/object:os.system {}", "not YAML"),
+        ("id: 1\nstorage: !!timestamp hunter2", "tag"),
+        ("id: 1\nstorage: !!bool hunter2", "tag"),
+        ("id: 1\nstorage: !!int hunter2", "tag"),
+        ("id: 1\n---\nid: 2", "not YAML"),
+        ("id: 1\nstorage: \x00", "not YAML"),
+        ("id: 1\ndatabase: {a: {password: 'hunter2}}", "not YAML"),
+        ("id: 1\ndatabase:\n  a:\n    password: hunter2: x", "not YAML"),
+        ("id: 1\ndatabase:\n\ta: hunter2", "not YAML"),
+        ("id: 1\ndatabase: {a: {password: *hunter2}}", "not YAML"),
+        ("id: 1\ndatabase: {a: {pasword: hunter2}}", "did you mean 'password'?"),
+        ("id: 1\ndatabase: {a: {driver: x, database: x, password: ••••••}}", ""),
+    ],
+)
+def test_what_is_wrong_is_said_without_a_secret(text: str, told: str):
+    if not told:
+        document = read(text, of="file")
+        with pytest.raises(InvalidRequest, match="password is masked"):
+            document.applied({}, RING)
+        return
+    assert told in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("id: 1\nid: 2", "'id' stands there twice"),
+        ("id: 1\nstorage:\n  extra: {a: 1}\n  extra: {a: 2}", "'extra' stands there twice, line 4"),
+        ("id: 1\ndatabase: {a: {password: hunter2, password: hunter2}}", "'password' stands"),
+    ],
+)
+def test_a_key_that_stands_twice_is_a_mistake(text: str, told: str):
+    assert told in refused(text)
+
+
+def test_in_json_too():
+    assert "'id' stands there twice" in refused('{"id": 1, "id": 2}', as_json=True)
+    assert "not JSON" in refused('{"id": 1, "x": "hunter2', as_json=True)
+    assert "too many" in refused("[" * 100_000, as_json=True)
+    assert "too many" in refused("[" * 5_000)
+
+
+def test_dates_and_times_are_text():
+    told = read("id: 1\nmeta: {code: a, name: 2024-01-01, billingPlan: 2024-01-01 10:00:00}", of="")
+    assert told.sections["meta"]["meta"] == {
+        "code": "a",
+        "name": "2024-01-01",
+        "billingPlan": "2024-01-01 10:00:00",
+    }
+
+
+def test_anchors_and_merges_work():
+    text = """
+    id: 1
+    database:
+      a: &mysql {driver: mysql, host: db, database: a}
+      b: {<<: *mysql, database: b}
+      c: {<<: [*mysql, {port: 3306}], database: c}
+    """
+    found = read(text, of="file").sections["database"]
+    assert found["database/b"] == {"driver": "mysql", "host": "db", "database": "b"}
+    assert found["database/c"] == {"driver": "mysql", "host": "db", "port": 3306, "database": "c"}
+
+
+def test_a_merge_of_a_merge_is_no_key_twice():
+    text = """
+    id: 1
+    storage: {extra: {a: &a {x: 1, y: 1}, b: &b {<<: *a, y: 2}, c: {<<: *b, y: 3}}}
+    """
+    found = cast(Any, read(text, of="file").sections["storage"]["storage"])
+    assert found["extra"]["c"] == {"x": 1, "y": 3}
+
+
+def test_a_few_lines_that_stand_for_billions_are_refused():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    body = "\n    ".join(lines)
+    assert "too many values" in refused(f"id: 1\nstorage:\n  extra:\n    {body}")
+    assert "too many values" in refused("id: 1\nstorage: &a {extra: {x: *a}}")
+    maps = ["a0: &a0 {x0: 1, x1: 1, x2: 1}"]
+    maps += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+    body = "\n    ".join(maps)
+    assert "too large" in refused(f"id: 1\nstorage:\n  extra:\n    {body}")
+
+
+def test_what_mooring_does_not_know_goes_under_extra():
+    told = read("id: 1\nstorage: {extra: {region: eu}}", of="file")
+    assert told.applied({}, RING) == {"storage": {"tenantId": 1, "region": "eu"}}
+    assert "unknown field 'region'" in refused("id: 1\nstorage: {region: eu}")
+
+
+def test_secrets_left_out_are_kept():
+    first = read(
+        "id: 1\nftp: {bob: {passwordHash: h}}\n"
+        "database: {a: {driver: x, database: x, password: pw, extra: {apiToken: t}}}",
+        of="file",
+    ).applied({}, RING)
+    again = read(
+        "id: 1\nftp: {bob: {}}\ndatabase: {a: {driver: x, database: y}}", of="file"
+    ).applied(first, RING)
+    assert again["ftp/bob"] == first["ftp/bob"]
+    assert differences(first, again)[0].path == "database/a"
+    before, after = (cast(dict[str, JSON], each["database/a"]) for each in (first, again))
+    assert after == {**before, "database": "y"}
+
+
+def test_a_document_does_not_show_its_secrets():
+    told = read("id: 1\ndatabase: {a: {driver: x, database: x, password: hunter2}}", of="file")
+    assert "hunter2" not in repr(told)
+
+
+def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
+    there: dict[str, JSON | Unread] = {
+        "database/a": {
+            "tenantId": 1,
+            "serviceCode": "a",
+            "driver": "x",
+            "database": "x",
+            "username": "u",
+            "enabled": True,
+            "password": "hunter2",
+            "apiToken": "hunter2",
+            "smtp": {"host": "h", "password": "hunter2"},
+            "list": [{"secret": "hunter2"}],
+            "region": {"a": 1},
+        },
+        "ftp/bob": {"tenantId": 1, "username": "bob", "passwordHash": "hunter2"},
+        "domain/primary": "a.example",
+        "storage": Unread(b"{"),
+    }
+    shown = written(1, there)
+    assert "hunter2" not in json.dumps(shown)
+    assert shown == {
+        "id": 1,
+        "domain": {"primary": "a.example"},
+        "database": {
+            "a": {
+                "driver": "x",
+                "database": "x",
+                "username": "u",
+                "enabled": True,
+                "extra": {"region": {"a": 1}},
+            }
+        },
+        "ftp": {"bob": {}},
+    }
+    assert differences(there, parse(shown).applied(there, Keyring())) == []
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+extras = st.dictionaries(texts.map(lambda text: f"x{text}"), values, max_size=3)
+names = texts.filter(lambda text: text.strip() != "")
+labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,5}[a-z0-9])?", fullmatch=True)
+hosts = st.lists(labels, min_size=1, max_size=3).map(".".join)
+tenants = st.fixed_dictionaries(
+    {
+        "meta": st.fixed_dictionaries(
+            {
+                "code": st.from_regex(r"[A-Za-z0-9_]{1,5}", fullmatch=True),
+                "name": names,
+                "extra": extras,
+            }
+        )
+    },
+    optional={
+        "domain/primary": hosts,
+        "domain/aliases": st.lists(hosts, min_size=1, max_size=3),
+        "domain/internal": hosts,
+        "database/a-1": st.fixed_dictionaries(
+            {"driver": st.just("mysql"), "database": names},
+            optional={"password": names, "port": st.integers(1, 65535), "enabled": st.booleans()},
+        ),
+        "ftp/meta": st.fixed_dictionaries({}, optional={"passwordHash": names, "extra": extras}),
+        "storage": st.fixed_dictionaries(
+            {"uploadQuotaGb": st.integers(1, 9)}, optional={"extra": extras}
+        ),
+    },
+)
+
+
+@settings(max_examples=50)
+@given(tenants, st.booleans())
+def test_what_is_shown_can_be_published_again_and_changes_nothing(told: Any, as_json: bool):
+    there: Parts = {path: merged(1, path, None, value, RING) for path, value in told.items()}
+    shown = written(1, there)
+    text = json.dumps(shown) if as_json else yaml.safe_dump(shown, allow_unicode=True)
+    again = read(text, of="file", as_json=as_json).applied(there, RING)
+    assert differences(there, again) == []

@@ -1,0 +1,284 @@
+"""What may be written for a tenant: every rule broken once, each refusal with its field."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from mooring.errors import InvalidRequest
+from mooring.model import JSON
+from mooring.tenants.merging import merged
+from mooring.tenants.rules import checked, checked_common
+from mooring.tenants.secrets import MASK, Keyring
+
+META: dict[str, JSON] = {"code": "one", "name": "One"}
+DATABASE: dict[str, JSON] = {"driver": "mysql", "database": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("meta", {**META, "code": "a-b"}, "meta.code must be letters, digits and underscores"),
+        ("meta", {**META, "code": "ä"}, "meta.code must be letters"),
+        ("meta", {**META, "code": "one\n"}, "meta.code must be letters"),
+        ("meta", {**META, "code": 5}, "meta.code must be text, not a number (put it in quotes)"),
+        ("meta", {**META, "code": ""}, "meta.code must be"),
+        ("meta", {**META, "code": "a" * 513}, "meta.code is longer than 512"),
+        ("meta", {"name": "One"}, "meta.code is missing"),
+        ("meta", {"code": "one"}, "meta.name is missing"),
+        ("meta", {**META, "name": " "}, "meta.name is empty"),
+        ("meta", {**META, "name": "a\x00b"}, "meta.name contains a control character"),
+        ("meta", {**META, "name": "a" * 513}, "meta.name is longer than 512"),
+        ("meta", {**META, "status": "gone"}, "meta.status must be one of active, inactive, susp"),
+        ("meta", {**META, "status": ["active"]}, "meta.status must be one of"),
+        ("meta", {**META, "billingPlan": 1}, "meta.billingPlan must be text"),
+        ("meta", {**META, "id": 2}, "meta.id is 2, but its place says 1"),
+        ("meta", {**META, "id": "1"}, "meta.id must be a whole number, not text"),
+        ("meta", {**META, "id": True}, "meta.id must be a whole number"),
+        ("meta", [META], "meta must be a map of fields, not a list"),
+        ("meta", None, "meta must be a map of fields, not nothing"),
+        ("database/Query", DATABASE, "database/Query must be in kebab-case"),
+        ("database/a_b", DATABASE, "database/a_b must be in kebab-case"),
+        ("database/-a", DATABASE, "database/-a must be in kebab-case"),
+        ("database/a", {"driver": "mysql"}, "database/a.database is missing"),
+        ("database/a", {"database": "x"}, "database/a.driver is missing"),
+        ("database/a", {**DATABASE, "port": 0}, "database/a.port must be between 1 and 65535"),
+        ("database/a", {**DATABASE, "port": 65536}, "database/a.port must be between"),
+        ("database/a", {**DATABASE, "port": "3306"}, "database/a.port must be a whole number"),
+        ("database/a", {**DATABASE, "port": 1.5}, "database/a.port must be a whole number"),
+        ("database/a", {**DATABASE, "enabled": "yes"}, "database/a.enabled must be true or false"),
+        ("database/a", {**DATABASE, "enabled": 1}, "database/a.enabled must be true or false"),
+        ("database/a", {**DATABASE, "maxOpenConns": -1}, "database/a.maxOpenConns must be between"),
+        ("database/a", {**DATABASE, "serviceCode": "b"}, "database/a.serviceCode is 'b', but its"),
+        ("database/a", {**DATABASE, "password": 5}, "database/a.password must be text"),
+        ("ftp/a b", {}, "ftp/a b must be letters, digits, dots, hyphens and underscores"),
+        ("ftp/默认", {}, "must be letters, digits, dots"),
+        ("ftp/bob", {"username": "al"}, "ftp/bob.username is 'al', but its place says 'bob'"),
+        ("ftp/bob", {"tenantId": 2}, "ftp/bob.tenantId is 2, but its place says 1"),
+        ("ftp/bob", {"writePermission": "no"}, "ftp/bob.writePermission must be true or false"),
+        ("ftp/bob", {"homeDirectory": []}, "ftp/bob.homeDirectory must be text, not a list"),
+        ("storage", {"uploadQuotaGb": -1}, "storage.uploadQuotaGb must be between"),
+        ("storage", {"uploadQuotaGb": True}, "storage.uploadQuotaGb must be a number"),
+        ("storage", {"maxConcurrentUploads": 1.5}, "storage.maxConcurrentUploads must be a whole"),
+        ("domain/primary", "a_b.example", "domain/primary must be a host name"),
+        ("domain/primary", "", "domain/primary must be a host name"),
+        ("domain/primary", "a..b", "domain/primary must be a host name"),
+        ("domain/primary", "-a.example", "domain/primary must be a host name"),
+        ("domain/primary", "a.example:80", "domain/primary must be a host name"),
+        ("domain/primary", "http://a.example", "domain/primary must be a host name"),
+        ("domain/primary", "a.example\n", "domain/primary must be a host name"),
+        ("domain/primary", f"{'a' * 64}.example", "domain/primary must be a host name"),
+        ("domain/primary", ".".join(["a"] * 130), "domain/primary must be a host name"),
+        ("domain/internal", 5, "domain/internal must be text"),
+        ("domain/aliases", "a.example", "domain/aliases must be a list of host names, not text"),
+        ("domain/aliases", ["a.example", "*"], "domain/aliases must be a host name"),
+        ("domain/other", "a.example", "domain/other is no part of a tenant"),
+        ("ftp/a/b", {}, "ftp/a/b is no part of a tenant"),
+        ("storage", {"extra": [1]}, "storage.extra must be a map of fields"),
+        (
+            "storage",
+            {"extra": {"uploadQuotaGb": 1}},
+            "storage.extra.uploadQuotaGb is a known field",
+        ),
+    ],
+)
+def test_each_rule_names_the_field(path: str, value: JSON, told: str):
+    with pytest.raises(InvalidRequest) as error:
+        checked(1, path, value)
+    assert str(error.value).startswith("tenant 1: ")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("tenant", [0, -1, 2**63, True, "1", None])
+def test_an_id_is_a_positive_integer(tenant: Any):
+    with pytest.raises(InvalidRequest, match="positive integer"):
+        checked(tenant, "meta", META)
+
+
+@pytest.mark.parametrize(
+    ("path", "typo", "meant"),
+    [
+        ("meta", "nmae", "name"),
+        ("meta", "billing_plan", "billingPlan"),
+        ("database/a", "maxOpenConn", "maxOpenConns"),
+        ("database/a", "pasword", "password"),
+        ("ftp/bob", "homeDir", "homeDirectory"),
+        ("storage", "uploadQuotaGB", "uploadQuotaGb"),
+        ("storage", "extras", "extra"),
+    ],
+)
+def test_a_typo_names_the_nearest_field(path: str, typo: str, meant: str):
+    with pytest.raises(InvalidRequest) as error:
+        checked(1, path, {**META, typo: "hunter2"} if path == "meta" else {typo: "hunter2"})
+    told = str(error.value)
+    assert f"tenant 1: {path} has an unknown field {typo!r}, did you mean {meant!r}?" in told
+    assert "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"password": ["hunter2"]},
+        {"password": {"x": "hunter2"}},
+        {"passwordEncrypted": ["hunter2"]},
+        {"passwordKeyId": ["hunter2"]},
+        {"password": "hunter2\ud800"},
+        {"password": "hunter2", "port": "x"},
+        {"extra": {"token": "hunter2", "x": {1}}},
+        {"password": "hunter2", "pasword": "hunter2"},
+        {"password": b"hunter2"},
+    ],
+)
+def test_no_error_shows_a_secret(value: Any):
+    with pytest.raises(InvalidRequest) as error:
+        merged(1, "database/a", None, {**DATABASE, **value}, Keyring())
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        b"bytes",
+        datetime.date(2024, 1, 1),
+        float("nan"),
+        float("inf"),
+        2**64,
+        -(2**63) - 1,
+        pytest.param(16**5000, id="huge"),
+        (1, 2),
+        {1: "a"},
+        {None: "a"},
+        {"a": {True: 1}},
+        ["\ud800"],
+        {"\ud800": 1},
+        object(),
+    ],
+)
+def test_only_what_json_can_say_is_written(value: Any):
+    with pytest.raises(InvalidRequest, match=r"storage\.extra\.x"):
+        checked(1, "storage", {"extra": {"x": value}})
+    with pytest.raises(InvalidRequest, match="platform/configs/x"):
+        checked_common("platform/configs/x", value)
+
+
+def test_what_stands_for_billions_of_values_is_refused_at_once():
+    bomb: Any = ["x"] * 10
+    for _ in range(12):
+        bomb = [bomb] * 10
+    around: Any = []
+    around.append(around)
+    for value in (bomb, around):
+        told: list[JSON] = [{"extra": {"x": value}}, {"uploadQuotaGb": value}]
+        for each in told:
+            with pytest.raises(InvalidRequest, match="too many values"):
+                checked(1, "storage", each)
+        with pytest.raises(InvalidRequest, match="too many values"):
+            checked(1, "domain/aliases", value)
+
+
+def test_what_is_right_is_completed_with_what_its_key_says():
+    assert checked(1, "meta", META) == {"id": 1, "status": "active", **META}
+    assert checked(1, "database/a-1", {**DATABASE, "port": None}) == {
+        "tenantId": 1,
+        "serviceCode": "a-1",
+        "enabled": True,
+        **DATABASE,
+    }
+    assert checked(1, "ftp/meta", {"extra": {"x": [1]}}) == {
+        "tenantId": 1,
+        "username": "meta",
+        "x": [1],
+    }
+    assert checked(2**60, "storage", {"tenantId": 2**60}) == {"tenantId": 2**60}
+    hosts: list[JSON] = ["example.com", "10.0.0.1", "localhost", "XN--FSQU00A.example", "a-b.c"]
+    assert checked(1, "domain/aliases", hosts) == hosts
+
+
+class TestMerging:
+    RING = Keyring([b"k" * 32])
+
+    def test_a_masked_secret_is_refused(self):
+        for value in (
+            {"password": MASK},
+            {"extra": {"token": MASK}},
+            {"extra": {"smtp": {"password": MASK}}},
+            {"extra": {"list": [{"secret": MASK}]}},
+        ):
+            with pytest.raises(InvalidRequest, match="masked"):
+                merged(1, "database/a", None, {**DATABASE, **value}, self.RING)  # type: ignore[dict-item]
+        with pytest.raises(InvalidRequest, match="passwordHash is masked"):
+            merged(1, "ftp/bob", {"passwordHash": "x"}, {"passwordHash": MASK}, self.RING)
+
+    def test_a_secret_left_out_is_kept_and_an_empty_one_goes(self):
+        sealed, of = self.RING.seal("pw")
+        there: dict[str, JSON] = {"passwordEncrypted": sealed, "passwordKeyId": of}
+        kept = merged(1, "database/a", there, DATABASE, self.RING)
+        assert isinstance(kept, dict)
+        assert there.items() <= kept.items()
+        gone = merged(1, "database/a", there, {**DATABASE, "password": ""}, self.RING)
+        assert isinstance(gone, dict)
+        assert not {"password", *there} & gone.keys()
+        hashed: JSON = {"passwordHash": "h"}
+        assert merged(1, "ftp/bob", hashed, {}, self.RING) == {
+            "tenantId": 1,
+            "username": "bob",
+            "passwordHash": "h",
+        }
+        without = merged(1, "ftp/bob", hashed, {"passwordHash": ""}, self.RING)
+        assert without == {"tenantId": 1, "username": "bob"}
+
+    def test_the_same_password_is_not_sealed_anew(self):
+        first = merged(1, "database/a", None, {**DATABASE, "password": "pw"}, self.RING)
+        again = merged(1, "database/a", first, {**DATABASE, "password": "pw"}, self.RING)
+        other = merged(1, "database/a", first, {**DATABASE, "password": "pw2"}, self.RING)
+        assert first == again != other
+        assert isinstance(other, dict)
+        assert self.RING.unseal(str(other["passwordEncrypted"])) == "pw2"
+        assert "password" not in other
+
+    def test_what_was_sealed_elsewhere_is_written_as_it_is(self):
+        told: dict[str, JSON] = {**DATABASE, "passwordEncrypted": "abc"}
+        there: JSON = {"password": "old", "passwordKeyId": "old"}
+        found = merged(1, "database/a", there, told, self.RING)
+        assert isinstance(found, dict)
+        assert found["passwordEncrypted"] == "abc"
+        assert "passwordKeyId" not in found
+        assert "password" not in found
+
+    @pytest.mark.parametrize("path", ["meta", "ftp/bob", "storage"])
+    @pytest.mark.parametrize("password", ["x", 5, {"a": 1}])
+    def test_only_a_databases_password_is_one(self, path: str, password: JSON):
+        told: dict[str, JSON] = {"extra": {"password": password}}
+        found = merged(1, path, None, {**META, **told} if path == "meta" else told, self.RING)
+        assert isinstance(found, dict)
+        assert found["password"] == password
+
+    def test_fields_that_nobody_knows_stay_until_they_are_told_to_go(self):
+        there: JSON = {"region": "eu", "tier": 1, "uploadQuotaGb": 9}
+        kept = merged(1, "storage", there, {"extra": {"tier": 2}}, self.RING)
+        assert kept == {"tenantId": 1, "region": "eu", "tier": 2}
+        gone = merged(1, "storage", there, {"extra": {"tier": None}}, self.RING)
+        assert gone == {"tenantId": 1, "region": "eu"}
+
+    def test_what_cannot_be_read_is_overwritten(self):
+        assert merged(1, "storage", object(), {}, self.RING) == {"tenantId": 1}
+
+
+def test_what_concerns_all_tenants_has_rules_too():
+    assert checked_common("common/resolver", {"httpType": "path", "httpPathIndex": 0})
+    broken: list[tuple[str, JSON, str]] = [
+        ("common/resolver", {"httpType": "cookie"}, "httpType must be one of host, header"),
+        ("common/resolver", {"httpHostMode": "x"}, "httpHostMode must be one of"),
+        ("common/resolver", {"httpHeaderName": "X Tenant"}, "httpHeaderName must be a header"),
+        ("common/resolver", {"httpPathIndex": -1}, "httpPathIndex must be between"),
+        ("common/resolver", {"ftpType": "x"}, "ftpType must be one of username"),
+        ("common/resolver", [], "must be a map"),
+        ("common/storage-directory", {}, "directory is missing"),
+        ("common/storage-directory", {"dir": "x"}, "unknown field 'dir'"),
+    ]
+    for path, value, told in broken:
+        with pytest.raises(InvalidRequest, match=told):
+            checked_common(path, value)

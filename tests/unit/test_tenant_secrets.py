@@ -1,0 +1,188 @@
+"""Passwords: sealed as the original does, masked everywhere."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import pickle
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest, Undecipherable
+from mooring.tenants.secrets import (
+    MASK,
+    Keyring,
+    Secret,
+    holds_mask,
+    holds_secret,
+    is_secret,
+    key_id,
+    masked,
+)
+
+KEY, OTHER = bytes(range(32)), b"x" * 32
+
+
+def sealed_by_hand(text: str, key: bytes = KEY) -> str:
+    nonce = os.urandom(12)
+    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, text.encode(), None)).decode()
+
+
+def test_the_originals_format_is_read():
+    assert Keyring([KEY]).unseal(sealed_by_hand("p@ss 默认")) == "p@ss 默认"
+    assert Keyring([KEY]).unseal(sealed_by_hand("")) == ""
+
+
+def test_the_original_reads_ours():
+    sealed, of = Keyring([KEY]).seal("p@ss 默认")
+    raw = base64.b64decode(sealed)
+    assert AESGCM(KEY).decrypt(raw[:12], raw[12:], None).decode() == "p@ss 默认"
+    assert of == key_id(KEY)
+    assert sealed != Keyring([KEY]).seal("p@ss 默认")[0]
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_what_is_sealed_is_unsealed(text: str):
+    ring = Keyring([KEY])
+    assert ring.unseal(*ring.seal(text)) == text
+
+
+@pytest.mark.parametrize("name", ["MOORING_ENCRYPTION_KEY", "ENCRYPTION_KEY"])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("0123456789abcdef0123456789abcdef", b"0123456789abcdef0123456789abcdef"),
+        (KEY.hex(), KEY),
+        (KEY.hex().upper(), KEY),
+        (base64.b64encode(KEY).decode(), KEY),
+        (f" {base64.b64encode(KEY).decode()}\n", KEY),
+        (" with spaces it has thirty-two b", b" with spaces it has thirty-two b"),
+        ("\n0123456789abcdef0123456789abcdef\n", b"0123456789abcdef0123456789abcdef"),
+    ],
+)
+def test_a_key_is_32_bytes_as_text_in_hexadecimal_or_in_base64(name: str, text: str, key: bytes):
+    assert Keyring.from_environment({name: text}).current == key_id(key)
+
+
+def test_the_first_variable_counts_and_former_keys_are_read_with():
+    environ = {
+        "MOORING_ENCRYPTION_KEY": KEY.hex(),
+        "ENCRYPTION_KEY": OTHER.hex(),
+        "MOORING_FORMER_ENCRYPTION_KEYS": f"{OTHER.hex()}, {base64.b64encode(b'y' * 32).decode()},",
+    }
+    ring = Keyring.from_environment(environ)
+    assert ring.current == key_id(KEY)
+    for key in (KEY, OTHER, b"y" * 32):
+        assert ring.unseal(sealed_by_hand("pw", key)) == "pw"
+        assert ring.unseal(sealed_by_hand("pw", key), key_id(key)) == "pw"
+    only = Keyring.from_environment({"ENCRYPTION_KEY": OTHER.hex(), "MOORING_ENCRYPTION_KEY": ""})
+    assert only.current == key_id(OTHER)
+    assert Keyring.from_environment({}).current == ""
+
+
+@pytest.mark.parametrize("text", ["short", "z" * 64, base64.b64encode(b"x" * 31).decode(), " "])
+def test_another_key_is_refused_and_not_shown(text: str):
+    with pytest.raises(InvalidRequest, match="ENCRYPTION_KEY is not a key of 32 bytes") as error:
+        Keyring.from_environment({"ENCRYPTION_KEY": text})
+    assert text.strip() == "" or text not in str(error.value)
+    with pytest.raises(InvalidRequest, match="31 bytes"):
+        Keyring([b"x" * 31])
+
+
+def test_what_does_not_open_says_why():
+    sealed = sealed_by_hand("pw")
+    raw = bytearray(base64.b64decode(sealed))
+    raw[-1] ^= 1
+    damaged = base64.b64encode(raw).decode()
+    for ring, text, of, why in (
+        (Keyring([OTHER]), sealed, "", "any known key"),
+        (Keyring([KEY, OTHER]), sealed, key_id(OTHER), f"with {key_id(OTHER)}"),
+        (Keyring([KEY]), sealed, "feedbeef", "key feedbeef, which is not among those known"),
+        (Keyring(), sealed, "", "there is no key: set MOORING_ENCRYPTION_KEY"),
+        (Keyring([KEY]), damaged, "", "damaged"),
+        (Keyring([KEY]), sealed[:-4], "", "damaged"),
+        (Keyring([KEY]), "AAAA", "", "too short"),
+        (Keyring([KEY]), "not base64!", "", "not base64"),
+        (Keyring([KEY]), "默认", "", "not base64"),
+    ):
+        with pytest.raises(Undecipherable, match=why):
+            ring.unseal(text, of)
+    bytes_inside = base64.b64encode(b"n" * 12 + AESGCM(KEY).encrypt(b"n" * 12, b"\xff", None))
+    with pytest.raises(Undecipherable):
+        Keyring([KEY]).unseal(bytes_inside.decode())
+
+
+def test_a_secret_shows_itself_only_to_who_asks():
+    ring = Keyring([KEY])
+    for secret in (Secret("hunter2"), Secret.sealed(*ring.seal("hunter2"), ring)):
+        assert secret.reveal() == "hunter2"
+        for shown in (repr(secret), str(secret), f"{secret}", repr([secret]), f"{secret!s}"):
+            assert "hunter2" not in shown
+            assert MASK in shown
+        for copied in (
+            lambda secret=secret: pickle.dumps(secret),
+            lambda secret=secret: copy.deepcopy(secret),
+            lambda secret=secret: json.dumps(secret),
+            lambda secret=secret: msgspec.json.encode(secret),
+        ):
+            with pytest.raises(TypeError) as error:
+                copied()
+            assert "hunter2" not in str(error.value)
+    assert "hunter2" not in repr(ring)
+    assert KEY.hex() not in repr(ring)
+
+
+def test_a_sealed_secret_is_compared_without_its_key():
+    sealed, of = Keyring([KEY]).seal("pw")
+    one, same = Secret.sealed(sealed, of, Keyring()), Secret.sealed(sealed, of, Keyring([KEY]))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert Secret("a") == Secret("a") != Secret("b")
+    assert Secret("a") != "a"
+    with pytest.raises(Undecipherable):
+        one.reveal()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "password",
+        "passwordHash",
+        "PasswordEncrypted",
+        "db_passwd",
+        "pwd",
+        "passphrase",
+        "apiToken",
+        "clientSecret",
+        "secretKey",
+        "accessKey",
+        "access_key",
+        "api-key",
+        "privateKey",
+        "credentials",
+    ],
+)
+def test_what_its_name_calls_secret_is_masked(field: str):
+    assert is_secret(field)
+    assert masked({field: "x", "a": [{field: ["y"]}], "b": "c"}) == {
+        field: MASK,
+        "a": [{field: MASK}],
+        "b": "c",
+    }
+    assert masked({field: ""}) == {field: ""}
+    assert masked({field: None}) == {field: None}
+    assert holds_secret([{"a": {field: 1}}])
+    assert holds_mask({"a": [{field: MASK}]})
+    assert not holds_mask({"a": MASK, field: "x"})
+
+
+@pytest.mark.parametrize("field", ["passwordKeyId", "username", "code", "key", "keyId", "name"])
+def test_what_is_harmless_is_shown(field: str):
+    assert masked({field: "x"}) == {field: "x"}
+    assert not holds_secret({field: "x"})
