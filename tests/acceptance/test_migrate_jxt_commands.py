@@ -18,10 +18,15 @@ from pathlib import Path
 import pytest
 
 from mooring.hub import open_store
-from mooring.store import Put, Store, prefix
+from mooring.migrate.jxt.reading import Reading
+from mooring.store import Delete, Put, Store, prefix
+from mooring.store.contract import key
+from mooring.tenants.keys import Keys
+from mooring.tenants.publisher import Publisher
+from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.test_cli import mooring_command
-from tests.features.jxt_store import OldStore, dump, encoded, made, verdicts
+from tests.features.jxt_store import OldStore, dump, encoded, made, new_parts, verdicts
 from tests.waiting import eventually, until
 
 log = logging.getLogger(__name__)
@@ -155,6 +160,53 @@ def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
     assert "mooring: tenant 1: meta to new" in told
     heard = [json.loads(line) for line in output.splitlines()]
     assert {"part": "meta", "move": "to new", "conflict": False} in heard[0]["changes"]
+
+
+async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(place: Place):
+    async with place.store() as store:
+        publisher = Publisher(store, ring=Keyring())
+
+        async def write(value: int) -> None:
+            """On both sides."""
+            for unit in range(1, 30):
+                root = f"jxt//tenants/{unit}"
+                quota = encoded({"uploadQuotaGb": value})
+                await store.commit(Put(f"{root}/storage".encode(), quota))
+                alias = encoded([f"a{value}.t{unit}.example.com"])
+                await store.commit(Put(f"{root}/domain/aliases".encode(), alias))
+                await publisher.put(unit, f"ftp/user{unit}", {"description": f"{value}"})
+
+        async def under_way() -> bool:
+            return (await store.read(key(b"jxt/tenants/5/storage"))).first is not None
+
+        for round in range(3):
+            await store.commit(
+                Delete(prefix(b"jxt//tenants/5/")), Delete(prefix(b"jxt/tenants/5/"))
+            )
+            with place.running("bridge") as bridge:
+                await write(2 * round)
+                await eventually(under_way, within=30)
+                bridge.send_signal(signal.SIGKILL)
+            await write(2 * round + 1)
+            await store.commit(Delete(prefix(f"jxt//tenants/{round + 1}/".encode())))
+
+        async def level() -> bool:
+            whole = await Reading(store, Keys()).whole()
+            return all(
+                view.same(path, Keyring()) or path not in {*view.new, *view.told.parts}
+                for unit, view in whole.views.items()
+                for path in view.paths
+                if unit
+            )
+
+        with place.running("bridge"):
+            await eventually(level, within=60)
+        there = new_parts("jxt", await dump(store))
+    assert there[29] == {
+        "storage": {"tenantId": 29, "uploadQuotaGb": 5},
+        "domain/aliases": ["a5.t29.example.com"],
+        "ftp/user29": {"tenantId": 29, "username": "user29", "description": "5"},
+    }
 
 
 def test_no_secret_is_shown(place: Place):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring.cli.migrate.progress import progress
-from mooring.cli.options import JSONOption, StoreOption
+from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show, show_json
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import hear, note, warn
 from mooring.model import JSON
 from mooring.tasks import Tasks
+from mooring.tenants.keys import NAMESPACE
 
 if TYPE_CHECKING:
     from mooring.migrate.jxt.migration import Migration
@@ -31,9 +32,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NamespaceOption = Annotated[
-    str, typer.Option("--namespace", metavar="NAME", help="what all keys of tenants begin with")
-]
 VerifiedOption = Annotated[
     Path,
     typer.Option(
@@ -41,12 +39,11 @@ VerifiedOption = Annotated[
     ),
 ]
 _VERIFIED = Path("jxt.verified")
-_NAMESPACE = "jxt"
 
 
 @app.command()
 def plan(
-    namespace: NamespaceOption = _NAMESPACE, store: StoreOption = "", as_json: JSONOption = False
+    namespace: NamespaceOption = NAMESPACE, store: StoreOption = "", as_json: JSONOption = False
 ) -> None:
     """Say what a copy would do. Nothing is written."""
     run_command(_plan(namespace, store, as_json))
@@ -61,7 +58,7 @@ async def _plan(namespace: str, store: str, as_json: bool) -> None:
 
 @app.command()
 def copy(
-    namespace: NamespaceOption = _NAMESPACE, store: StoreOption = "", as_json: JSONOption = False
+    namespace: NamespaceOption = NAMESPACE, store: StoreOption = "", as_json: JSONOption = False
 ) -> None:
     """Write what the old keys say into the new ones. It may be stopped and run again.
 
@@ -88,7 +85,7 @@ async def _copy(namespace: str, store: str, as_json: bool) -> bool:
 
 @app.command()
 def verify(
-    namespace: NamespaceOption = _NAMESPACE,
+    namespace: NamespaceOption = NAMESPACE,
     verified: VerifiedOption = _VERIFIED,
     store: StoreOption = "",
     as_json: JSONOption = False,
@@ -119,7 +116,7 @@ async def _verify(namespace: str, file: Path, store: str, as_json: bool) -> bool
 
 @app.command()
 def bridge(
-    namespace: NamespaceOption = _NAMESPACE, store: StoreOption = "", as_json: JSONOption = False
+    namespace: NamespaceOption = NAMESPACE, store: StoreOption = "", as_json: JSONOption = False
 ) -> None:
     """Keep the old keys and the new ones level while there are programs of both.
 
@@ -155,7 +152,7 @@ async def _bridge(namespace: str, store: str, as_json: bool) -> None:
 
 @app.command()
 def cutover(
-    namespace: NamespaceOption = _NAMESPACE,
+    namespace: NamespaceOption = NAMESPACE,
     verified: VerifiedOption = _VERIFIED,
     undo: Annotated[bool, typer.Option("--undo", help="let both count again")] = False,
     store: StoreOption = "",
@@ -184,7 +181,7 @@ async def _cutover(namespace: str, file: Path, undo: bool, store: str, as_json: 
 
 @app.command()
 def delete(
-    namespace: NamespaceOption = _NAMESPACE,
+    namespace: NamespaceOption = NAMESPACE,
     verified: VerifiedOption = _VERIFIED,
     store: StoreOption = "",
     as_json: JSONOption = False,
