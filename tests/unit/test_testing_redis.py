@@ -19,6 +19,8 @@ from mooring.testing.redis import (
 
 SERIES = ("6.2", "7.0", "valkey-9")
 
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.mark.parametrize("series", SERIES)
 def test_a_shared_server_is_of_the_wanted_series(redis: Callable[[str], RedisServer], series: str):
