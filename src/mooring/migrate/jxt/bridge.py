@@ -45,11 +45,6 @@ class Bridge:
         self._told: dict[int, tuple[str, ...]] = {}
         self._cut = self._over = False
 
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to do for what was heard so far."""
-        return not self._due and not self._working
-
     async def run(self, told: Callable[[Settled], None] = lambda _: None) -> None:
         """Until it is cancelled, or the old keys are being deleted. `told` hears of each unit of
         which something was done, or could not be."""

@@ -55,7 +55,7 @@ def decide(old: Side, new: Side, base: Base, *, same: bool) -> Decision:
     return Decision("to new" if old.revision > new.revision else "to old", conflict=True)
 
 
-class Verdict(NamedTuple):
+class Following(NamedTuple):
     """What is to be done once the new side counts alone."""
 
     move: Move = ""
@@ -63,12 +63,12 @@ class Verdict(NamedTuple):
     """Somebody still writes the old side."""
 
 
-def decide_after(old: Side, new: Side, base: Base, *, same: bool) -> Verdict:
+def decide_after(old: Side, new: Side, base: Base, *, same: bool) -> Following:
     """The same after the cut-over: the old side follows, and is never followed. What somebody
     writes there all the same stays until the new side changes."""
     if same or old.digest == new.digest == "":
-        return Verdict()
+        return Following()
     stray = old.digest != base.old
     if new.digest == base.new:
-        return Verdict("", stray)
-    return Verdict("to old" if new.digest else "out of old", stray)
+        return Following("", stray)
+    return Following("to old" if new.digest else "out of old", stray)

@@ -103,7 +103,7 @@ class Lost(msgspec.Struct, frozen=True):
         return f"{self.claim} is tenant {self.holder}'s"
 
 
-Lots: TypeAlias = Mapping[tuple[int, str], Lost]
+Lots: TypeAlias = Mapping[int, Mapping[str, Lost]]
 """Which parts of which units cannot be written, for they lay claim to what is another's."""
 
 
@@ -116,11 +116,11 @@ def lots(keys: Keys, views: Iterable[View], ring: Keyring) -> Lots:
             there = claims(keys, each.unit, each.new)
             for name, claim in claims(keys, each.unit, copied(each, ring)).items():
                 wanted.setdefault(name, []).append((name not in there, each.unit, claim))
-    lost: dict[tuple[int, str], Lost] = {}
+    lost: dict[int, dict[str, Lost]] = {}
     for rivals in wanted.values():
         (_, winner, _), *others = sorted(rivals, key=lambda rival: rival[:2])
         for _, unit, claim in others:
-            lost.setdefault((unit, claim.path), Lost(str(claim), winner))
+            lost.setdefault(unit, {}).setdefault(claim.path, Lost(str(claim), winner))
     return lost
 
 
@@ -179,14 +179,14 @@ def _of_part(here: View, path: str, ring: Keyring, phase: Phase, lost: Lots) -> 
         return "blocked", ""
     if path == SENTINEL and path in here.new:
         return "equal", ""  # it beats on both sides
-    decision, rival = here.decide(path, ring), lost.get((here.unit, path))
+    decision, rival = here.decide(path, ring), lost.get(here.unit, {}).get(path)
     if decision.move == "to new" and rival is not None:
         return "taken", str(rival)
     if phase != "both":
-        verdict = here.decide_after(path, ring)
-        if verdict.stray and not verdict.move:
+        following = here.decide_after(path, ring)
+        if following.stray and not following.move:
             return "stray", ""
-        return ("newer", "") if verdict.move else ("equal", "")
+        return ("newer", "") if following.move else ("equal", "")
     if decision.move == "to new":
         if path not in here.new:
             return "missing", "deleted there, changed here" if decision.conflict else ""

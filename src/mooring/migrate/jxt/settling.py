@@ -25,6 +25,7 @@ from mooring.errors import (
 )
 from mooring.migrate.jxt.decision import Base, Move
 from mooring.migrate.jxt.format import SENTINEL, digest
+from mooring.migrate.jxt.leading import led, places
 from mooring.migrate.jxt.ledger import Phase
 from mooring.migrate.jxt.plan import Lots, place_of
 from mooring.migrate.jxt.reading import Mark, Reading
@@ -44,7 +45,7 @@ from mooring.store.contract import (
     unchanged,
 )
 from mooring.tasks import Backoff
-from mooring.tenants.indexing import Claim, claims, holder
+from mooring.tenants.indexing import claims
 from mooring.tenants.merging import resealed
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.publishing import Parts, contested, raw_names
@@ -93,9 +94,8 @@ class Settler:
         """Make a unit level. `back`: also the old keys follow the new ones, and they alone after
         the cut-over; otherwise that ends it. `lost`: what must not be written."""
         done, backoff = Settled(unit), Backoff()
-        taken: dict[str, str] = {
-            path: str(rival) for (other, path), rival in (lost or {}).items() if other == unit
-        }
+        mine = (lost or {}).get(unit, {})
+        taken = {path: str(rival) for path, rival in mine.items()}
         puzzled = 0
         for _ in range(_TRIES):
             here, mark = await self._reading.unit(unit)
@@ -143,10 +143,10 @@ class Settler:
         if to_old and back:
             done.changes += await self._to_old(here, mark, to_old[:_TOGETHER], done)
             return True
-        done.problems += unwritten
         bases = self._bases(here)
         if bases != here.bases:
             await self._store.commit(*self._recorded(here, bases), require=self._checks(here, mark))
+        done.problems += unwritten
         return False
 
     def _moves(self, here: View) -> dict[str, Change]:
@@ -284,7 +284,7 @@ class Settler:
         meta = here.new.get("meta")
         if mark.phase != "both" and isinstance(meta, dict):
             parts["meta"] = meta  # whatever became of it among the old keys
-        index, guards = await self._old_index(here.unit, before, parts, done)
+        index, guards = await self._index(here.unit, before, parts, done)
         # What leads to the parts comes before them: who is stopped in between finds the parts not
         # yet written, and does it again.
         room = max(_ROOM - len(writes), 0)
@@ -301,37 +301,15 @@ class Settler:
         )
         return moves
 
-    async def _old_index(
+    async def _index(
         self, unit: int, before: Mapping[str, JSON], after: Mapping[str, JSON], done: Settled
     ) -> tuple[list[Write], list[Check]]:
-        """What must be written into the old indexes, and under which checks."""
         if not unit:
             return [], []
-        had, has = (self._places(unit, parts) for parts in (before, after))
-        there = await self._entries({*had, *has})
-        writes: list[Write] = []
-        checks: list[Check] = []
-        for name in sorted({*had, *has}):
-            entry, claim = there.get(name), has.get(name)
-            other = holder(entry.value) if entry is not None else 0
-            if claim is None:
-                if entry is None or other != unit:
-                    continue
-                writes.append(Delete(key(name)))
-            else:
-                former = had.get(name)
-                if former is not None and former.value == claim.value:
-                    continue
-                if other not in (0, unit):
-                    done.problems.append(f"{claim} is tenant {other}'s among the old keys")
-                    continue
-                writes.append(Put(name, claim.value))
-            checks.append(unchanged(name, entry.modified if entry is not None else 0))
-        return writes, checks
-
-    def _places(self, unit: int, parts: Mapping[str, JSON]) -> dict[bytes, Claim]:
-        found = claims(self._keys, unit, parts).values()
-        return {self._old.index(claim.kind, claim.name): claim for claim in found}
+        had, has = (places(self._keys, self._old, unit, parts) for parts in (before, after))
+        found = led(unit, had, has, await self._entries({*had, *has}))
+        done.problems += found.problems
+        return found.writes, found.checks
 
 
 def _write(name: bytes, value: bytes | None) -> Write:

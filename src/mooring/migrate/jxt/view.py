@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from mooring.migrate.jxt.decision import NO_BASE, Base, Decision, Side, Verdict, decide
+from mooring.migrate.jxt.decision import NO_BASE, Base, Decision, Following, Side, decide
 from mooring.migrate.jxt.decision import decide_after as _decide_after
 from mooring.migrate.jxt.format import OldKeys, digest
 from mooring.migrate.jxt.ledger import bases_of
@@ -55,9 +55,9 @@ class View(msgspec.Struct, frozen=True):
         base = self.bases.get(path, NO_BASE)
         return decide(*self.sides(path), base, same=self.same(path, ring))
 
-    def decide_after(self, path: str, ring: Keyring) -> Verdict:
+    def decide_after(self, path: str, ring: Keyring) -> Following:
         if isinstance(self.new.get(path), Unread):
-            return Verdict()
+            return Following()
         base = self.bases.get(path, NO_BASE)
         return _decide_after(*self.sides(path), base, same=self.same(path, ring))
 

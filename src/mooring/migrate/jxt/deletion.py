@@ -1,0 +1,108 @@
+"""The end of the old keys: those that were verified, and are as they were then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown
+from mooring.migrate.jxt.format import OldIndex
+from mooring.migrate.jxt.progress import Progress, each
+from mooring.migrate.jxt.reading import Reading
+from mooring.migrate.jxt.verified import Listed, Verified
+from mooring.store.contract import Delete, Put, Query, Store, key, unchanged
+from mooring.tasks import Backoff
+from mooring.tenants.scribe import now
+
+_TOGETHER = 100
+"""Keys that are deleted in one commit."""
+
+
+class Deletion:
+    def __init__(self, store: Store, reading: Reading) -> None:
+        self._store, self._reading = store, reading
+
+    async def run(self, verified: Verified, progress: Progress) -> tuple[int, list[str]]:
+        """How many went, and which stay. Raises `InvalidRequest`, and deletes nothing, before the
+        cut-over, and where a key is listed that is none of the old ones."""
+        for listed in verified.listed:
+            if self._reading.old.understand(listed.key.encode()) is None:
+                raise InvalidRequest(f"{listed.key} is none of the old keys: run `verify` again")
+        await self._begin()
+        gone, stays = 0, []
+        async for count, changed in each(list(verified.units.items()), self._forget, progress):
+            gone += count
+            stays += changed
+        await self._close_ledger()
+        return gone, sorted(stays)
+
+    async def _begin(self) -> None:
+        """From here on no bridge writes any more."""
+        while True:
+            _, mark = await self._reading.unit(0)
+            if mark.marker is None:
+                raise InvalidRequest(
+                    "there was no cut-over: nothing is deleted while the old keys count"
+                )
+            if mark.phase == "over":
+                return
+            name = self._reading.ledger.marker
+            marker = msgspec.structs.replace(mark.marker, deleting=now())
+            try:
+                await self._store.commit(
+                    Put(name, msgspec.json.encode(marker)), require=[unchanged(name, mark.revision)]
+                )
+            except (Conflict, OutcomeUnknown):
+                continue
+
+    async def _forget(self, those: tuple[int, Sequence[Listed]]) -> tuple[int, list[str]]:
+        """Delete keys of a unit, with what the ledger says of it: without that nobody takes their
+        absence for a deletion that counts. How many went, and which stay."""
+        unit, listed = those
+        ordered = sorted(listed, key=self._order)
+        gone, stays = 0, []
+        for first in range(0, len(ordered), _TOGETHER):
+            count, changed = await self._forget_some(unit, ordered[first : first + _TOGETHER])
+            gone += count
+            stays += changed
+        return gone, stays
+
+    async def _forget_some(self, unit: int, listed: Sequence[Listed]) -> tuple[int, list[str]]:
+        backoff = Backoff()
+        tried: set[str] = set()
+        while True:
+            found = await self._store.commit(
+                read=[Query(key(each.key.encode()), keys_only=True) for each in listed]
+            )
+            there = [each.first.modified if each.first else 0 for each in found.reads]
+            pairs = list(zip(listed, there, strict=True))
+            stays = {each.key for each, at in pairs if at not in (0, each.modified)}
+            due = [each for each, at in pairs if at == each.modified]
+            tried |= {each.key for each in due}
+            try:
+                await self._store.commit(
+                    Delete(key(self._reading.ledger.of(unit))),
+                    *(Delete(key(each.key.encode())) for each in due),
+                    require=[unchanged(each.key.encode(), each.modified) for each in due],
+                )
+            except (Conflict, OutcomeUnknown):
+                await asyncio.sleep(backoff.next())
+                continue
+            return len(tried - stays), sorted(stays)
+
+    def _order(self, each: Listed) -> tuple[bool, str]:
+        """What leads to a tenant goes first."""
+        place = self._reading.old.understand(each.key.encode())
+        return not isinstance(place, OldIndex), each.key
+
+    async def _close_ledger(self) -> None:
+        """Nothing is left but the marker."""
+        ledger = self._reading.ledger
+        found = await self._store.read(ledger.all, keys_only=True)
+        names = [entry.key for entry in found.entries if ledger.unit(entry.key) is not None]
+        for first in range(0, len(names), _TOGETHER):
+            await self._store.commit(
+                *(Delete(key(name)) for name in names[first : first + _TOGETHER])
+            )
