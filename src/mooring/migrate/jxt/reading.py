@@ -17,6 +17,7 @@ from mooring.tenants.indexing import holder
 from mooring.tenants.keys import CommonPart, Keys
 
 _TRIES = 3
+_AT_ONCE = 100  # units understood before others get their turn
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -84,13 +85,13 @@ class Reading:
             except Compacted:
                 continue
             ledger, *new = rest
-            return self._sorted_out(first, ledger, _entries(new))
+            return await self._sorted_out(first, ledger, _entries(new))
         raise Compacted(first.revision)
 
     async def _read_at(self, range: Range, revision: int) -> Snapshot:
         return await self._store.read(range, at=revision)
 
-    def _sorted_out(self, old: Snapshot, ledger: Snapshot, new: Iterable[Entry]) -> Whole:
+    async def _sorted_out(self, old: Snapshot, ledger: Snapshot, new: Iterable[Entry]) -> Whole:
         olds: dict[int, list[Entry]] = {}
         news: dict[int, list[Entry]] = {}
         index: dict[int, list[Index]] = {}
@@ -111,17 +112,12 @@ class Reading:
         entries = {self.ledger.unit(entry.key): entry for entry in ledger.entries}
         marker = next((each for each in ledger.entries if each.key == self.ledger.marker), None)
         units = sorted({*olds, *news, *(unit for unit in entries if unit is not None)})
-        views = {
-            unit: view(
-                self.keys,
-                self.old,
-                unit,
-                olds.get(unit, ()),
-                news.get(unit, ()),
-                entries.get(unit),
-            )
-            for unit in units
-        }
+        views: dict[int, View] = {}
+        for done, unit in enumerate(units, 1):
+            there = olds.get(unit, ()), news.get(unit, ()), entries.get(unit)
+            views[unit] = view(self.keys, self.old, unit, *there)
+            if done % _AT_ONCE == 0:
+                await asyncio.sleep(0)
         return Whole(old.revision, _mark(marker), views, index, foreign)
 
 
