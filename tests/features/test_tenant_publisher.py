@@ -380,6 +380,67 @@ class TestTooMuchForOneTransaction:
         await publisher.delete(1)
         assert len(await publisher.history(1)) == 11
 
+    async def test_a_tenant_may_have_more_hosts_than_a_commit_takes(
+        self, store: Store, publisher: Publisher
+    ):
+        def hosts(*numbers: int) -> dict[str, JSON]:
+            aliases: list[JSON] = [f"h{n}.example" for n in numbers]
+            return {
+                "id": 1,
+                "meta": {"code": "many", "name": "Many"},
+                "domain": {"aliases": aliases},
+            }
+
+        for numbers in (range(300), range(250, 500), range(0), range(150), range(140, 290)):
+            told = hosts(*numbers)
+            assert await publisher.diff(parse(told))
+            done = await publisher.apply(parse(told))
+            assert done.number == (await publisher.history(1))[-1].number
+            assert (await publisher.read(1)).get("domain/aliases", []) == [
+                f"h{n}.example" for n in numbers
+            ]
+            await whole(store)
+        await publisher.rollback(1, 3)
+        assert len(cast(list[JSON], (await publisher.read(1))["domain/aliases"])) == 300
+        await whole(store)
+
+    @pytest.mark.parametrize("how", ["stop", "before", "after"])
+    @pytest.mark.parametrize("after", range(4))
+    async def test_each_of_its_stages_is_whole(
+        self, store: Store, publisher: Publisher, how: str, after: int
+    ):
+        aliases: list[JSON] = [f"h{n}.example" for n in range(350)]
+        told = parse({"id": 1, "meta": {"code": "x", "name": "x"}, "domain": {"aliases": aliases}})
+        interrupted = with_faults(store, after, how)
+        if how == "stop":
+            with pytest.raises(Stopped):
+                await interrupted.apply(told)
+            await whole(store)
+            await publisher.apply(told)
+        else:
+            assert (await interrupted.apply(told)).transactions == 4
+        assert (await publisher.read(1))["domain/aliases"] == aliases
+        assert len(await publisher.history(1)) == 4
+        await whole(store)
+
+    async def test_a_host_that_is_taken_stops_all_stages(self, store: Store, publisher: Publisher):
+        await publisher.put(2, "domain/primary", "h349.example")
+        before = await everything_of(store)
+        aliases: list[JSON] = [f"h{n}.example" for n in range(350)]
+        with pytest.raises(Taken, match="belongs to tenant 2"):
+            await publisher.put(1, "domain/aliases", aliases)
+        with pytest.raises(TooLarge, match="storage"):
+            await publisher.apply(
+                parse(
+                    {
+                        "id": 1,
+                        "domain": {"aliases": aliases[:300]},
+                        "storage": {"extra": {"x": "a" * 1_600_000}},
+                    }
+                )
+            )
+        assert await everything_of(store) == before
+
     async def test_a_value_that_no_store_takes_is_refused_whole(
         self, store: Store, publisher: Publisher
     ):

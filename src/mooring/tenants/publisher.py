@@ -38,6 +38,7 @@ from mooring.tenants.publishing import Difference, Parts, batches, differences, 
 from mooring.tenants.rules import FIELDS, checked_common
 from mooring.tenants.scribe import UNREADABLE, Also, Published, Scribe, Seen, Work, understood
 from mooring.tenants.secrets import CURRENT, Keyring
+from mooring.tenants.stages import stage
 from mooring.tenants.values import Unreadable, decode, encode
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,10 @@ class Publisher:
         seen = await self._scribe.look(tenant)
         wanted = document.applied(seen.held.parts, self._ring)
         found = differences(seen.held.parts, wanted)
-        batches(tenant, (await self._scribe.plan(tenant, seen.held, wanted)).units)
+        plan = await self._scribe.plan(tenant, seen.held, wanted)
+        if (towards := stage(seen.held.parts, wanted)) is not wanted:
+            plan = await self._scribe.plan(tenant, seen.held, towards)
+        batches(tenant, plan.units)
         return found
 
     async def apply(self, document: Document, *, note: str = "") -> Published:
@@ -157,6 +161,13 @@ class Publisher:
                 if not is_path(path):
                     raise InvalidRequest(f"tenant {tenant}: {path} is no part of a tenant")
             plan = await self._scribe.plan(tenant, seen.held, wanted)
+            while (towards := stage(seen.held.parts, wanted)) is not wanted:
+                part = await self._scribe.plan(tenant, seen.held, towards)
+                head = await self._scribe.write(work, seen, part, towards, closing=False)
+                seen = await self._scribe.look(tenant)
+                if seen.head != head:
+                    raise Conflict(f"tenant {tenant} was changed meanwhile", revision=seen.head)
+                plan = await self._scribe.plan(tenant, seen.held, wanted)
             await self._scribe.write(work, seen, plan, wanted)
 
         return await self._persist(work, attempt)
@@ -189,6 +200,14 @@ class Publisher:
                 log.debug("tenant %d: another publisher was first: %s", work.tenant, error)
             except OutcomeUnknown as error:
                 log.info("tenant %d: looks whether it was written: %s", work.tenant, error)
+            except BaseException:
+                if work.transactions:
+                    log.warning(
+                        "tenant %d: written in part, in %d transactions: publish it again",
+                        work.tenant,
+                        work.transactions,
+                    )
+                raise
             else:
                 return work.published()
             await asyncio.sleep(backoff.next())

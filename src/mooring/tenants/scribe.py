@@ -174,10 +174,14 @@ class Scribe:
             guards[unchanged(self._keys.history_head(other), theirs.head)] = None
         return Plan(units(self._keys, tenant, there, wanted, index), list(guards))
 
-    async def write(self, work: Work, seen: Seen, plan: Plan, wanted: Parts) -> None:
-        """One commit, or several where it is too large for one."""
+    async def write(
+        self, work: Work, seen: Seen, plan: Plan, wanted: Parts, *, closing: bool = True
+    ) -> int:
+        """One commit, or several where it is too large for one; where the history's head is then.
+        `closing`: nothing comes after it."""
         tenant, number, head = work.tenant, seen.last, seen.head
-        writes, checks = work.also(wanted) if work.also is not None else ((), ())
+        ours = work.also if closing else None
+        writes, checks = ours(wanted) if ours is not None else ((), ())
         room = ROOM - max(len(writes), len(checks) + len(plan.guards))
         parts = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
         for place, part in enumerate(parts):
@@ -185,7 +189,7 @@ class Scribe:
             last = place + 1 == len(parts)
             made: list[Write] = [write for unit in part for write in unit.writes]
             if part:
-                work.unsure, work.closing = (number + 1, told), last
+                work.unsure, work.closing = (number + 1, told), last and closing
                 made += self._recorded(work, number + 1, told)
                 made += self._trimmed(tenant, number + 1, seen) if place == 0 else []
             done = await self._store.commit(
@@ -201,6 +205,7 @@ class Scribe:
             if part:
                 work.happened()
                 number, head = number + 1, done.revision
+        return head
 
     async def erase(self, work: Work, seen: Seen) -> None:
         """What leads to the tenant, then the tenant: in one commit, or in several in that order."""

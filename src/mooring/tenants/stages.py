@@ -1,0 +1,38 @@
+"""The way to a tenant that has more hosts than one commit takes: its aliases go and come so many at
+a time, each time with all that leads to them."""
+
+from __future__ import annotations
+
+from mooring.model import JSON
+from mooring.tenants.publishing import ROOM, Parts, Unread
+
+MOST = ROOM - 20
+"""Aliases that one stage changes; the rest is for the other domains and the parts themselves."""
+
+_ALIASES = "domain/aliases"
+
+
+def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
+    """What is wanted, or where that is too much, what comes before it."""
+    had, will = _listed(there), _listed(wanted)
+    kept = {host.lower() for host in will}
+    others = {str(wanted.get(f"domain/{each}", "")).lower() for each in ("primary", "internal")}
+    gone = [host for host in had if host.lower() not in kept | others]
+    before = {host.lower() for host in had}
+    come = [host for host in will if host.lower() not in before]
+    if len(gone) + len(come) <= most:
+        return wanted
+    if gone:
+        first = set(gone[:most])
+        aliases: list[JSON] = [host for host in had if host not in first]
+    else:
+        aliases = [*had, *come[:most]]
+    rest = {path: value for path, value in wanted.items() if path != _ALIASES}
+    return {**rest, _ALIASES: aliases} if aliases else rest
+
+
+def _listed(parts: Parts) -> list[str]:
+    found = parts.get(_ALIASES)
+    if isinstance(found, Unread) or not isinstance(found, list):
+        return []
+    return [host for host in found if isinstance(host, str)]
