@@ -1,0 +1,110 @@
+"""The bridge between old and new keys of tenants, and a copy, over connections that break."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from mooring.errors import NotConfigured, StoreError
+from mooring.hub import open_store
+from mooring.migrate.jxt.bridge import Bridge
+from mooring.migrate.jxt.migration import Migration
+from mooring.store import Delete, Put, Store, prefix
+from mooring.tasks import Tasks
+from mooring.tenants.publisher import Publisher
+from mooring.tenants.secrets import Keyring
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.features.jxt_store import dump, encoded, made
+from tests.waiting import eventually
+
+UNITS = range(1, 9)
+
+
+async def write(store: Store, chance: random.Random) -> None:
+    """Something on one of the sides, or on both."""
+    publisher, unit, value = Publisher(store, ring=Keyring()), chance.choice(UNITS), chance.random()
+    root = f"jxt//tenants/{unit}"
+    quota = encoded({"uploadQuotaGb": value})
+    what = chance.randrange(4)
+    if what == 0:
+        await store.commit(Put(f"{root}/storage".encode(), quota))
+    elif what == 1:
+        users = encoded([{"username": f"u{unit}", "description": str(value)}])
+        await store.commit(Put(f"{root}/ftp".encode(), users))
+    elif what == 2:
+        await publisher.put(unit, "storage", {"uploadQuotaGb": value})
+    elif chance.random() < 0.5:
+        await store.commit(Delete(prefix(f"{root}/".encode())))
+    else:
+        try:
+            await publisher.delete(unit)
+        except NotConfigured:
+            await publisher.put(unit, f"ftp/u{unit}", {"description": str(value)})
+
+
+async def level(store: Store) -> bool:
+    whole = await Migration(store, ring=Keyring()).reading.whole()
+    return all(
+        view.same(path, Keyring()) or path not in {*view.new, *view.told.parts}
+        for unit, view in whole.views.items()
+        for path in view.paths
+        if unit
+    )
+
+
+@pytest.mark.timeout(120)
+async def test_a_bridge_goes_on_over_broken_connections(etcd: Callable[[str], EtcdServer]):
+    server, chance = etcd("3.5"), random.Random(5)
+    namespace = f"?namespace=/{uuid.uuid4().hex}/"
+    tasks = Tasks()
+    async with (
+        FaultProxy(server.address) as proxy,
+        open_store(f"{server.url}{namespace}") as direct,
+        open_store(f"etcd://{proxy.address}{namespace}&timeout=2s") as behind,
+    ):
+        bridge = Bridge(Migration(behind, ring=Keyring()))
+        running = tasks.start(bridge.run(), name="bridge")
+        try:
+            for fault in (proxy.reset, proxy.half_open, proxy.mute, proxy.refuse, proxy.reset):
+                for _ in range(20):
+                    await write(direct, chance)
+                fault()
+                for _ in range(20):
+                    await write(direct, chance)
+                await asyncio.sleep(chance.uniform(0, 1))
+                proxy.heal()
+            await eventually(lambda: level(direct), within=40)
+            assert not running.done()
+        finally:
+            await tasks.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_a_copy_whose_answers_are_lost_is_run_again(etcd: Callable[[str], EtcdServer]):
+    server, old = etcd("3.5"), made(6, 120)
+    namespace = f"?namespace=/{uuid.uuid4().hex}/"
+    async with (
+        FaultProxy(server.address) as proxy,
+        open_store(f"{server.url}{namespace}") as direct,
+        open_store(f"etcd://{proxy.address}{namespace}&timeout=2s") as behind,
+    ):
+        await old.write(direct)
+        migration = Migration(behind, ring=Keyring())
+        for patience in (5, 20, 40):
+            try:
+                done = 0
+                async for _ in migration.copy():
+                    done += 1
+                    if done == patience:
+                        proxy.half_open()
+            except StoreError:
+                pass
+            proxy.heal()
+        async for _ in migration.copy():
+            pass
+        old.check_new(await dump(direct))
