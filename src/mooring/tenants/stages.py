@@ -16,8 +16,8 @@ def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
     """What is wanted, or where that is too much, what comes before it."""
     had, will = _listed(there), _listed(wanted)
     kept = {host.lower() for host in will}
-    others = {str(wanted.get(f"domain/{each}", "")).lower() for each in ("primary", "internal")}
-    gone = [host for host in had if host.lower() not in kept | others]
+    kept |= {str(wanted.get(f"domain/{each}", "")).lower() for each in ("primary", "internal")}
+    gone = [host for host in had if host.lower() not in kept]
     before = {host.lower() for host in had}
     come = [host for host in will if host.lower() not in before]
     if len(gone) + len(come) <= most:
