@@ -103,7 +103,7 @@ class Migration:
         whole = await self.reading.whole()
         _before_the_cut(whole.mark)
         lost = lots(self.keys, whole.views.values(), self.ring)
-        due = list(whole.views)
+        due = [unit for unit, here in whole.views.items() if self.settler.due(here)]
         while due:
             again: list[int] = []
             moved = False

@@ -90,6 +90,11 @@ class Settler:
         self._ring = ring
         self._keys, self._old, self._ledger = reading.keys, reading.old, reading.ledger
 
+    def due(self, here: View) -> bool:
+        """Whether a copy has anything to do for a unit that was seen so."""
+        moves = (here.decide(path, self._ring).move for path in here.paths)
+        return any("new" in move for move in moves) or self._bases(here) != here.bases
+
     async def settle(self, unit: int, *, back: bool, lost: Lots | None = None) -> Settled:
         """Make a unit level. `back`: also the old keys follow the new ones, and they alone after
         the cut-over; otherwise that ends it. `lost`: what must not be written."""
