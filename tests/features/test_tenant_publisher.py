@@ -454,6 +454,19 @@ class TestTooMuchForOneTransaction:
             await publisher.diff(parse(told))
         assert await everything_of(store) == before
 
+    @pytest.mark.parametrize("raw", [b'{"token":"%s"}', b'{"x":"%s"}', b"{%s"])
+    async def test_what_others_wrote_too_large_can_be_replaced_and_deleted(
+        self, store: Store, publisher: Publisher, raw: bytes
+    ):
+        for tenant in (1, 2):
+            await store.commit(Put(KEYS.part(tenant, "storage"), raw % (b"x" * 1_400_000)))
+        await publisher.put(1, "storage", {"uploadQuotaGb": 1, "extra": {"x": None, "token": None}})
+        assert (await publisher.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 1}
+        await publisher.delete(2)
+        assert await publisher.read(2) == {}
+        await publisher.rollback(2, 0)
+        assert await publisher.read(2) == {}
+
     async def test_what_one_commit_takes_is_taken_with_its_history(
         self, store: Store, publisher: Publisher
     ):

@@ -49,7 +49,12 @@ class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[Step, ...]:
     return tuple(
-        Step(each.path, _kept(each.before, ring), _kept(each.after, ring)) for each in differences
+        Step(
+            each.path,
+            {_OMITTED: True} if each.unwieldy else _kept(each.before, ring),
+            _kept(each.after, ring),
+        )
+        for each in differences
     )
 
 

@@ -27,6 +27,9 @@ from mooring.tenants.keys import DOMAIN, IndexEntry, Keys, PartOf, kind_of
 from mooring.tenants.secrets import is_secret, masked
 from mooring.tenants.values import Unreadable, decode, encode
 
+ROOM = MAX_OPERATIONS - 8
+"""Operations of one commit that are left beside the history, the sentinel and the caller's own."""
+BYTES = MAX_REQUEST_BYTES - 64 * 1024
 _SEAL = 160  # bytes that a sealed value takes beside itself
 
 
@@ -99,7 +102,13 @@ class Difference(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """About how many bytes a history needs for it, and no fewer."""
-        return _weight(self.before) + _weight(self.after) + len(self.path)
+        before = 0 if self.unwieldy else _weight(self.before)
+        return before + _weight(self.after) + len(self.path) + _SEAL
+
+    @property
+    def unwieldy(self) -> bool:
+        """Whether what was there is so large that no history takes it: it could not be removed."""
+        return _weight(self.before) > BYTES // 2
 
 
 def _weight(value: JSON | Unread) -> int:
@@ -275,11 +284,6 @@ def _written(name: bytes, path: str, value: JSON | Unread) -> Write:
     if value is None:
         return Delete(key(name))
     return Put(name, value.raw if isinstance(value, Unread) else encode(path, value))
-
-
-ROOM = MAX_OPERATIONS - 8
-"""Operations of one commit that are left beside the history, the sentinel and the caller's own."""
-BYTES = MAX_REQUEST_BYTES - 64 * 1024
 
 
 def batches(tenant: int, all_units: Sequence[Unit], *, room: int = ROOM) -> list[list[Unit]]:
