@@ -51,6 +51,15 @@ async def kept(hub: Hub, service: str = "echo") -> int:
     return len(await registry.reader.scores(registry.keys.of(service)))
 
 
+async def overdue(hub: Hub, count: int) -> bool:
+    """Whether so many have been silent for too long."""
+    registry = registry_of(hub)
+    keys = registry.keys.of("echo")
+    oldest = (await registry.reader.state(keys)).now - TIMEOUT * 1000
+    scores = await registry.reader.scores(keys)
+    return sum(score < oldest for score in scores.values()) == count
+
+
 async def brakes(hub: Hub) -> set[str]:
     return {*await registry_of(hub).sweeper().brakes()}
 
@@ -82,14 +91,7 @@ async def test_who_stays_though_it_is_silent_is_counted_as_it_is_listed(url: str
     async with connect(url) as hub, fleet(hub, 2, ephemeral=False) as stays, fleet(hub, 1, first=5):
         await crash(stays)
 
-        async def overdue() -> bool:
-            registry = registry_of(hub)
-            keys = registry.keys.of("echo")
-            oldest = (await registry.reader.state(keys)).now - TIMEOUT * 1000
-            scores = await registry.reader.scores(keys)
-            return sum(score < oldest for score in scores.values()) == 2
-
-        await eventually(overdue, within=5 * TIMEOUT)
+        await eventually(lambda: overdue(hub, 2), within=5 * TIMEOUT)
         assert await listed(hub) == {1, 2, 5}
         assert await hub.registry.services() == [("echo", 3)]
 
@@ -191,6 +193,7 @@ async def test_those_who_do_not_come_back_go_when_the_rest_did(url: str):
             return bool(await brakes(other))
 
         await eventually(braked, within=5 * TIMEOUT)
+        await eventually(lambda: overdue(other, 6), within=5 * TIMEOUT)  # it holds ahead of that
         async with connect(url) as anew, fleet(anew, 4, first=5):  # in the same places
             first = await eventually(lambda: _not(braked()), within=5 * TIMEOUT)
             assert first > 0.5 * TIMEOUT
