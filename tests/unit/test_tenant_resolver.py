@@ -15,6 +15,7 @@ from mooring.tenants import acting_for, current, current_or_none
 from mooring.tenants.live import Tenants
 from mooring.tenants.resolver import (
     UNAVAILABLE,
+    UNRESOLVED,
     Admission,
     Lookup,
     Refusal,
@@ -453,3 +454,31 @@ def test_code_outside_of_a_request_says_for_whom_it_works():
             assert current_or_none() is None
         assert current() is ACME
     assert current_or_none() is None
+
+
+def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogCaptureFixture):
+    snapshot, _ = Snapshot(resolver=None).changed({7: ACME})
+    tenants = Tenants(snapshot)
+    admission = Admission(required=False, exempt=["/health"])
+    for _ in range(3):
+        assert admission.decide(tenants, header("7")) is UNRESOLVED
+    assert (UNRESOLVED.status, UNRESOLVED.code) == (503, "tenants_unavailable")
+    assert "common/resolver" in UNRESOLVED.message
+    assert caplog.text.count("turned away") == 1, "once, and not at each request"
+    assert admission.decide(tenants, Request("/health")) is None
+    assert Admission(resolver=DOMAIN).decide(tenants, host("acme.example.com")) is ACME
+    tenants.show(all_of(TENANTS).snapshot)
+    assert admission.decide(tenants, header("7")) is ACME
+    tenants.show(snapshot)
+    assert admission.decide(tenants, header("7")) is UNRESOLVED
+    assert caplog.text.count("turned away") == 2
+
+
+def test_that_there_are_no_tenants_is_told_once(caplog: pytest.LogCaptureFixture):
+    def source() -> Lookup:
+        raise Unavailable("the store is away")
+
+    admission = Admission()
+    for _ in range(3):
+        assert admission.decide(source, header("7")) is UNAVAILABLE
+    assert caplog.text.count("the store is away") == 1

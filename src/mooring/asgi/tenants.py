@@ -13,7 +13,8 @@ started meanwhile; and `scope["state"]["tenant"]`, which is `request.state.tenan
 FastAPI, None where there is none.
 
 **Refused** is who names no tenant (400), an unknown one (404), one that is inactive or suspended
-(403), and everybody while nothing was ever loaded (503): always with
+(403), and everybody while nothing was ever loaded, or `common/resolver` cannot be understood and
+never could (503): always with
 `{"error": {"code": …, "message": …, "tenant": …}}`. A websocket is refused before it is accepted,
 with the same answer where the server can send one, else closed with 1008. Preflight requests of
 browsers carry no tenant's header: let a middleware for CORS stand outside of this one.

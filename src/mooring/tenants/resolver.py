@@ -74,7 +74,7 @@ class Lookup(Protocol):
     """What is asked of the tenants: `Tenants` answers it."""
 
     @property
-    def resolver(self) -> Resolver: ...
+    def resolver(self) -> Resolver | None: ...
 
     def get(self, id: int, /) -> Tenant | None: ...
 
@@ -124,6 +124,12 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 UNAVAILABLE = Refusal(503, "tenants_unavailable", "the tenants are not loaded yet: try again")
+UNRESOLVED = Refusal(
+    503,
+    "tenants_unavailable",
+    "how a request names its tenant cannot be told: the setting common/resolver is unreadable",
+)
+"""The default in its place could let a client choose the tenant that its host is to decide."""
 
 
 class Admission:
@@ -162,15 +168,20 @@ class Admission:
         self._refuse = frozenset(refuse)
         self._host_header = host_header
         self._exempt = tuple(path.rstrip("/") for path in exempt)
+        self._told = ""
+        """Why all are turned away, as it was logged."""
 
     def decide(self, source: Source | None, request: Request) -> Tenant | Refusal | None:
         """The request's tenant; None: it goes on without one."""
         if self._exempt and self.exempts(request.path):
             return None
-        tenants = _loaded(source)
+        tenants, why = _loaded(source)
         if tenants is None:
-            return UNAVAILABLE
+            return self._turned_away(UNAVAILABLE, why)
         resolver = tenants.resolver if self._resolver is None else self._resolver
+        if resolver is None:
+            return self._turned_away(UNRESOLVED)
+        self._told = ""
         named = wanted(resolver, request, host_header=self._host_header)
         if isinstance(named, Refusal):
             passes = named.code == "tenant_missing" and not self._required
@@ -181,6 +192,14 @@ class Admission:
             passes = by_chance and not self._required
             return None if passes else _unknown(named)
         return self._judged(tenant, named)
+
+    def _turned_away(self, refusal: Refusal, why: str = "") -> Refusal:
+        """It is told once, and not at each request."""
+        told = why or refusal.message
+        if told != self._told:
+            self._told = told
+            log.warning("all requests are turned away: %s", told)
+        return refusal
 
     def exempts(self, path: str) -> bool:
         return any(path == each or path.startswith(f"{each}/") for each in self._exempt)
@@ -196,12 +215,12 @@ class Admission:
         return Refusal(403, code, f"the tenant is {status}", named.shown)
 
 
-def _loaded(source: Source | None) -> Lookup | None:
+def _loaded(source: Source | None) -> tuple[Lookup | None, str]:
+    """The tenants, or why there are none."""
     try:
-        return source() if callable(source) else source
+        return (source() if callable(source) else source), ""
     except Unavailable as error:
-        log.warning("a request is turned away, for there are no tenants yet: %s", error)
-        return None
+        return None, f"there are no tenants yet: {error}"
 
 
 def find(tenants: Lookup, named: Wanted) -> Tenant | None:

@@ -1,8 +1,9 @@
 """What the parts of a tenant hold: typed records, read leniently, for older publishers wrote them.
 
 A record is a JSON object with names in camelCase. Fields that are not known here are kept, in
-`extra`; one without a value is as one that is not there. The id, the service and the user in the
-key win over those in the value. How records are checked before they are written is `rules.py`.
+`extra`; one without a value is as one that is not there. In the common settings an empty text is
+none: Go writes it for a field that nobody set. The id, the service and the user in the key win over
+those in the value. How records are checked before they are written is `rules.py`.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class StorageDirectory(Record, frozen=True, kw_only=True, gc=False):
     directory: str = "tenants"
 
 
+_SETTINGS = (Resolver, StorageDirectory)
+
 Part = Meta | Database | Ftp | Storage | str | tuple[str, ...]
 R = TypeVar("R", bound=Record)
 
@@ -177,6 +180,8 @@ def understand(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
 def record(kind: type[R], value: Mapping[str, Any]) -> R:
     """A record of this kind, with what it does not know in `extra`. Raises `Unreadable`."""
     names = fields_of(kind)
+    if kind in _SETTINGS:
+        value = {name: inner for name, inner in value.items() if inner != ""}
     if value.keys() <= names:
         try:
             return msgspec.convert(value, kind, strict=False)
