@@ -75,7 +75,7 @@ class Feed(Protocol[K, V]):
         """
 
 
-class Change(msgspec.Struct, Generic[K, V], frozen=True):
+class Change(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """One item changed. `before` is None for a new one, `after` for one that is gone."""
 
     key: K

@@ -32,6 +32,7 @@ import mooring.sync
 from mooring import asgi, wsgi
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
+from mooring.store import Put
 from mooring.tenants import current, current_or_none
 from mooring.tenants.live import Tenants
 from mooring.tenants.tenant import Tenant
@@ -393,6 +394,27 @@ async def test_how_requests_name_their_tenant_changes_live(
     await eventually(lambda: answers("/who", 8, "8.example.com"))
     await publisher.put_common("common/resolver", {"httpType": "host", "httpHostMode": "code"})
     await eventually(lambda: answers("/who", 8, "brew.anywhere.test"))
+
+
+async def test_a_resolver_that_breaks_never_lets_clients_choose_their_tenant(hub: mooring.Hub):
+    """Who is told apart by hosts must not be let in by a header."""
+    key = b"jxt/common/resolver"
+    by_header, by_host = scope(x_tenant_id="7"), scope(host="acme.example.com")
+    await hub.store.commit(Put(key, b'{"httpType": "hots"}'))
+    async with hub.tenants() as tenants:
+        app = asgi.TenantMiddleware(who, tenants)
+        for each in (by_header, by_host):
+            status, _, body = await call(app, each)
+            error = json.loads(body)["error"]
+            assert (status, error["code"]) == (503, "tenants_unavailable")
+            assert "common/resolver" in error["message"]
+        await hub.store.commit(Put(key, b'{"httpType": "host", "httpHostMode": ""}'))
+        await eventually(lambda: tenants.resolver is not None)
+        assert (await call(app, by_host))[::2] == (200, b"7")
+        await hub.store.commit(Put(key, b"{"))
+        await eventually(lambda: key.decode() in tenants.problems)
+        assert (await call(app, by_host))[::2] == (200, b"7")
+        assert (await call(app, by_header))[0] == 400
 
 
 async def test_a_tenant_that_is_suspended_or_deleted_is_refused_live(

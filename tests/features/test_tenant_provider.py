@@ -25,6 +25,7 @@ from mooring.tenants.live import Tenants
 from mooring.tenants.provider import Provider
 from mooring.tenants.reading import Changed
 from mooring.tenants.secrets import Keyring
+from mooring.tenants.values import Resolver
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually, until
@@ -46,6 +47,14 @@ def part(tenant: int, path: str, value: object) -> Put:
 
 def common(path: str, value: object) -> Put:
     return Put(f"jxt/{path}".encode(), json.dumps(value).encode())
+
+
+def how(tenants: Tenants) -> str:
+    return tenants.resolver.http_type if tenants.resolver else "unknown"
+
+
+def where(tenants: Tenants) -> str:
+    return tenants.storage_directory.directory if tenants.storage_directory else "unknown"
 
 
 def provider(store: Store, *, file: Path | None = None, wait: float = 5.0) -> Provider:
@@ -111,8 +120,8 @@ class TestLookups:
             assert t.by_name("甲 公司") == 1
             for host in ("ACME.example", "www.acme.EXAMPLE", "acme.internal"):
                 assert t.by_host(host) == 1
-            assert t.resolver.http_type == "host"
-            assert t.storage_directory.directory == "d"
+            assert how(t) == "host"
+            assert where(t) == "d"
             assert t.platform("limits") == {"a": [1]}
             assert t.health == datetime.datetime(2024, 5, 6, 7, 8, 9, tzinfo=datetime.UTC)
             assert not t.stale
@@ -141,8 +150,8 @@ class TestLookups:
             assert not t.ftp_user_taken("nobody")
             assert t.databases(unknown) == {}
             assert t.ftp(unknown) == t.active_ftp(unknown) == {}
-            assert t.resolver.http_header_name == "X-Tenant-ID"
-            assert t.storage_directory.directory == "tenants"
+            assert t.resolver == Resolver()
+            assert where(t) == "tenants"
 
     async def test_the_caches_name_what_is_missing(self, store: Store):
         await store.commit(*WHOLE)
@@ -195,13 +204,13 @@ class TestFollowing:
 
     async def test_common_settings_are_followed(self, store: Store, tenants: Tenants):
         await store.commit(*WHOLE[-4:])
-        await eventually(lambda: tenants.resolver.http_type == "host")
+        await eventually(lambda: how(tenants) == "host")
         await eventually(lambda: tenants.platform("limits") == {"a": [1]})
         await eventually(lambda: tenants.health is not None)
         await store.commit(*(Delete(key(put.key)) for put in WHOLE[-4:]))
-        await eventually(lambda: tenants.resolver.http_type == "header")
+        await eventually(lambda: how(tenants) == "header")
         await eventually(lambda: tenants.platform("limits") is None)
-        await eventually(lambda: tenants.storage_directory.directory == "tenants")
+        await eventually(lambda: where(tenants) == "tenants")
         await eventually(lambda: tenants.health is None)
 
     async def test_a_revision_is_seen_whole_or_not_at_all(self, store: Store, tenants: Tenants):
@@ -334,6 +343,20 @@ class TestFollowing:
             await store.commit(part(1, "meta", {"code": "mended"}))
             await eventually(lambda: t.by_code("mended") == 1)
             assert "jxt/tenants/1/meta" not in t.problems
+
+    async def test_a_resolver_that_breaks_stays_as_it_was(
+        self, store: Store, caplog: pytest.LogCaptureFixture
+    ):
+        await store.commit(*WHOLE)
+        async with provider(store) as t:
+            await store.commit(common("common/resolver", {"httpType": "hots"}))
+            await eventually(lambda: "jxt/common/resolver" in t.problems)
+            assert how(t) == "host"
+            assert caplog.text.count("jxt/common/resolver stays as it was: Invalid enum") == 1
+            async with provider(store) as fresh:
+                assert fresh.resolver is None, "it never knew what was meant"
+            await store.commit(Delete(KEYS.common))
+            await eventually(lambda: how(t) == "header")
 
     async def test_of_two_that_claim_a_host_the_lower_id_has_it(
         self, store: Store, caplog: pytest.LogCaptureFixture
@@ -514,7 +537,7 @@ class TestStartFromFile:
             assert {*t.ids()} == {1, 10}
             assert t.by_code("acme") == 1
             assert t.by_host("www.acme.example") == 1, "indexes are built anew"
-            assert t.resolver.http_type == "host"
+            assert how(t) == "host"
             assert t.health is not None
             assert t.revision > 0
             assert caplog.text.count("stands in") == 1
@@ -525,7 +548,7 @@ class TestStartFromFile:
             assert {*t.ids()} == {1, 3}
             assert t.by_code("acme") is None
             assert t.by_code("renamed") == 1
-            await eventually(lambda: t.resolver.http_type == "path")
+            await eventually(lambda: how(t) == "path")
             assert {(c.tenant, *sorted(c.kinds)) for c in told} == {
                 (1, "meta"),
                 (3, "meta"),
@@ -533,6 +556,52 @@ class TestStartFromFile:
             }
             await away.direct.commit(part(3, "meta", {"code": "newer"}))
             await eventually(lambda: t.by_code("newer") == 3)
+
+    async def test_the_last_good_resolver_is_in_the_file(self, away: Away):
+        away.proxy.heal()
+        async with provider(away.through, file=away.file) as t:
+            await away.direct.commit(Put(b"jxt/common/resolver", b"{"))
+            await eventually(lambda: "jxt/common/resolver" in t.problems)
+        away.proxy.refuse()
+        async with provider(away.through, file=away.file) as t:
+            assert how(t) == "host"
+            away.proxy.heal()
+            await eventually(lambda: not t.stale, within=10)
+            await eventually(lambda: "jxt/common/resolver" in t.problems)
+            assert how(t) == "host"
+
+    async def test_the_file_may_stand_in_while_the_store_is_read(
+        self, store: Store, tmp_path: Path
+    ):
+        """A short wait: the file comes while what was read is turned into tenants."""
+        file = tmp_path / "tenants.copy"
+        for first in range(1, 1500, 100):
+            await store.commit(
+                *(part(n, "meta", {"code": f"c{n}"}) for n in range(first, first + 100))
+            )
+        async with provider(store, file=file):
+            pass
+        await store.commit(
+            Delete(KEYS.parts(7)),
+            part(8, "meta", {"code": "other"}),
+            part(2000, "meta", {"code": "new"}),
+            *WHOLE[-4:],
+        )
+        async with provider(store, file=file, wait=0.0) as t:
+            known = dict(t.snapshot.tenants)
+            told: list[Changed] = []
+            t.subscribe(told.append)
+            await eventually(lambda: t.by_code("new") == 2000 and how(t) == "host")
+            for change in told:
+                assert known.get(change.tenant) == change.before
+                if change.after is None:
+                    del known[change.tenant]
+                else:
+                    known[change.tenant] = change.after
+            assert known == dict(t.snapshot.tenants)
+            await eventually(lambda: t.health is not None and t.platform("limits") is not None)
+            async with provider(store) as fresh:
+                assert t.snapshot == fresh.snapshot
 
     async def test_closing_before_it_caught_up_keeps_the_file(self, away: Away):
         before = away.file.read_bytes()

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
 from mooring.store import Entry
 from mooring.tenants.claims import Claims, Contest
 from mooring.tenants.keys import Keys
+from mooring.tenants.pacing import at_once, slices
 from mooring.tenants.reading import Outcome, Reading
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.snapshot import Snapshot
 from mooring.tenants.tenant import Tenant
-from mooring.tenants.values import Domain, Ftp, Meta
+from mooring.tenants.values import Domain, Ftp, Meta, Resolver, StorageDirectory
 
 KEYS = Keys()
 READING = Reading(KEYS, Keyring())
@@ -35,6 +38,15 @@ def applied(snapshot: Snapshot, changes: Mapping[bytes, bytes | None]) -> Outcom
     return READING.apply(
         snapshot, [(k, None if v is None else entry(k, v)) for k, v in changes.items()]
     )
+
+
+def unkept(snapshot: Snapshot) -> Snapshot:
+    """Without what is kept of values that were good once, as far as they are not now."""
+    fields = {field: None for key, field, _, _ in SETTINGS if key.decode() in snapshot.problems}
+    good = {
+        key: kept for key, kept in snapshot.good.items() if key.decode() not in snapshot.problems
+    }
+    return msgspec.structs.replace(snapshot, good=Map(good), **fields)
 
 
 words = st.sampled_from(["a", "B", "b", "某"])
@@ -89,11 +101,11 @@ def test_changes_in_any_order_lead_where_a_fresh_start_leads(
             there.pop(key, None)
             if value is not None:
                 there[key] = value
-    assert snapshot == built(there)
+    assert unkept(snapshot) == unkept(built(there))
     backwards = Snapshot()
     for key in reversed(there):
         backwards = applied(backwards, {key: there[key]}).snapshot
-    assert snapshot == backwards
+    assert unkept(snapshot) == unkept(backwards)
 
 
 @given(revisions)
@@ -153,7 +165,7 @@ def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str
         ids = {*before, *after}
         gone = [(n, i) for i in ids for n in before.get(i, set()) - after.get(i, set())]
         news = [(n, i) for i in ids for n in after.get(i, set()) - before.get(i, set())]
-        claims, contests = claims.changed(gone, news)
+        claims, contests = at_once(claims.changing(gone, news))
         for name in "abc":
             claimants = {id for id, names in after.items() if name in names}
             assert claims.holders.get(name) == min(claimants, default=None)
@@ -162,9 +174,8 @@ def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str
             assert all(contest.holder == min(claimants) for contest in told)
             assert all(contest.claimant in claimants - {contest.holder} for contest in told)
         before = after
-    assert claims.changed([(n, i) for i, names in before.items() for n in names], [])[0] == Claims(
-        "letter"
-    )
+    gone = [(n, i) for i, names in before.items() for n in names]
+    assert at_once(claims.changing(gone, []))[0] == Claims("letter")
 
 
 def tenant(id: int, *names: str) -> Tenant:
@@ -246,22 +257,94 @@ def test_active_users_are_those_that_are_not_switched_off():
     }
 
 
-async def test_what_was_prepared_means_the_same():
+def test_many_changes_are_applied_in_slices():
     there = {
         b"jxt/tenants/%d/%s" % (n, path): value
-        for n in range(1, 300)
+        for n in range(1, 1001)
         for path, value in (
-            (b"meta", b'{"code":"c%d"}' % n),
+            (b"meta", b'{"code":"c%d","name":"n%d"}' % (n, n)),
             (b"ftp/u%d" % n, b"{}"),
+            (b"domain/primary", b"h%d.example" % (n % 900)),
             (b"storage", b"{" if n % 7 == 0 else b"{}"),
         )
     }
-    entries = {key: entry(key, value) for key, value in there.items()}
-    held = dict([*entries.items()][:100])
-    prepared = await READING.prepare(entries, held)
-    assert not held.keys() & prepared.keys()
-    outcome = READING.apply(Snapshot(), entries.items(), prepared)
-    assert outcome.snapshot == built(there)
-    newer = entry(b"jxt/tenants/1/meta", b'{"code":"newer"}', 2)
-    late = READING.apply(Snapshot(), [(newer.key, newer)], prepared).snapshot
-    assert late.codes.holders.get("newer") == 1, "what was prepared of an older value is not used"
+    changes = [(key, entry(key, value)) for key, value in there.items()]
+    work, pauses = READING.applying(Snapshot(), slices(changes)), 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            outcome = end.value
+            break
+        pauses += 1
+    assert outcome == READING.apply(Snapshot(), changes)
+    values, tenants = len(changes) // 250, 1000 // 250
+    assert pauses >= values + 2 * tenants + 4 * 2 * tenants, "values, tenants, and four claims each"
+
+
+@given(revisions, revisions)
+def test_settings_may_change_while_tenants_are_read(
+    history: list[dict[bytes, bytes | None]], more: list[dict[bytes, bytes | None]]
+):
+    base = Snapshot()
+    for changes in history:
+        base = applied(base, changes).snapshot
+    parts: dict[bytes, bytes | None] = {}
+    settings: dict[bytes, bytes | None] = {}
+    for changes in more:
+        for key, value in changes.items():
+            (settings if key in commons else parts)[key] = value
+    meanwhile = applied(base, settings).snapshot
+    late, direct = applied(base, parts).onto(meanwhile), applied(meanwhile, parts)
+    assert late.snapshot == direct.snapshot
+    assert (late.changes, late.problems, {*late.mended}) == (
+        direct.changes,
+        direct.problems,
+        {*direct.mended},
+    )
+
+
+SETTINGS = [
+    (b"jxt/common/resolver", "resolver", b'{"httpType": "host"}', Resolver()),
+    (
+        b"jxt/common/storage-directory",
+        "storage_directory",
+        b'{"directory":"d"}',
+        StorageDirectory(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "field", "value", "default"), SETTINGS)
+def test_a_setting_that_cannot_be_understood_is_never_taken_for_the_default(
+    key: bytes, field: str, value: bytes, default: object
+):
+    assert getattr(Snapshot(), field) == default
+    never = applied(Snapshot(), {key: b"{"}).snapshot
+    assert getattr(never, field) is None
+    assert dict(never.problems) == {key.decode(): "not JSON"}
+    assert getattr(applied(never, {key: None}).snapshot, field) == default
+
+    good = applied(never, {key: value}).snapshot
+    meant = getattr(good, field)
+    assert meant not in (None, default)
+    for broken in (b"{", b"[]", b'{"httpType": "odd", "directory": []}'):
+        kept = applied(good, {key: broken}).snapshot
+        assert getattr(kept, field) == meant
+        assert key.decode() in kept.problems
+        gone = applied(kept, {key: None}).snapshot
+        assert getattr(gone, field) == default
+        assert not gone.problems
+        assert getattr(applied(gone, {key: broken}).snapshot, field) is None
+
+
+def test_an_empty_text_in_a_setting_is_as_none():
+    key = b"jxt/common/resolver"
+    value = b'{"httpType":"query","httpHostMode":"","httpQueryParam":"","ftpType":"","new":""}'
+    made = applied(Snapshot(), {key: value}).snapshot
+    assert made.resolver == Resolver(http_type="query")
+    assert not made.problems
+    assert applied(made, {key: b'{"httpType": ""}'}).snapshot.resolver == Resolver()
+    key = b"jxt/common/storage-directory"
+    made = applied(Snapshot(), {key: b'{"directory": ""}'}).snapshot
+    assert made.storage_directory == StorageDirectory()

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from immutables import Map
+from immutables import Map, MapMutation
+
+from mooring.tenants.pacing import Paced, slices
 
 Claim = tuple[str, int]
 """What is claimed, and by which tenant."""
+
+Contested = MapMutation[str, Map[int, None]]
 
 
 class Contest(msgspec.Struct, frozen=True):
@@ -42,40 +46,55 @@ class Claims(msgspec.Struct, frozen=True):
     contested: Map[str, Map[int, None]] = Map()
     """All who claim it, of those with several."""
 
-    def changed(
+    def changing(
         self, gone: Iterable[Claim], news: Iterable[Claim]
-    ) -> tuple[Claims, tuple[Contest, ...]]:
+    ) -> Paced[tuple[Claims, tuple[Contest, ...]]]:
         """The same with other claims, and those of the new ones that stand against another.
 
         What is `gone` must have been there, what is new must not.
         """
         holders, contested = self.holders.mutate(), self.contested.mutate()
-        for name, tenant in gone:
-            rivals = contested.get(name)
-            if rivals is None:
-                del holders[name]
-                continue
-            rivals = rivals.delete(tenant)
-            holders[name] = min(rivals) if holders[name] == tenant else holders[name]
-            if len(rivals) > 1:
-                contested[name] = rivals
-            else:
-                del contested[name]
+        for some in slices(gone):
+            for name, tenant in some:
+                _give_up(name, tenant, holders, contested)
+            yield
         clashes: list[Claim] = []
-        for name, tenant in news:
-            holder = holders.get(name)
-            if holder is None:
-                holders[name] = tenant
-                continue
-            rivals = contested.get(name)
-            contested[name] = (Map({holder: None}) if rivals is None else rivals).set(tenant, None)
-            holders[name] = min(holder, tenant)
-            clashes.append((name, tenant))
-        told = tuple(
-            Contest(self.kind, name, holders[name], _rival(tenant, holders[name], contested[name]))
-            for name, tenant in clashes
-        )
-        return Claims(self.kind, holders.finish(), contested.finish()), told
+        for some in slices(news):
+            clashes += [each for each in some if _clashes(*each, holders, contested)]
+            yield
+        told: list[Contest] = []
+        for some in slices(clashes):
+            for name, tenant in some:
+                holder = holders[name]
+                rival = _rival(tenant, holder, contested[name])
+                told.append(Contest(self.kind, name, holder, rival))
+            yield
+        return Claims(self.kind, holders.finish(), contested.finish()), tuple(told)
+
+
+def _give_up(name: str, tenant: int, holders: MapMutation[str, int], contested: Contested) -> None:
+    rivals = contested.get(name)
+    if rivals is None:
+        del holders[name]
+        return
+    rivals = rivals.delete(tenant)
+    holders[name] = min(rivals) if holders[name] == tenant else holders[name]
+    if len(rivals) > 1:
+        contested[name] = rivals
+    else:
+        del contested[name]
+
+
+def _clashes(name: str, tenant: int, holders: MapMutation[str, int], contested: Contested) -> bool:
+    """Whether the new claim stands against another."""
+    holder = holders.get(name)
+    if holder is None:
+        holders[name] = tenant
+        return False
+    rivals = contested.get(name)
+    contested[name] = (Map({holder: None}) if rivals is None else rivals).set(tenant, None)
+    holders[name] = min(holder, tenant)
+    return True
 
 
 def _rival(tenant: int, holder: int, rivals: Map[int, None]) -> int:

@@ -67,7 +67,8 @@ class Tenants:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """The keys whose values cannot be understood, and why. Such a part is left out."""
+        """The keys whose values cannot be understood, and why. Such a part is left out; of
+        `resolver` and `storage_directory` the last good one stays."""
         return self._snapshot.problems
 
     def get(self, tenant: int) -> Tenant | None:
@@ -139,12 +140,14 @@ class Tenants:
         return self._snapshot.ftp_users.holders.get(username)
 
     @property
-    def resolver(self) -> Resolver:
-        """How requests name their tenant; the default where nobody configured it."""
+    def resolver(self) -> Resolver | None:
+        """How requests name their tenant; the default where nobody configured it. One that cannot
+        be understood leaves the last good one in its place: None where there never was one."""
         return self._snapshot.resolver
 
     @property
-    def storage_directory(self) -> StorageDirectory:
+    def storage_directory(self) -> StorageDirectory | None:
+        """Likewise."""
         return self._snapshot.storage_directory
 
     def platform(self, key: str) -> JSON:
@@ -176,6 +179,8 @@ class Tenants:
     def show(self, snapshot: Snapshot, changes: Iterable[Changed] = ()) -> None:
         """For who keeps it up to date: what readers see from now on, and what to tell them."""
         self._snapshot = snapshot
+        if not self._callbacks:
+            return
         for change in changes:
             for each in (change.tenant, None):
                 for kind, callback in self._callbacks.get(each, ()):

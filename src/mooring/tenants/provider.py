@@ -20,13 +20,15 @@ import msgspec
 
 from mooring.errors import Unavailable
 from mooring.mirror import Mirror, RangeFeed, Steps, Update
-from mooring.store.contract import Entry, Store
+from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks, cleanup
 from mooring.tenants.copy import Copy, CopyFile
 from mooring.tenants.keys import Keys
 from mooring.tenants.live import Tenants
-from mooring.tenants.reading import NOTHING, KeyChange, Prepared, Reading
+from mooring.tenants.pacing import in_turns, slices
+from mooring.tenants.reading import KeyChange, Outcome, Reading
 from mooring.tenants.secrets import Keyring
+from mooring.tenants.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,8 @@ class Provider:
         self._name = f"tenants of {keys.namespace!r} in {store.url}"
         self._wait = wait
         self._reading = Reading(keys, ring)
-        self._feed = _Prepared(RangeFeed(store, keys.all), self._reading, self._held)
+        self._tenants = Tenants(age=self._age)
+        self._feed = _Prepared(RangeFeed(store, keys.all), self._reading, self._tenants, self._held)
         self._parts = Mirror(self._feed, wait=False, afresh=afresh)
         self._parts.subscribe(self._apply_parts)
         self._mirrors = {keys.all: self._parts}
@@ -70,7 +73,6 @@ class Provider:
             mirror = Mirror(RangeFeed(store, range), wait=False, quiet=True, afresh=afresh)
             mirror.subscribe(self._apply_health if range is keys.health else self._apply_common)
             self._mirrors[range] = mirror
-        self._tenants = Tenants(age=self._age)
         self._copy = (
             None if file is None else CopyFile(file, store=store.url, namespace=keys.namespace)
         )
@@ -121,16 +123,19 @@ class Provider:
                     await mirror.ready(or_failing=or_failing)
 
     async def _stand_in(self, copy: Copy) -> None:
-        entries = {entry.key: entry for entry in copy.entries}
-        prepared = await self._reading.prepare(entries, {})
+        known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
+        changes = slices(known[0].items())
+        outcome = await in_turns(self._reading.applying(self._tenants.snapshot, changes))
         if not self._loaded:  # it may be by now
             log.warning("%s: the copy of %s stands in: %s", self._name, copy.saved_at, self._why)
-        for range, mirror in self._mirrors.items():
-            if not mirror.loaded:
-                known = {key: entry for key, entry in entries.items() if key in range}
-                mirror.stand_in(known)
-                revision = copy.revision if mirror is self._parts else None
-                self._apply(known.items(), prepared, revision)
+        for mirror, entries in zip(self._mirrors.values(), known, strict=True):
+            if mirror.loaded:
+                continue
+            mirror.stand_in(entries)
+            if mirror is self._parts:
+                self._show(outcome.onto(self._tenants.snapshot), copy.revision)
+            else:
+                self._apply(entries.items())
 
     @property
     def _loaded(self) -> bool:
@@ -142,8 +147,13 @@ class Provider:
         return str(next(filter(None, errors), "no answer in time"))
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
-        prepared, self._feed.prepared = self._feed.prepared, NOTHING
-        self._apply(_news(update), prepared, update.mark)
+        prepared, self._feed.prepared = self._feed.prepared, None
+        snapshot = self._tenants.snapshot
+        if prepared is not None and prepared.fits(update, snapshot):
+            outcome = prepared.outcome.onto(snapshot)
+        else:
+            outcome = self._reading.apply(snapshot, _news(update))
+        self._show(outcome, update.mark)
         self._to_save()
 
     def _apply_common(self, update: Update[bytes, Entry]) -> None:
@@ -153,18 +163,21 @@ class Provider:
     def _apply_health(self, update: Update[bytes, Entry]) -> None:
         self._apply(_news(update))  # a beat alone is not worth a copy
 
-    def _apply(
-        self,
-        changes: Iterable[KeyChange],
-        prepared: Prepared = NOTHING,
-        revision: int | None = None,
-    ) -> None:
-        outcome = self._reading.apply(self._tenants.snapshot, changes, prepared)
-        snapshot = outcome.snapshot
-        if revision is not None:
-            snapshot = msgspec.structs.replace(snapshot, revision=revision)
+    def _apply(self, changes: Iterable[KeyChange]) -> None:
+        snapshot = self._tenants.snapshot
+        self._show(self._reading.apply(snapshot, changes), snapshot.revision)
+
+    def _show(self, outcome: Outcome, revision: int) -> None:
+        snapshot = msgspec.structs.replace(outcome.snapshot, revision=revision)
         self._tenants.show(snapshot, outcome.changes)
-        _warn(self._name, [f"{key} is left out: {why}" for key, why in outcome.problems.items()])
+        kept = {key.decode() for key in snapshot.good}
+        _warn(
+            self._name,
+            [
+                f"{key} {'stays as it was' if key in kept else 'is left out'}: {why}"
+                for key, why in outcome.problems.items()
+            ],
+        )
         _warn(self._name, outcome.contests)
 
     def _to_save(self) -> None:
@@ -183,7 +196,10 @@ class Provider:
         if not self._loaded or self._saved == self._changes:
             return False
         mirrors, changes = self._mirrors.values(), self._changes
-        entries = [entry for mirror in mirrors for entry in mirror.items.values()]
+        entries: list[Entry] = []
+        for mirror in mirrors:
+            entries += mirror.items.values()
+        entries += self._tenants.snapshot.good.values()  # in place of what cannot be understood
         await asyncio.to_thread(copy.save, entries, self._parts.mark)
         self._saved = changes
         return True
@@ -203,25 +219,64 @@ class Provider:
         await self.aclose()
 
 
+class _Outlook(msgspec.Struct, frozen=True):
+    """What an update will lead to that is not told yet."""
+
+    base: Snapshot
+    """What was shown when it was found out."""
+    mark: int
+    outcome: Outcome
+
+    def fits(self, update: Update[bytes, Entry], snapshot: Snapshot) -> bool:
+        return update.resync and update.mark == self.mark and self.stands(snapshot)
+
+    def stands(self, snapshot: Snapshot) -> bool:
+        """Whether the tenants are those of then; all else may have changed."""
+        base = self.base
+        return snapshot.tenants is base.tenants and snapshot.revision == base.revision
+
+
 class _Prepared:
-    """A feed that understands what it reads piece by piece, before it is applied at once."""
+    """A feed that finds out in slices what its snapshot leads to, so that it is shown at once."""
 
     def __init__(
-        self, feed: RangeFeed, reading: Reading, held: Callable[[], Mapping[bytes, Entry]]
+        self,
+        feed: RangeFeed,
+        reading: Reading,
+        tenants: Tenants,
+        held: Callable[[], Mapping[bytes, Entry]],
     ) -> None:
         self.name = feed.name
-        self.prepared = NOTHING
-        self._feed, self._reading, self._held = feed, reading, held
+        self.prepared: _Outlook | None = None
+        self._feed, self._reading, self._tenants, self._held = feed, reading, tenants, held
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
         items, mark = await self._feed.snapshot()
-        self.prepared = await self._reading.prepare(items, self._held())
-        return items, mark
+        while True:
+            base = self._tenants.snapshot
+            changes = _differences(self._held(), items)
+            outcome = await in_turns(self._reading.applying(base, changes))
+            self.prepared = _Outlook(base, mark, outcome)
+            if self.prepared.stands(self._tenants.snapshot):  # else the file stands in by now
+                return items, mark
 
     def follow(
         self, mark: int, held: Mapping[bytes, Entry], *, known: float
     ) -> AbstractAsyncContextManager[Steps[bytes, Entry]]:
         return self._feed.follow(mark, held, known=known)
+
+
+def _differences(
+    held: Mapping[bytes, Entry], items: Mapping[bytes, Entry]
+) -> Iterator[Sequence[KeyChange]]:
+    for keys in slices(held):
+        yield [(key, None) for key in keys if key not in items]
+    for some in slices(items.items()):
+        yield [(key, entry) for key, entry in some if held.get(key) != entry]
+
+
+def _by_range(copy: Copy, ranges: Sequence[Range]) -> list[dict[bytes, Entry]]:
+    return [{each.key: each for each in copy.entries if each.key in range} for range in ranges]
 
 
 def _news(update: Update[bytes, Entry]) -> Iterator[KeyChange]:

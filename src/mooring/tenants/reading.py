@@ -3,9 +3,7 @@ snapshot. In whatever order they come, what is there at the end makes the same s
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from immutables import MapMutation
@@ -14,6 +12,7 @@ from mooring.model import JSON, Time
 from mooring.store.contract import Entry
 from mooring.tenants.claims import Contest
 from mooring.tenants.keys import PLATFORM, CommonPart, Keys, PartOf
+from mooring.tenants.pacing import Paced, at_once, slices
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.snapshot import Snapshot
 from mooring.tenants.tenant import KINDS, Kind, Tenant
@@ -27,12 +26,10 @@ from mooring.tenants.values import (
     understand,
 )
 
-_AT_ONCE = 500  # values understood before others get their turn: a few milliseconds
-
 KeyChange = tuple[bytes, Entry | None]
 
 
-class Changed(msgspec.Struct, frozen=True):
+class Changed(msgspec.Struct, frozen=True, gc=False):
     """A tenant changed. `before` is None for a new one, `after` for one that is gone."""
 
     tenant: int
@@ -50,18 +47,18 @@ class Outcome(msgspec.Struct, frozen=True):
     contests: tuple[Contest, ...] = ()
     problems: Mapping[str, str] = {}
     """Those that are new."""
+    mended: Collection[str] = ()
+    """Keys that were a problem."""
 
-
-class Understood(msgspec.Struct, frozen=True, gc=False):
-    """A value that was understood beforehand."""
-
-    entry: Entry
-    where: PartOf
-    part: Part | Unreadable
-
-
-Prepared = Mapping[bytes, Understood]
-NOTHING: Prepared = MappingProxyType({})
+    def onto(self, snapshot: Snapshot) -> Outcome:
+        """The same where all but the tenants is as in another snapshot: it changed meanwhile."""
+        problems = snapshot.problems.mutate()
+        for key in self.mended:
+            problems.pop(key, None)
+        problems.update(self.problems)
+        changed = snapshot.with_tenants(self.snapshot)
+        changed = msgspec.structs.replace(changed, problems=problems.finish())
+        return msgspec.structs.replace(self, snapshot=changed)
 
 
 class Reading:
@@ -70,57 +67,41 @@ class Reading:
     def __init__(self, keys: Keys, ring: Keyring) -> None:
         self._keys, self._ring = keys, ring
 
-    async def prepare(self, items: Mapping[bytes, Entry], held: Mapping[bytes, Entry]) -> Prepared:
-        """Understand beforehand what is not as it is `held`, piece by piece, so that others have
-        their turn between: of many tenants it takes long."""
-        prepared: dict[bytes, Understood] = {}
-        for key, entry in items.items():
-            if held.get(key) == entry:
-                continue
-            where = self._keys.understand(key)
-            if isinstance(where, PartOf):
-                prepared[key] = Understood(entry, where, self._part(where, entry))
-                if len(prepared) % _AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        return prepared
-
-    def apply(
-        self, snapshot: Snapshot, changes: Iterable[KeyChange], prepared: Prepared = NOTHING
-    ) -> Outcome:
+    def apply(self, snapshot: Snapshot, changes: Iterable[KeyChange]) -> Outcome:
         """Entries that changed together, each as it is now; None: it is gone."""
+        return at_once(self.applying(snapshot, [changes]))
+
+    def applying(
+        self, snapshot: Snapshot, changes: Iterable[Iterable[KeyChange]]
+    ) -> Paced[Outcome]:
+        """The same in slices, of changes that come in such."""
         parts: dict[int, dict[str, Part | None]] = {}
-        fields: dict[str, object] = {}
+        settings = _Settings(snapshot)
         problems = _Problems(snapshot)
-        platform = snapshot.platform.mutate()
-        for key, entry in changes:
-            known = prepared.get(key)
-            if known is not None and known.entry == entry:
-                where: object = known.where
-                part: object = known.part
-            else:
+        for some in changes:
+            for key, entry in some:
                 where = self._keys.understand(key)
                 part = None if entry is None else self._understood(where, entry)
-            problems.note(key, part)
-            part = None if isinstance(part, Unreadable) else part
-            if isinstance(where, PartOf):
-                parts.setdefault(where.tenant, {})[where.path] = part  # type: ignore[assignment]
-            elif isinstance(where, CommonPart):
-                _put_common(where.path, part, fields, platform)
-        tenants, told = _tenants(snapshot, parts)
-        changed, contests = snapshot.changed(tenants)
+                problems.note(key, part)
+                if isinstance(where, PartOf):
+                    readable = None if isinstance(part, Unreadable) else part
+                    parts.setdefault(where.tenant, {})[where.path] = readable  # type: ignore[assignment]
+                elif isinstance(where, CommonPart):
+                    settings.put(where.path, key, entry, part)
+            yield
+        tenants, told = yield from _tenants(snapshot, parts)
+        changed, contests = yield from snapshot.changing(tenants)
         changed = msgspec.structs.replace(
-            changed, platform=platform.finish(), problems=problems.all.finish(), **fields
+            changed, problems=problems.all.finish(), **settings.finish()
         )
-        return Outcome(changed, told, contests, problems.new)
+        return Outcome(changed, told, contests, problems.new, problems.mended)
 
     def _understood(self, where: object, entry: Entry) -> object:
-        if isinstance(where, PartOf):
-            return self._part(where, entry)
-        return _common(where.path, entry) if isinstance(where, CommonPart) else None
-
-    def _part(self, where: PartOf, entry: Entry) -> Part | Unreadable:
         try:
-            return understand(where.tenant, where.path, decode(where.path, entry.value), self._ring)
+            if isinstance(where, PartOf):
+                value = decode(where.path, entry.value)
+                return understand(where.tenant, where.path, value, self._ring)
+            return _common(where.path, entry) if isinstance(where, CommonPart) else None
         except Unreadable as error:
             return error
         except Exception as error:  # noqa: BLE001 - one bad value must not hide the good ones
@@ -131,29 +112,32 @@ class _Problems:
     def __init__(self, snapshot: Snapshot) -> None:
         self.all: MapMutation[str, str] = snapshot.problems.mutate()
         self.new: dict[str, str] = {}
+        self.mended: list[str] = []
 
     def note(self, key: bytes, part: object) -> None:
         if isinstance(part, Unreadable):
             name = key.decode()
             if self.all.get(name) != str(part):
                 self.all[name] = self.new[name] = str(part)
-        elif self.all:
-            self.all.pop(key.decode(errors="replace"), None)
+        elif self.all and self.all.pop(name := key.decode(errors="replace"), None) is not None:
+            self.mended.append(name)
 
 
 def _tenants(
     snapshot: Snapshot, parts: Mapping[int, Mapping[str, Part | None]]
-) -> tuple[dict[int, Tenant | None], tuple[Changed, ...]]:
+) -> Paced[tuple[dict[int, Tenant | None], tuple[Changed, ...]]]:
     """The tenants that are not as they were, by their ids."""
     tenants: dict[int, Tenant | None] = {}
     told: list[Changed] = []
-    for id in sorted(parts):
-        before = snapshot.tenants.get(id)
-        made = (before or Tenant(id)).changed(parts[id].items())
-        after = None if made.empty else made
-        if kinds := _kinds(before, after):
-            tenants[id] = after
-            told.append(Changed(id, kinds, before, after))
+    for some in slices(sorted(parts)):
+        for id in some:
+            before = snapshot.tenants.get(id)
+            made = (before or Tenant(id)).changed(parts[id].items())
+            after = None if made.empty else made
+            if kinds := _kinds(before, after):
+                tenants[id] = after
+                told.append(Changed(id, kinds, before, after))
+        yield
     return tenants, tuple(told)
 
 
@@ -172,20 +156,18 @@ _FIELDS: Mapping[Kind, str] = {kind: "databases" if kind == "database" else kind
 
 
 def _common(path: str, entry: Entry) -> object:
+    value = decode(path, entry.value)
+    if path.startswith(PLATFORM):
+        return _Held(value)
+    assert isinstance(value, dict)
+    if path == RESOLVER:
+        return record(Resolver, value)
+    if path == STORAGE_DIRECTORY:
+        return record(StorageDirectory, value)
     try:
-        value = decode(path, entry.value)
-        if path.startswith(PLATFORM):
-            return _Held(value)
-        assert isinstance(value, dict)
-        if path == "common/resolver":
-            return record(Resolver, value)
-        if path == "common/storage-directory":
-            return record(StorageDirectory, value)
         return msgspec.convert(value.get("updatedAt"), Time, strict=False)
-    except Unreadable as error:
-        return error
     except msgspec.ValidationError as error:
-        return Unreadable(f"{error} - at `$.updatedAt`")
+        raise Unreadable(f"{error} - at `$.updatedAt`") from None
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -194,16 +176,43 @@ class _Held(msgspec.Struct, frozen=True):
     value: JSON
 
 
-def _put_common(
-    path: str, part: object, fields: dict[str, object], platform: MapMutation[str, JSON]
-) -> None:
-    if path == "common/resolver":
-        fields["resolver"] = part or Resolver()
-    elif path == "common/storage-directory":
-        fields["storage_directory"] = part or StorageDirectory()
-    elif path == "_health/sentinel":
-        fields["health"] = part
-    elif isinstance(part, _Held):
-        platform[path.removeprefix(PLATFORM)] = part.value
-    else:
-        platform.pop(path.removeprefix(PLATFORM), None)
+class _Settings:
+    """What is not of a tenant."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._platform, self._good = snapshot.platform.mutate(), snapshot.good.mutate()
+        self._fields: dict[str, object] = {}
+
+    def put(self, path: str, key: bytes, entry: Entry | None, part: object) -> None:
+        if path in _DEFAULTS:
+            self._configure(path, key, entry, part)
+        elif path == "_health/sentinel":
+            self._fields["health"] = None if isinstance(part, Unreadable) else part
+        elif isinstance(part, _Held):
+            self._platform[path.removeprefix(PLATFORM)] = part.value
+        else:
+            self._platform.pop(path.removeprefix(PLATFORM), None)
+
+    def _configure(self, path: str, key: bytes, entry: Entry | None, part: object) -> None:
+        """What cannot be understood is not taken for what is not there: a default may let in who
+        was kept out."""
+        field, default = _DEFAULTS[path]
+        if entry is None:
+            self._fields[field] = default
+            self._good.pop(key, None)
+        elif not isinstance(part, Unreadable):
+            self._fields[field] = part
+            self._good[key] = entry
+        elif key not in self._good:
+            self._fields[field] = None
+
+    def finish(self) -> dict[str, object]:
+        return self._fields | {"platform": self._platform.finish(), "good": self._good.finish()}
+
+
+RESOLVER, STORAGE_DIRECTORY = "common/resolver", "common/storage-directory"
+_DEFAULTS: Mapping[str, tuple[str, Resolver | StorageDirectory]] = {
+    RESOLVER: ("resolver", Resolver()),
+    STORAGE_DIRECTORY: ("storage_directory", StorageDirectory()),
+}
+"""The field of a snapshot, and what it is where nobody configured it."""

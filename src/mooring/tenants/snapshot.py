@@ -4,14 +4,20 @@ cost of the tenants that it touches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
-from immutables import Map
+from immutables import Map, MapMutation
 
 from mooring.model import JSON, Time
-from mooring.tenants.claims import Claims, Contest
+from mooring.store.contract import Entry
+from mooring.tenants.claims import Claim, Claims, Contest
+from mooring.tenants.pacing import Paced, at_once, slices
 from mooring.tenants.tenant import Tenant
 from mooring.tenants.values import Ftp, Resolver, StorageDirectory
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -28,53 +34,77 @@ class Snapshot(msgspec.Struct, frozen=True):
     ftp_users: Claims = Claims("FTP user")
     ftp: Map[str, Ftp] = Map()
     """By user name, of whom the name leads to."""
-    resolver: Resolver = Resolver()
-    storage_directory: StorageDirectory = StorageDirectory()
+    resolver: Resolver | None = Resolver()
+    """The default where nobody configured it. One that cannot be understood leaves the last good
+    one in its place; None where there never was one: nobody knows what was meant."""
+    storage_directory: StorageDirectory | None = StorageDirectory()
+    """Likewise."""
+    good: Map[bytes, Entry] = Map()
+    """What these two come from."""
     platform: Map[str, JSON] = Map()
     health: Time | None = None
     """When the sentinel was last written."""
     problems: Map[str, str] = Map()
-    """Keys whose values cannot be understood, and why. Such a part is as one that is not there."""
+    """Keys whose values cannot be understood, and why. Such a part of a tenant is as one that is
+    not there."""
 
     def changed(self, tenants: Mapping[int, Tenant | None]) -> tuple[Snapshot, tuple[Contest, ...]]:
         """The same with other tenants, None for one that is gone; and the claims of theirs that
         stand against somebody else's."""
-        pairs = [(self.tenants.get(id), after) for id, after in tenants.items()]
+        return at_once(self.changing(tenants))
+
+    def changing(
+        self, tenants: Mapping[int, Tenant | None]
+    ) -> Paced[tuple[Snapshot, tuple[Contest, ...]]]:
+        """The same in slices."""
+        if not tenants:
+            return self, ()
         held, enabled = self.tenants.mutate(), self.enabled.mutate()
-        for id, after in tenants.items():
-            if after is None:
-                held.pop(id, None)
-            else:
-                held[id] = after
-            if after is not None and after.active:
-                enabled[id] = after
-            else:
-                enabled.pop(id, None)
+        pairs: list[Pair] = []
+        for some in slices(tenants.items()):
+            pairs += [(self.tenants.get(id), after) for id, after in some]
+            for id, after in some:
+                _put(held, id, after)
+                _put(enabled, id, after if after is not None and after.active else None)
+            yield
         contests: list[Contest] = []
         claims: dict[str, Claims] = {}
         for field, (section, claimed) in _CLAIMED.items():
             before: Claims = getattr(self, field)
-            gone, news = _differences(pairs, section, claimed)
+            gone, news = yield from _differences(pairs, section, claimed)
             if gone or news:
-                claims[field], told = before.changed(gone, news)
+                claims[field], told = yield from before.changing(gone, news)
                 contests += told
         ftp, holders = self.ftp.mutate(), claims.get("ftp_users", self.ftp_users).holders
-        for user in _changed_users(pairs):
-            if (holder := holders.get(user)) is None:
-                ftp.pop(user, None)
-            else:
-                ftp[user] = held[holder].ftp[user]
+        for users in slices(_changed_users(pairs)):
+            for user in users:
+                holder = holders.get(user)
+                _put(ftp, user, None if holder is None else held[holder].ftp[user])
+            yield
         changed = msgspec.structs.replace(
             self, tenants=held.finish(), enabled=enabled.finish(), ftp=ftp.finish(), **claims
         )
         return changed, tuple(contests)
 
+    def with_tenants(self, other: Snapshot) -> Snapshot:
+        """The same with the tenants of another, and all that follows from them."""
+        return msgspec.structs.replace(self, **{name: getattr(other, name) for name in _OF_TENANTS})
 
-Pairs = Iterable[tuple[Tenant | None, Tenant | None]]
-"""Tenants before and after."""
+
+_OF_TENANTS = ("tenants", "enabled", "codes", "names", "hosts", "ftp_users", "ftp")
+
+Pair = tuple[Tenant | None, Tenant | None]
+"""A tenant before and after."""
 
 
-def _changed_users(pairs: Pairs) -> Iterator[str]:
+def _put(held: MapMutation[K, V], key: K, value: V | None) -> None:
+    if value is None:
+        held.pop(key, None)
+    else:
+        held[key] = value
+
+
+def _changed_users(pairs: Iterable[Pair]) -> Iterator[str]:
     for before, after in pairs:
         had = None if before is None else before.ftp
         has = None if after is None else after.ftp
@@ -84,19 +114,21 @@ def _changed_users(pairs: Pairs) -> Iterator[str]:
 
 
 def _differences(
-    pairs: Pairs, section: str, claimed: Callable[[Tenant], Iterable[str]]
-) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    gone: list[tuple[str, int]] = []
-    news: list[tuple[str, int]] = []
-    for before, after in pairs:
-        if before is not None and getattr(before, section) is getattr(after, section, None):
-            continue
-        had = dict.fromkeys(claimed(before) if before is not None else ())
-        has = dict.fromkeys(claimed(after) if after is not None else ())
-        if before is not None:
-            gone += [(name, before.id) for name in had if name not in has]
-        if after is not None:
-            news += [(name, after.id) for name in has if name not in had]
+    pairs: Iterable[Pair], section: str, claimed: Callable[[Tenant], Iterable[str]]
+) -> Paced[tuple[list[Claim], list[Claim]]]:
+    gone: list[Claim] = []
+    news: list[Claim] = []
+    for some in slices(pairs):
+        for before, after in some:
+            if before is not None and getattr(before, section) is getattr(after, section, None):
+                continue
+            had = dict.fromkeys(claimed(before) if before is not None else ())
+            has = dict.fromkeys(claimed(after) if after is not None else ())
+            if before is not None:
+                gone += [(name, before.id) for name in had if name not in has]
+            if after is not None:
+                news += [(name, after.id) for name in has if name not in had]
+        yield
     return gone, news
 
 
