@@ -9,9 +9,10 @@ import pytest
 
 import mooring
 import mooring.store
+import mooring.tenants
 
 
-@pytest.mark.parametrize("module", [mooring, mooring.store])
+@pytest.mark.parametrize("module", [mooring, mooring.store, mooring.tenants])
 def test_every_public_name_exists(module):
     for name in module.__all__:
         assert getattr(module, name) is not None
@@ -50,6 +51,23 @@ asyncio.run(main())
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "mooring[etcd]" in run.stdout
+
+
+def test_tenants_are_imported_without_the_extra_and_what_needs_it_names_it():
+    script = """
+import sys
+import mooring.tenants
+assert "immutables" not in sys.modules
+sys.modules["immutables"] = sys.modules["cryptography"] = None
+from mooring.tenants import Document, Publisher, Resolver, Tenant, current_or_none
+assert not hasattr(mooring.tenants, "Tenantz")
+try:
+    from mooring.tenants import Tenants
+except mooring.errors.MissingExtra as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "mooring[tenants]" in run.stdout
 
 
 def test_other_peoples_descriptors_do_not_clash_with_ours():

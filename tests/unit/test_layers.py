@@ -35,6 +35,7 @@ DRIVERS = {
     "google": ("descriptors.py", "store/etcd"),
     "hprose": ("hprose/",),
     "httpx": ("httpx/",),
+    "immutables": ("tenants/",),
     "redis": ("registry/redis",),
     "sqlite3": ("store/embedded",),
 }
