@@ -1,0 +1,46 @@
+"""Who reads, and goes away before the answer, leaves the store as it was. Servers of etcd before
+3.5.5 panic where a transaction that only reads is given up in the middle (etcd-io/etcd#14110)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import Conflict
+from mooring.hub import open_store
+from mooring.store import Put, Query, Store, absent, prefix
+from mooring.testing.etcd import EtcdServer
+
+_TRIES = 400
+
+
+async def _filled(store: Store) -> None:
+    for start in range(0, 2000, 100):
+        await store.commit(*(Put(b"/k/%d" % n, b"x" * 500) for n in range(start, start + 100)))
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["reads", "reads under a check"])
+async def test_reads_that_are_given_up(tmp_path: Path, checked: bool):
+    with EtcdServer(tmp_path, series="3.5") as server:
+        server.start()
+        async with open_store(server.url) as store:
+            await _filled(store)
+            chance = random.Random(1)
+            everything = [Query(prefix(b"/k/"))] * 4
+            require = [absent(b"/k/1")] if checked else []
+
+            async def read() -> None:
+                with contextlib.suppress(Conflict):
+                    await store.commit(require=require, read=everything)
+
+            for _ in range(_TRIES):
+                task = asyncio.ensure_future(read())
+                await asyncio.sleep(chance.uniform(0, 0.02))
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            assert len((await store.read(prefix(b"/k/"))).entries) == 2000
