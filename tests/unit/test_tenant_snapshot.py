@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 
@@ -241,8 +242,18 @@ def test_a_tenant_cannot_be_changed_in_place():
         found.ftp["eve"] = found.ftp["bob"]  # type: ignore[index]
     with pytest.raises(TypeError):
         del found.databases["x"]  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="in place"):
+        found.ftp["bob"].extra["x"] = 1
     with pytest.raises(AttributeError):
         found.meta = None  # type: ignore[misc]
+
+
+def test_a_tenant_can_be_copied():
+    paths = {b"jxt/tenants/1/ftp/bob": b'{"new": [1]}', b"jxt/tenants/1/meta": b"{}"}
+    found = applied(Snapshot(), paths).snapshot.tenants[1]
+    copied = copy.deepcopy(found)
+    assert copied == found
+    assert copied.ftp["bob"].extra == {"new": [1]}
 
 
 def test_active_users_are_those_that_are_not_switched_off():

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from mooring.tenants.keys import kind_of, name_of
-from mooring.tenants.values import Database, Domain, Ftp, Meta, Part, Storage
-
-V = TypeVar("V")
+from mooring.tenants.values import Database, Domain, Ftp, Meta, Part, ReadOnly, Storage
 
 Kind = Literal["meta", "domain", "database", "ftp", "storage"]
 KINDS: tuple[Kind, ...] = ("meta", "domain", "database", "ftp", "storage")
-
-
-class ReadOnly(dict[str, V]):
-    """A dictionary that its readers cannot change. It is one, and not a view of one: at a hundred
-    thousand tenants each step to another place in memory counts."""
-
-    __slots__ = ()
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("what is known of a tenant cannot be changed in place")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
 
 
 class Tenant(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -25,11 +25,35 @@ Status = Literal["active", "inactive", "suspended"]
 NOTHING: Mapping[str, JSON] = MappingProxyType({})
 
 
-class Extra(dict[str, JSON]):
+V = TypeVar("V")
+
+
+class ReadOnly(dict[str, V]):
+    """A dictionary that its readers cannot change. It is one, and not a view of one: at a hundred
+    thousand tenants each step to another place in memory counts."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("what is known of a tenant cannot be changed in place")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, V]]]:
+        return type(self), (dict(self),)  # a copy is filled when it is made
+
+
+class Extra(ReadOnly[JSON]):
     """Fields that are not known here. What looks like a secret is hidden when it is shown."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return repr(masked(dict(self)))
+
+
+NO_EXTRA = Extra()  # one for all: a million of them would take memory, and time at each collection
 
 
 # `gc=False`: none can be part of a cycle, and there are a million of them.
@@ -38,7 +62,7 @@ class Extra(dict[str, JSON]):
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
     """What all records have."""
 
-    extra: Extra = msgspec.field(default_factory=Extra)
+    extra: Extra = msgspec.field(default_factory=lambda: NO_EXTRA)
 
 
 class Meta(Record, frozen=True, kw_only=True, gc=False):
