@@ -677,7 +677,9 @@ class TestHistory:
 
     async def test_secrets_in_it_are_sealed(self, store: Store, publisher: Publisher):
         await publisher.apply(document(1, "one"))
-        await publisher.put(1, "database/query", {"driver": "x", "database": "x", "password": "P2"})
+        await publisher.put(
+            1, "database/query", {"driver": "x", "database": "x", "password": "pw-another"}
+        )
         await publisher.put(
             1,
             "ftp/one_ftp",
@@ -688,7 +690,7 @@ class TestHistory:
         )
         raw = b"".join((await everything_of(store)).values())
         history = b"".join(e.value for e in (await store.read(KEYS.histories)).entries)
-        for secret in (b"pw-one", b"P2"):
+        for secret in (b"pw-one", b"pw-another"):
             assert secret not in raw
         for secret in (b"hash-one", b"hash-2", b"hash-3", b"P3"):
             assert secret not in history

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
-from mooring.tenants.document import load, parse, read, written
+from mooring.tenants.document import parse, written
+from mooring.tenants.files import load, read
 from mooring.tenants.merging import merged
 from mooring.tenants.publishing import Parts, Unread, differences
 from mooring.tenants.secrets import Keyring

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mooring.cli.progress import progress
 from mooring.cli.running import StoreOption, run
 from mooring.cli.stdout import UNREAD
 from mooring.errors import InvalidRequest
@@ -87,18 +86,6 @@ def _unless_dash(file: Path | None) -> Path | None:
     return None if file == Path("-") else file
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    return Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
 def _read(file: Path | None) -> str:
     name = file or "standard input"
     try:
@@ -113,8 +100,7 @@ def _read(file: Path | None) -> str:
 async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
     written = skipped = 0
-    with _writing(file) as output, _progress() as progress:
-        task = progress.add_task("keys", total=None)
+    with _writing(file) as output, progress("keys") as told:
         async with open_store(where) as store:
             async for entries in pages(store, range):
                 for entry in entries:
@@ -123,7 +109,7 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
                     else:
                         output.write(line_of(entry) + "\n")
                         written += 1
-                progress.update(task, completed=written)
+                told(written, None)
     left_out = f", {skipped} on a lease left out (--leased takes them)" if skipped else ""
     typer.echo(f"{written} keys{left_out}", err=True)
 
@@ -163,10 +149,11 @@ def _replacing(file: Path) -> Iterator[TextIO]:
 
 
 async def _import(where: StoreURL, puts: list[Put]) -> None:
-    with _progress() as progress:
-        task = progress.add_task("keys", total=len(puts))
+    done = 0
+    with progress("keys") as told:
         async with open_store(where) as store:
             for batch in batches_of(puts):
                 await store.commit(*batch)
-                progress.advance(task, len(batch))
+                done += len(batch)
+                told(done, len(puts))
     typer.echo(f"{len(puts)} keys", err=True)

@@ -16,14 +16,9 @@ out of an object without being lost. A field that Mooring does not know goes und
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
@@ -36,7 +31,6 @@ from mooring.tenants.secrets import Keyring, holds_secret, masked
 
 SECTIONS = ("meta", "domain", "database", "ftp", "storage")
 _DOMAINS = ("primary", "aliases", "internal")
-_MERGED = 10_000  # fields of a map into which others are merged: they multiply
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -58,94 +52,6 @@ class Document(msgspec.Struct, frozen=True):
             for path, value in told.items():
                 wanted[path] = merged(self.tenant, path, there.get(path), value, ring)
         return wanted
-
-
-def load(file: Path) -> Document:
-    """The document in a file: JSON where it is called so, else YAML, of which JSON is a part."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is no text in UTF-8") from error
-    return read(text, of=str(file), as_json=file.suffix == ".json")
-
-
-def read(text: str, *, of: str, as_json: bool = False) -> Document:
-    """The document in a text; `of` names it in errors, none of which shows anything of it that may
-    be a secret."""
-    try:
-        return parse(_loaded(text, as_json=as_json))
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{of}: {error}") from error
-
-
-def _loaded(text: str, *, as_json: bool) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_once) if as_json else yaml.load(text, _Loader)
-    except InvalidRequest:
-        raise
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"not YAML: {_why(error)}") from None
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"not JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("it has too many maps and lists within one another") from None
-    except (ValueError, LookupError, AttributeError, TypeError):
-        raise InvalidRequest("a value is not what its tag says, or too long") from None
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"{twice!r:.60} stands there twice")
-    return found
-
-
-def _why(error: yaml.YAMLError) -> str:
-    """In one line. What the file says is left out, for it may be a password."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        told = re.sub(r"'([^']*)'", _unless_said, error.problem or "malformed")
-        return f"{told}{_place(error.problem_mark)}"
-    return str(error).partition("\n")[0]
-
-
-def _place(mark: yaml.Mark | None) -> str:
-    return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _unless_said(quoted: re.Match[str]) -> str:
-    """A sign or a <token> of YAML as it is; a word may be the file's."""
-    return quoted[0] if len(quoted[1]) <= 1 or quoted[1].startswith("<") else "…"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is a mistake, and a date is text."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
-            if name in seen:
-                raise InvalidRequest(
-                    f"{key.value!r:.60} stands there twice{_place(key.start_mark)}"
-                )
-            seen.add(name)
-        return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        if len(node.value) > _MERGED:
-            raise InvalidRequest("maps are merged into one that is too large")
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:timestamp"]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def parse(document: object) -> Document:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.cli.migrate.progress import progress
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show, show_json
+from mooring.cli.progress import progress
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import hear, note, warn
 from mooring.model import JSON

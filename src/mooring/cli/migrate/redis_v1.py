@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring import durations
-from mooring.cli.migrate.progress import progress
 from mooring.cli.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.printing import show, show_json
+from mooring.cli.progress import progress
 from mooring.cli.reaching import on_redis, reach, run_command
 from mooring.cli.telling import hear, note
 from mooring.errors import InvalidRequest

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from mooring.cli import printing
-from mooring.cli.migrate.progress import progress
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show_json
+from mooring.cli.progress import progress
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, warn
 from mooring.cli.tenant.changes import counted, print_changes, records

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.migrate.progress import progress
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show_json
+from mooring.cli.progress import progress
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, printable, warn
 from mooring.cli.tenant.changes import counted, print_changes, records
@@ -26,7 +26,8 @@ from mooring.cli.tenant.options import (
     publisher,
 )
 from mooring.errors import InvalidRequest, NotConfigured, TenantError, TooLarge
-from mooring.tenants.document import Document, load, read
+from mooring.tenants.document import Document
+from mooring.tenants.files import load, read
 from mooring.tenants.keys import NAMESPACE
 from mooring.tenants.publishing import Difference, Parts
 from mooring.tenants.scribe import Published

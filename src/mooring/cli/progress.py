@@ -1,4 +1,4 @@
-"""How far a migration is: a bar in a terminal, a line now and then elsewhere."""
+"""How far long work is: a bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _EVERY = 5.0  # seconds between two lines
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """What is to be told how much is done, and of how much."""
+def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """What is to be told how much is done, and of how much, if that is known."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     last = time.monotonic()
 
-    def line(done: int, total: int) -> None:
+    def line(done: int, total: int | None) -> None:
         nonlocal last
         if time.monotonic() - last >= _EVERY:
             last = time.monotonic()
-            say(f"{what} {done} of {total}")
+            say(f"{what} {done}" if total is None else f"{what} {done} of {total}")
 
     if not console.is_terminal:
         yield line
