@@ -10,8 +10,8 @@ import typer
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show_json
 from mooring.cli.reaching import reach, run_command
-from mooring.cli.telling import note, warn
-from mooring.errors import NotConfigured
+from mooring.cli.telling import note
+from mooring.errors import NotConfigured, TenantError
 from mooring.hub import Hub
 from mooring.store.contract import key
 from mooring.tenants.finding import find
@@ -138,8 +138,10 @@ async def _resolver(hub: Hub, keys: Keys) -> Resolver:
         assert isinstance(value, dict)
         return record(Resolver, value)
     except Unreadable as error:
-        warn(f"{path} cannot be understood, and the default stands in: {error}")
-        return Resolver()
+        raise TenantError(
+            f"{path} cannot be understood, so that requests are turned away with 503 by whoever "
+            f"never knew a good one: {error}"
+        ) from None
 
 
 async def _looked_up(hub: Hub, keys: Keys, by: By, name: str) -> Found:
