@@ -11,6 +11,7 @@ from mooring.model import JSON
 from mooring.tenants.keys import kind_of
 from mooring.tenants.secrets import Keyring, Secret
 from mooring.tenants.values import (
+    DEEPEST,
     Database,
     Domain,
     Ftp,
@@ -227,6 +228,24 @@ def test_broken_json_is_unreadable_and_not_shown(path: str, raw: bytes):
     with pytest.raises(Unreadable) as error:
         decode(path, raw)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+@pytest.mark.parametrize("path", ["meta", "database/a", "platform/configs/a"])
+def test_what_is_deep_beyond_sense_is_unreadable(path: str, opening: bytes, closing: bytes):
+    def nested(depth: int) -> bytes:
+        return b'{"x":%s1%s}' % (opening * depth, closing * depth)
+
+    decode(path, nested(DEEPEST - 1))
+    decode(path, b'{"x":[%s]}' % b",".join([b"[]"] * 10_000))
+    for depth in (DEEPEST, 900, 5_000):
+        with pytest.raises(Unreadable):
+            decode(path, nested(depth))
+
+
+@pytest.mark.parametrize("path", ["domain/primary", "domain/internal", "domain/aliases"])
+def test_a_domain_that_is_null_is_none(path: str):
+    assert not decode(path, b" null\n")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ those in the value. How records are checked before they are written is `rules.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, Self, TypeVar
@@ -24,6 +24,9 @@ Status = Literal["active", "inactive", "suspended"]
 
 NOTHING: Mapping[str, JSON] = MappingProxyType({})
 
+DEEPEST = 100
+"""Maps and lists within one another that a value may have: what goes through them all calls itself
+at each, and somewhere there is an end to that."""
 
 V = TypeVar("V")
 
@@ -155,19 +158,39 @@ class Unreadable(ValueError):
 
 
 def decode(path: str, raw: bytes) -> JSON:
-    """What a part holds, as JSON. A domain may be written as JSON or as plain text."""
+    """What a part holds, as JSON. A domain may be written as JSON or as plain text; null, as Go
+    writes it, is none."""
     if path in ("domain/primary", "domain/internal"):
         return _text(raw)
     try:
         value: JSON = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Unreadable("not JSON") from None
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _is_deep(value):
+        raise Unreadable(f"more than {DEEPEST} maps and lists within one another")
     if path == "domain/aliases":
+        if value is None:
+            return []
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise Unreadable("not a list of host names")
     elif not isinstance(value, dict) and not path.startswith("platform/"):
         raise Unreadable("not a JSON object")
     return value
+
+
+def _is_deep(value: JSON) -> bool:
+    level: list[JSON] = [value]
+    for _ in range(DEEPEST):
+        level = [inner for each in level for inner in _within(each)]
+        if not level:
+            return False
+    return any(isinstance(each, list | dict) for each in level)
+
+
+def _within(value: JSON) -> Iterable[JSON]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def encode(path: str, value: JSON) -> bytes:
@@ -261,6 +284,8 @@ def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
 def _text(raw: bytes) -> str:
     try:
         text = raw.decode().strip()
+        if text == "null":
+            return ""
         if text.startswith('"'):
             text = msgspec.json.decode(text, type=str).strip()
     except (UnicodeDecodeError, msgspec.DecodeError):
