@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidName, InvalidRequest
+from mooring.grpc.blocking.methods import never_left
 from mooring.grpc.health import Health, Status, decoded, encoded
 from mooring.grpc.options import SERVER_OPTIONS, check_health, link_options, target_of
 from mooring.grpc.statuses import verdict
@@ -166,3 +167,23 @@ def test_health_is_told_at_once_and_at_each_change():
 def test_a_length_without_end_is_no_request():
     with pytest.raises(InvalidRequest):
         decoded(b"\n" + b"\xff" * 4_000_000)
+
+
+class _Ended(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self.code, self.details = lambda: code, lambda: details
+
+
+@pytest.mark.parametrize(
+    ("details", "unsent"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: …: refused", True),
+        ("connections to all backends failing; last error: UNKNOWN: …: refused", True),
+        ("Socket closed", False),
+        ("the server's own words", False),
+    ],
+)
+def test_only_a_call_that_was_never_sent_is_begun_again(details: str, unsent: bool):
+    assert never_left(_Ended(grpc.StatusCode.UNAVAILABLE, details)) is unsent
+    assert not never_left(_Ended(grpc.StatusCode.INTERNAL, details))
+    assert not never_left(grpc.RpcError())

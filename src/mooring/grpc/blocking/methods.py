@@ -14,6 +14,8 @@ from mooring.grpc.blocking.swapping import Route, Swapping
 
 Coder = Callable[[Any], Any] | None
 
+# What gRPC says where it has one instance to try, and where it goes round among several.
+_UNCONNECTED = ("failed to connect to all addresses", "connections to all backends failing")
 _NOTICED = 0.05  # seconds, in which gRPC may notice that a connection is gone
 
 
@@ -23,7 +25,7 @@ def never_left(error: grpc.RpcError) -> bool:
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if code is None or details is None or code() is not grpc.StatusCode.UNAVAILABLE:
         return False
-    return str(details()).startswith("failed to connect to all addresses")
+    return str(details()).startswith(_UNCONNECTED)
 
 
 class Method:
