@@ -401,15 +401,15 @@ class Hub:
         namespace: str = NAMESPACE,
         keep: int = KEEP,
         keep_for: float = KEEP_FOR,
-        ring: Keyring | None = None,
+        keyring: Keyring | None = None,
     ) -> Publisher:
         """Who writes the configuration of tenants below a namespace. See `Publisher`.
 
         `by` is named in the histories, of which `keep` entries stay for `keep_for` seconds. The
-        keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `ring` of your own.
+        keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `keyring` of yours.
         """
         return Publisher(
-            self.store, Keys(namespace), ring=ring, by=by, keep=keep, keep_for=keep_for
+            self.store, Keys(namespace), ring=keyring, by=by, keep=keep, keep_for=keep_for
         )
 
     def _queue(self) -> Queue:

@@ -136,7 +136,7 @@ class Hub:
         namespace: str = ...,
         keep: int = ...,
         keep_for: float = ...,
-        ring: mooring.tenants.secrets.Keyring | None = None,
+        keyring: mooring.tenants.secrets.Keyring | None = None,
     ) -> Publisher: ...
     def __enter__(self) -> typing.Self: ...
     def __exit__(
