@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,6 +88,10 @@ def part_changes(draw: st.DrawFn) -> tuple[bytes, bytes | None]:
     return key, draw(st.none() | st.just(text.encode()) | broken)
 
 
+KNOWN = (
+    *commons,
+    *(f"jxt/tenants/{id}/{path}".encode() for id in (1, 2, 3, 10) for path in values),
+)
 revisions = st.lists(st.lists(part_changes(), max_size=4).map(dict), max_size=25)
 
 
@@ -246,6 +251,104 @@ def test_a_tenant_cannot_be_changed_in_place():
         found.ftp["bob"].extra["x"] = 1
     with pytest.raises(AttributeError):
         found.meta = None  # type: ignore[misc]
+
+
+def test_what_is_inside_cannot_be_changed_in_place_either():
+    made = applied(
+        Snapshot(),
+        {
+            b"jxt/tenants/1/ftp/bob": b'{"new": {"a": {}}, "list": [{"b": 1}]}',
+            b"jxt/platform/configs/smtp": b'{"login": {"user": "u"}}',
+        },
+    ).snapshot
+    extra: Any = made.tenants[1].ftp["bob"].extra
+    for inner in (extra["new"], extra["new"]["a"], extra["list"][0]):
+        with pytest.raises(TypeError, match="in place"):
+            inner["x"] = 1
+    smtp: Any = made.platform["smtp"]
+    for inner in (smtp, smtp["login"]):
+        with pytest.raises(TypeError, match="in place"):
+            inner["x"] = 1
+    assert msgspec.json.encode(smtp) == b'{"login":{"user":"u"}}'
+    assert json.loads(json.dumps(extra)) == {"new": {"a": {}}, "list": [{"b": 1}]}
+
+
+def test_nothing_shows_a_secret():
+    made = applied(
+        Snapshot(),
+        {
+            b"jxt/tenants/1/ftp/bob": b'{"passwordHash": "s3cret", "new": [{"token": "s3cret"}]}',
+            b"jxt/tenants/1/database/one": b'{"password": "s3cret"}',
+            b"jxt/tenants/1/meta": b'{"new": {"apiKey": "s3cret"}}',
+            b"jxt/platform/configs/smtp": b'{"login": {"password": "s3cret"}}',
+            b"jxt/platform/configs/note": b'"s3cret"',
+            b"jxt/common/resolver": b'{"secret": "s3cret"}',
+        },
+    )
+    snapshot = made.snapshot
+    assert "1 tenants" in repr(snapshot)
+    bob = snapshot.tenants[1].ftp["bob"].extra["new"]
+    meta = snapshot.tenants[1].meta
+    smtp: Any = snapshot.platform["smtp"]
+    assert meta is not None
+    shown = [snapshot, made, snapshot.tenants, bob, meta.extra["new"], smtp, smtp["login"]]
+    assert "s3cret" not in repr([*shown, snapshot.good, snapshot.ftp])
+
+
+def test_values_that_python_calls_equal_are_not_alike():
+    """`1 == 1.0 == True`, and yet a reader can tell them apart."""
+    key = b"jxt/tenants/1/storage"
+    for one, other in (("1", "true"), ("1", "1.0"), ("[0]", "[false]"), ('{"a":1}', '{"a":true}')):
+        for field in ("new", "uploadQuotaGb"):
+            first, then = (b'{"%s":%s}' % (field.encode(), v.encode()) for v in (one, other))
+            before = applied(Snapshot(), {key: first}).snapshot
+            after = applied(before, {key: then})
+            truth = built({key: then}).tenants.get(1)
+            assert repr(after.snapshot.tenants.get(1)) == repr(truth)
+            changed = repr(before.tenants.get(1)) != repr(truth)
+            assert [{*change.kinds} for change in after.changes] == [{"storage"}] * changed
+
+
+def test_a_value_nested_however_deep_keeps_no_other_from_being_seen():
+    deep, other = b"jxt/tenants/1/database/q", b"jxt/tenants/2/meta"
+    for depth in (90, *range(850, 1000), 5000):
+        snapshot = Snapshot()
+        for text in ("one", "two"):
+            value = b'{"driver":"%s","x":%s}' % (text.encode(), b"[" * depth + b"]" * depth)
+            code = b'{"code":"%s"}' % text.encode()
+            snapshot = applied(snapshot, {deep: value, other: code}).snapshot
+            assert snapshot.codes.holders.get(text) == 2
+
+
+@given(revisions, revisions)
+def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
+    history: list[dict[bytes, bytes | None]], missed: list[dict[bytes, bytes | None]]
+):
+    shown = Snapshot()
+    there: dict[bytes, Entry] = {}
+
+    def note(changes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            there.pop(key, None)
+            if value is not None:
+                there[key] = entry(key, value)
+
+    for changes in history:
+        shown = applied(shown, changes).snapshot
+        note(changes)
+    for changes in missed:
+        note(changes)
+    anew = at_once(READING.anew(shown, there))
+    net = dict.fromkeys(KNOWN) | there
+    direct = READING.apply(shown, net.items())
+    assert anew.snapshot == direct.snapshot
+    assert anew.changes == direct.changes
+    assert anew.problems == direct.problems
+    again = at_once(READING.anew(anew.snapshot, there))
+    assert again.snapshot == anew.snapshot
+    assert not again.changes
+    assert not again.problems
+    assert not again.contests, "it was told"
 
 
 def test_a_tenant_can_be_copied():

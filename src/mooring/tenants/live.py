@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterable, KeysView, Mapping
 from types import MappingProxyType
 
+from mooring.errors import InvalidRequest
 from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
 from mooring.tenants.reading import Changed
 from mooring.tenants.snapshot import Snapshot
-from mooring.tenants.tenant import Kind, Tenant
+from mooring.tenants.tenant import KINDS, Kind, Tenant
 from mooring.tenants.values import (
     Database,
     Domain,
@@ -57,12 +58,14 @@ class Tenants:
 
     @property
     def age(self) -> float:
-        """Seconds since the store was last heard; infinite after a start from the file."""
+        """Seconds since the store was last heard; infinite after a start from the file, and while
+        what was heard could not be applied."""
         return self._age()
 
     @property
     def stale(self) -> bool:
-        """Whether this may be old: the store is silent, this comes from the file, or is closed."""
+        """Whether this may be old: the store is silent, what it said could not be applied yet, this
+        comes from the file, or is closed."""
         return self._age() > STALE_AFTER
 
     @property
@@ -164,15 +167,21 @@ class Tenants:
     ) -> Callable[[], None]:
         """Call back at each change, or at those of one tenant or one kind, after all changes of its
         revision can be read. On the thread of the event loop: it must not block. What is returned
-        ends it, and does nothing more when it is called again."""
+        ends it, and does nothing more when it is called again. Raises `InvalidRequest` where there
+        is no such kind."""
+        if kind is not None and kind not in KINDS:
+            raise InvalidRequest(f"there is no kind {kind!r}: it is one of {', '.join(KINDS)}")
         subscription = (kind, callback)
         with self._lock:
             self._callbacks[tenant] = (*self._callbacks.get(tenant, ()), subscription)
 
         def end() -> None:
             with self._lock:
-                left = [each for each in self._callbacks[tenant] if each is not subscription]
-                self._callbacks[tenant] = tuple(left)
+                held = self._callbacks.get(tenant, ())
+                if left := tuple(each for each in held if each is not subscription):
+                    self._callbacks[tenant] = left
+                else:
+                    self._callbacks.pop(tenant, None)
 
         return end
 

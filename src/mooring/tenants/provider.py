@@ -12,23 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from mooring.errors import Unavailable
-from mooring.mirror import Mirror, RangeFeed, Steps, Update
+from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry, Range, Store
-from mooring.tasks import Tasks, cleanup
+from mooring.tasks import Backoff, Tasks, cleanup
 from mooring.tenants.copy import Copy, CopyFile
 from mooring.tenants.keys import Keys
 from mooring.tenants.live import Tenants
+from mooring.tenants.outlook import Prepared
 from mooring.tenants.pacing import in_turns, slices
 from mooring.tenants.reading import KeyChange, Outcome, Reading
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Provider:
         self._wait = wait
         self._reading = Reading(keys, ring)
         self._tenants = Tenants(age=self._age)
-        self._feed = _Prepared(RangeFeed(store, keys.all), self._reading, self._tenants, self._held)
+        self._feed = Prepared(RangeFeed(store, keys.all), self._reading, self._tenants, self._held)
         self._parts = Mirror(self._feed, wait=False, afresh=afresh)
         self._parts.subscribe(self._apply_parts)
         self._mirrors = {keys.all: self._parts}
@@ -76,6 +75,14 @@ class Provider:
         self._copy = (
             None if file is None else CopyFile(file, store=store.url, namespace=keys.namespace)
         )
+        self._revision = 0
+        """That of the parts that were read."""
+        self._missed: dict[bytes, Entry | None] | None = None
+        """What came since an update could not be applied; None where nothing is missing."""
+        self._level = asyncio.Event()
+        self._level.set()
+        self._mistake = ""
+        """Why one could not be applied, as it was told."""
         self._changes = self._saved = 0
         self._unsaved = asyncio.Event()
         self._closed = False
@@ -85,7 +92,7 @@ class Provider:
         return self._parts.items
 
     def _age(self) -> float:
-        if self._closed:
+        if self._closed or self._missed is not None:
             return float("inf")
         return max([mirror.age for mirror in self._mirrors.values()])
 
@@ -121,6 +128,8 @@ class Provider:
             async with asyncio.timeout_at(deadline):
                 for mirror in self._mirrors.values():
                     await mirror.ready(or_failing=or_failing)
+                if deadline is not None:
+                    await self._level.wait()
 
     async def _stand_in(self, copy: Copy) -> None:
         known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
@@ -133,27 +142,26 @@ class Provider:
                 continue
             mirror.stand_in(entries)
             if mirror is self._parts:
-                self._show(outcome.onto(self._tenants.snapshot), copy.revision)
-            else:
-                self._apply(entries.items())
+                self._revision = copy.revision
+            self._apply(entries.items(), outcome if mirror is self._parts else None)
 
     @property
     def _loaded(self) -> bool:
-        return all(mirror.loaded for mirror in self._mirrors.values())
+        """Whether all was read, and is shown."""
+        return self._missed is None and all(mirror.loaded for mirror in self._mirrors.values())
 
     @property
     def _why(self) -> str:
         errors = (mirror.error for mirror in self._mirrors.values())
-        return str(next(filter(None, errors), "no answer in time"))
+        return str(next(filter(None, errors), self._mistake or "no answer in time"))
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
         prepared, self._feed.prepared = self._feed.prepared, None
-        snapshot = self._tenants.snapshot
-        if prepared is not None and prepared.fits(update, snapshot):
-            outcome = prepared.outcome.onto(snapshot)
-        else:
-            outcome = self._reading.apply(snapshot, _news(update))
-        self._show(outcome, update.mark)
+        self._revision = update.mark
+        known = None
+        if prepared is not None and prepared.fits(update, self._tenants.snapshot):
+            known = prepared.outcome
+        self._apply(_news(update), known)
         self._to_save()
 
     def _apply_common(self, update: Update[bytes, Entry]) -> None:
@@ -163,9 +171,61 @@ class Provider:
     def _apply_health(self, update: Update[bytes, Entry]) -> None:
         self._apply(_news(update))  # a beat alone is not worth a copy
 
-    def _apply(self, changes: Iterable[KeyChange]) -> None:
+    def _apply(self, changes: Iterable[KeyChange], known: Outcome | None = None) -> None:
+        """`known`: what they lead to, where that was found out."""
+        if self._missed is not None:
+            self._missed.update(changes)
+            return
         snapshot = self._tenants.snapshot
-        self._show(self._reading.apply(snapshot, changes), snapshot.revision)
+        try:
+            if known is None:
+                outcome = self._reading.apply(snapshot, changes)
+            else:
+                outcome = known.onto(snapshot)
+            self._show(outcome, self._revision)
+        except Exception as error:  # noqa: BLE001 - or what was in it would be missing for good
+            self._stumbles(error)
+            self._missed = {}
+            self._level.clear()
+            if not self._closed:
+                self._tasks.start(self._recover(), name=f"recovery of the {self._name}")
+
+    def _stumbles(self, error: Exception) -> None:
+        if self._mistake != repr(error):
+            self._mistake = repr(error)
+            log.error(
+                "%s: an update could not be applied, the last state is kept while all is put "
+                "together anew",
+                self._name,
+                exc_info=error,
+            )
+
+    async def _recover(self) -> None:
+        """Put all together anew, from what was read and not from what is shown, until it works."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._start_over()
+            except Exception as error:  # noqa: BLE001 - it is tried again
+                self._stumbles(error)
+            else:
+                return
+            await asyncio.sleep(backoff.next())
+
+    async def _start_over(self) -> None:
+        revision, self._missed = self._revision, {}
+        entries: dict[bytes, Entry] = {}
+        for mirror in self._mirrors.values():
+            entries |= mirror.items
+        outcome = await in_turns(self._reading.anew(self._tenants.snapshot, entries))
+        self._show(outcome, revision)
+        missed, self._missed = self._missed, None
+        self._level.set()
+        self._mistake = ""
+        log.warning("%s: put together anew, nothing is missing", self._name)
+        if missed:
+            self._apply(missed.items())
+        self._to_save()
 
     def _show(self, outcome: Outcome, revision: int) -> None:
         snapshot = msgspec.structs.replace(outcome.snapshot, revision=revision)
@@ -200,7 +260,7 @@ class Provider:
         for mirror in mirrors:
             entries += mirror.items.values()
         entries += self._tenants.snapshot.good.values()  # in place of what cannot be understood
-        await asyncio.to_thread(copy.save, entries, self._parts.mark)
+        await asyncio.to_thread(copy.save, entries, self._revision)
         self._saved = changes
         return True
 
@@ -217,62 +277,6 @@ class Provider:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class _Outlook(msgspec.Struct, frozen=True):
-    """What an update will lead to that is not told yet."""
-
-    base: Snapshot
-    """What was shown when it was found out."""
-    mark: int
-    outcome: Outcome
-
-    def fits(self, update: Update[bytes, Entry], snapshot: Snapshot) -> bool:
-        return update.resync and update.mark == self.mark and self.stands(snapshot)
-
-    def stands(self, snapshot: Snapshot) -> bool:
-        """Whether the tenants are those of then; all else may have changed."""
-        base = self.base
-        return snapshot.tenants is base.tenants and snapshot.revision == base.revision
-
-
-class _Prepared:
-    """A feed that finds out in slices what its snapshot leads to, so that it is shown at once."""
-
-    def __init__(
-        self,
-        feed: RangeFeed,
-        reading: Reading,
-        tenants: Tenants,
-        held: Callable[[], Mapping[bytes, Entry]],
-    ) -> None:
-        self.name = feed.name
-        self.prepared: _Outlook | None = None
-        self._feed, self._reading, self._tenants, self._held = feed, reading, tenants, held
-
-    async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
-        items, mark = await self._feed.snapshot()
-        while True:
-            base = self._tenants.snapshot
-            changes = _differences(self._held(), items)
-            outcome = await in_turns(self._reading.applying(base, changes))
-            self.prepared = _Outlook(base, mark, outcome)
-            if self.prepared.stands(self._tenants.snapshot):  # else the file stands in by now
-                return items, mark
-
-    def follow(
-        self, mark: int, held: Mapping[bytes, Entry], *, known: float
-    ) -> AbstractAsyncContextManager[Steps[bytes, Entry]]:
-        return self._feed.follow(mark, held, known=known)
-
-
-def _differences(
-    held: Mapping[bytes, Entry], items: Mapping[bytes, Entry]
-) -> Iterator[Sequence[KeyChange]]:
-    for keys in slices(held):
-        yield [(key, None) for key in keys if key not in items]
-    for some in slices(items.items()):
-        yield [(key, entry) for key, entry in some if held.get(key) != entry]
 
 
 def _by_range(copy: Copy, ranges: Sequence[Range]) -> list[dict[bytes, Entry]]:

@@ -4,6 +4,7 @@ snapshot. In whatever order they come, what is there at the end makes the same s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 import msgspec
 from immutables import MapMutation
@@ -17,6 +18,7 @@ from mooring.tenants.secrets import Keyring
 from mooring.tenants.snapshot import Snapshot
 from mooring.tenants.tenant import KINDS, Kind, Tenant
 from mooring.tenants.values import (
+    Extra,
     Part,
     Resolver,
     StorageDirectory,
@@ -96,10 +98,30 @@ class Reading:
         )
         return Outcome(changed, told, contests, problems.new, problems.mended)
 
+    def anew(self, shown: Snapshot, entries: Mapping[bytes, Entry]) -> Paced[Outcome]:
+        """All that there is, whatever was made of it before. Of what is shown only the last good
+        values stay; what is told is what differs from it."""
+        kept: list[KeyChange] = [*shown.good.items()]
+        kept += [(key, None) for key in shown.good if key not in entries]
+        pieces: Iterable[Iterable[KeyChange]] = chain([kept], slices(entries.items()))
+        outcome = yield from self.applying(Snapshot(), pieces)
+        changes = yield from _differences(shown, outcome.snapshot)
+        return msgspec.structs.replace(
+            outcome,
+            changes=changes,
+            contests=tuple(each for each in outcome.contests if not shown.knows(each)),
+            problems={
+                key: why for key, why in outcome.problems.items() if shown.problems.get(key) != why
+            },
+            mended=[key for key in shown.problems if key not in outcome.problems],
+        )
+
     def _understood(self, where: object, entry: Entry) -> object:
         try:
             if isinstance(where, PartOf):
                 value = decode(where.path, entry.value)
+                if isinstance(value, dict):
+                    value = _guarded(value)
                 return understand(where.tenant, where.path, value, self._ring)
             return _common(where.path, entry) if isinstance(where, CommonPart) else None
         except Unreadable as error:
@@ -141,24 +163,78 @@ def _tenants(
     return tenants, tuple(told)
 
 
+def _differences(shown: Snapshot, after: Snapshot) -> Paced[tuple[Changed, ...]]:
+    told: list[Changed] = []
+    for some in slices(sorted({*shown.tenants, *after.tenants})):
+        for id in some:
+            pair = shown.tenants.get(id), after.tenants.get(id)
+            if kinds := _kinds(*pair):
+                told.append(Changed(id, kinds, *pair))
+        yield
+    return tuple(told)
+
+
 def _kinds(before: Tenant | None, after: Tenant | None) -> frozenset[Kind]:
     """What two states of a tenant differ in."""
     if before is None and after is None:
         return frozenset()
     one, other = before or _NOBODY, after or _NOBODY
     return frozenset(
-        kind for kind in KINDS if getattr(one, _FIELDS[kind]) != getattr(other, _FIELDS[kind])
+        kind
+        for kind in KINDS
+        if not _alike(getattr(one, _FIELDS[kind]), getattr(other, _FIELDS[kind]))
     )
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether a reader could not tell them apart: in Python `1`, `1.0` and `true` are equal. What
+    is nested too deep to compare counts as changed."""
+    try:
+        return _same(one, other)
+    except RecursionError:
+        return False
+
+
+def _same(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        assert isinstance(other, dict)
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        assert isinstance(other, list | tuple)
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, msgspec.Struct):
+        return all(
+            _same(getattr(one, field), getattr(other, field)) for field in one.__struct_fields__
+        )
+    return one == other
 
 
 _NOBODY = Tenant(0)
 _FIELDS: Mapping[Kind, str] = {kind: "databases" if kind == "database" else kind for kind in KINDS}
 
 
+def _guarded(value: dict[str, JSON]) -> dict[str, JSON]:
+    """The same with maps inside that nobody changes in place, and that hide secrets when they are
+    shown. What is kept as it came would share them with every reader."""
+    if not any(isinstance(inner, dict | list) for inner in value.values()):
+        return value
+    return {name: _guard(inner) for name, inner in value.items()}
+
+
+def _guard(value: JSON) -> JSON:
+    if isinstance(value, dict):
+        return Extra({name: _guard(inner) for name, inner in value.items()})
+    return [_guard(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _common(path: str, entry: Entry) -> object:
     value = decode(path, entry.value)
     if path.startswith(PLATFORM):
-        return _Held(value)
+        return _Held(_guard(value))
     assert isinstance(value, dict)
     if path == RESOLVER:
         return record(Resolver, value)

@@ -48,6 +48,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Keys whose values cannot be understood, and why. Such a part of a tenant is as one that is
     not there."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<Snapshot of {len(self.tenants)} tenants and {len(self.platform)} settings of the "
+            f"platform at revision {self.revision}, {len(self.problems)} problems>"
+        )
+
     def changed(self, tenants: Mapping[int, Tenant | None]) -> tuple[Snapshot, tuple[Contest, ...]]:
         """The same with other tenants, None for one that is gone; and the claims of theirs that
         stand against somebody else's."""
@@ -85,6 +91,12 @@ class Snapshot(msgspec.Struct, frozen=True):
             self, tenants=held.finish(), enabled=enabled.finish(), ftp=ftp.finish(), **claims
         )
         return changed, tuple(contests)
+
+    def knows(self, contest: Contest) -> bool:
+        """Whether it stands already, and was told."""
+        of_kind = (self.codes, self.names, self.hosts, self.ftp_users)
+        (claims,) = [claims for claims in of_kind if claims.kind == contest.kind]
+        return contest.claimant in claims.contested.get(contest.name, ())
 
     def with_tenants(self, other: Snapshot) -> Snapshot:
         """The same with the tenants of another, and all that follows from them."""
