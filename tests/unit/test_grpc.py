@@ -169,7 +169,7 @@ def test_a_length_without_end_is_no_request():
         decoded(b"\n" + b"\xff" * 4_000_000)
 
 
-class _Ended(grpc.RpcError):
+class _Ended(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self.code, self.details = lambda: code, lambda: details
 
