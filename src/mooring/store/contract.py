@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 def _size(value: object) -> str:
-    """In place of a value."""
+    """In place of a value; some pass what is none."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else f"<{type(value).__name__}>"
 
 
@@ -202,7 +202,7 @@ class Check(msgspec.Struct, frozen=True, gc=False):
     equal: bool = True
 
     def __repr__(self) -> str:
-        expected = self.expected if self.field != "value" else _size(self.expected)
+        expected = _size(self.expected) if isinstance(self.expected, bytes) else self.expected
         return (
             f"Check(key={self.key!r}, field={self.field!r}, expected={expected}, "
             f"equal={self.equal})"
