@@ -696,6 +696,17 @@ class TestFile:
         assert file.read_bytes() != first
         assert b"acme.internal" in file.read_bytes()
 
+    async def test_what_a_killed_process_left_is_removed(self, store: Store, tmp_path: Path):
+        """It holds passwords."""
+        file, left = tmp_path / "tenants.copy", tmp_path / ".unfinished-abc"
+        left.write_bytes(b"s3cret")
+        async with provider(store, file=file):
+            await eventually(file.exists)
+        assert not left.exists()
+        left.write_bytes(b"s3cret")
+        assert CopyFile(file, store=store.url, namespace="jxt").load() is not None
+        assert not left.exists()
+
     async def test_a_disk_that_cannot_be_written_costs_the_copy_alone(
         self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ):

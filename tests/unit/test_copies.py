@@ -33,6 +33,12 @@ def test_what_is_saved_is_loaded(tmp_path: Path):
     assert copy.instances == (ONE,)
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path):
+    (tmp_path / ".unfinished-abc").touch()
+    Copies(tmp_path, "etcd://a tree").save("Common/echo", [ONE])
+    assert the_only_file(tmp_path).suffix == ".json"
+
+
 def test_registries_do_not_share_their_copies(tmp_path: Path):
     tree, plain = Copies(tmp_path, "etcd://a tree"), Copies(tmp_path, "etcd://a plain")
     tree.save("Common/echo", [ONE])

@@ -12,7 +12,7 @@ ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
     {"errors", "version"},
-    {"names", "descriptors", "durations", "tasks"},
+    {"names", "descriptors", "durations", "replacement", "tasks"},
     {"addresses"},
     {"model"},
     {"telemetry"},

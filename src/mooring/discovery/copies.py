@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +12,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.model import Instance, Time, now
+from mooring.replacement import replacing
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +57,8 @@ class Copies:
         copy, not the caller."""
         copy = Copy(service, self._registry, now(), tuple(instances))
         file = self._file(service)
-        unfinished = ""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, unfinished = tempfile.mkstemp(dir=self._folder, prefix=".unfinished-")
-            with os.fdopen(descriptor, "wb") as out:
+            with replacing(file) as out:
                 out.write(msgspec.json.encode(copy))
-            os.replace(unfinished, file)
         except OSError as error:
             log.warning("no copy of %s is kept in %s: %s", service, file, error)
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)

@@ -7,12 +7,9 @@ line: a file that was damaged is not believed. It holds passwords: it is for its
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
 import struct
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from mooring.model import Time, now
+from mooring.replacement import replacing, sweep
 from mooring.store.contract import Entry
 
 log = logging.getLogger(__name__)
@@ -71,6 +69,7 @@ class CopyFile:
 
     def load(self) -> Copy | None:
         """What was kept; None where there is nothing that can be used."""
+        sweep(self.path.parent)
         try:
             with self.path.open("rb") as file:
                 head = self._head(file)
@@ -90,22 +89,14 @@ class CopyFile:
             self._replace(entries, revision)
 
     def _replace(self, entries: Iterable[Entry], revision: int) -> None:
-        unfinished = ""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, unfinished = tempfile.mkstemp(dir=self.path.parent, prefix=".unfinished-")
-            with os.fdopen(descriptor, "wb") as out:  # made for this user alone: 0600
+            with replacing(self.path) as out:
                 self._write(out, entries, revision)
-                out.flush()
-                os.fsync(descriptor)
-            os.replace(unfinished, self.path)
             self._failing = False
         except OSError as error:
             if not self._failing:
                 log.warning("no copy of the tenants is kept in %s: %s", self.path, error)
             self._failing = True
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
 
     def _write(self, out: BinaryIO, entries: Iterable[Entry], revision: int) -> None:
         blocks = list(_blocks(entries))
