@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
 from mooring.tenants.keys import Keys
 from mooring.tenants.live import Tenants
+from mooring.tenants.pacing import Paced
 from mooring.tenants.provider import Provider
-from mooring.tenants.reading import Changed, Reading
+from mooring.tenants.reading import Changed, KeyChange, Outcome, Reading
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.snapshot import Snapshot
 from mooring.testing.etcd import EtcdServer
@@ -158,6 +159,34 @@ async def test_a_server_killed_and_started_again(wire: Wire):
                 await asyncio.sleep(0.3)
                 await asyncio.to_thread(wire.server.start)
             await more_than(revisions, len(revisions) + 20)
+        await told.agrees(wire.direct)
+        await eventually(lambda: not tenants.stale, within=10)
+
+
+async def test_updates_that_cannot_be_applied_now_and_then(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    chance = random.Random(3)
+    applying, mistakes = Reading.applying, 0
+
+    def stumbling(
+        reading: Reading, snapshot: Snapshot, changes: Iterable[Iterable[KeyChange]]
+    ) -> Paced[Outcome]:
+        nonlocal mistakes
+        if chance.random() < 0.3:
+            mistakes += 1
+            raise RuntimeError(f"mistake {mistakes}")
+        return (yield from applying(reading, snapshot, changes))
+
+    async with provider(wire.through) as tenants:
+        told = Told(tenants)
+        monkeypatch.setattr(Reading, "applying", stumbling)
+        async with publishing(wire.direct) as revisions:
+            for _ in range(3):
+                await more_than(revisions, len(revisions) + 30)
+                wire.proxy.reset()
+        monkeypatch.undo()
+        assert mistakes > 10
         await told.agrees(wire.direct)
         await eventually(lambda: not tenants.stale, within=10)
 
