@@ -14,15 +14,27 @@ from mooring.errors import Undecipherable
 from mooring.migrate.jxt.format import OldKeys, OldPart
 from mooring.model import JSON
 from mooring.store.contract import Entry
-from mooring.tenants.keys import PLATFORM, is_path, kind_of, name_of
+from mooring.tenants.keys import COMMON, DOMAIN, PLATFORM, is_path, kind_of, name_of
 from mooring.tenants.rules import FIELDS, host
 from mooring.tenants.secrets import Keyring, Secret
-from mooring.tenants.values import Database, Storage, Unreadable, decode, understand
+from mooring.tenants.values import (
+    Database,
+    Record,
+    Resolver,
+    StorageDirectory,
+    Unreadable,
+    decode,
+    record,
+    understand,
+)
 
 DEFAULT_SERVICE = "default"
 """The service of a database that was configured for a whole tenant."""
 
 _NO_KEYS = Keyring()
+_COMMON: Mapping[str, type[Record]] = dict(zip(COMMON, (Resolver, StorageDirectory), strict=True))
+_FINE = 1024
+"""Storage in bytes is told in larger units where these come in whole fractions of that size."""
 
 
 class Old(msgspec.Struct, frozen=True):
@@ -119,8 +131,8 @@ def _hidden(place: OldPart) -> str:
 
 def read(place: OldPart, raw: bytes) -> JSON:
     """What a key holds. Raises `Unreadable`."""
-    if place.path == "domain/aliases" and raw.strip() in (b"null", b""):
-        return []  # an empty list of Go
+    if place.path in DOMAIN and raw.strip() in (b"null", b""):
+        return [] if place.path == "domain/aliases" else ""  # as Go writes what is empty
     if place.path == "ftp":
         value = decode(PLATFORM, raw)  # any JSON
         if isinstance(value, dict) and not {"ftpConfigs", "username"} & value.keys():
@@ -143,6 +155,8 @@ def _given(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, 
     path = place.path
     if path == "ftp":
         users = users_of(value)
+        if beside := _beside(unit, value):
+            yield "", None, f"there is no place for {beside} beside the users"
         for number, user in enumerate(users if isinstance(users, list) else [], 1):
             name = user.get("username") if isinstance(user, dict) else None
             if not isinstance(user, dict) or not isinstance(name, str) or not name:
@@ -167,16 +181,30 @@ def _given(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, 
         yield path, value, ""
 
 
+def _beside(unit: int, value: JSON) -> str:
+    """What stands beside a list of users, and says something."""
+    if not isinstance(value, dict) or "ftpConfigs" not in value:
+        return ""
+    said = {name for name, inner in value.items() if inner is not None} - {"ftpConfigs"}
+    return ", ".join(sorted(said - ({"tenantId"} if value.get("tenantId") == unit else set())))
+
+
 def _today(unit: int, value: dict[str, JSON]) -> JSON:
+    """Storage with its sizes in the units of today. Bytes that do not come out even stay: whoever
+    reads storage understands them."""
     fields: dict[str, JSON] = {**value, "tenantId": unit}
-    storage = understand(unit, "storage", value, _NO_KEYS)
-    assert isinstance(storage, Storage)
     for old, new, size in (
-        ("quotaBytes", "uploadQuotaGb", storage.upload_quota_gb),
-        ("maxFileSizeBytes", "maxFileSizeMb", storage.max_file_size_mb),
+        ("quotaBytes", "uploadQuotaGb", 2**30),
+        ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
     ):
-        if old in fields and old not in storage.extra and fields.pop(old) is not None:
-            fields[new] = size
+        count = fields.get(old)
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
+            raise Unreadable(f"{old} is no number")
+        if count is None or fields.get(new) is not None:
+            fields.pop(old, None)
+        elif count * _FINE % size == 0:
+            del fields[old]
+            fields[new] = int(count // size) if count % size == 0 else count / size
     return fields
 
 
@@ -185,7 +213,7 @@ def _wrong(unit: int, path: str, value: JSON) -> str:
     no reader would understand it."""
     kind, name = kind_of(path), name_of(path)
     if not unit:
-        return ""
+        return _wrong_common(path, value)
     if not is_path(path):
         return f"{path} cannot be the name of a part: it contains a slash, or nothing"
     if kind == "domain":
@@ -201,6 +229,15 @@ def _wrong(unit: int, path: str, value: JSON) -> str:
                 return f"{field} {wrong}"
     try:
         understand(unit, path, value, _NO_KEYS)
+    except Unreadable as error:
+        return str(error)
+    return ""
+
+
+def _wrong_common(path: str, value: JSON) -> str:
+    try:
+        if path in _COMMON and isinstance(value, dict):
+            record(_COMMON[path], value)
     except Unreadable as error:
         return str(error)
     return ""
