@@ -1,5 +1,5 @@
 """A store in the old format, made up from a seed: what programs of years left there, and what must
-become of it. It knows nothing of how the migration does it."""
+become of it. Of the migration it knows how both formats are read, and nothing of how it works."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooring.migrate.jxt.reading import Reading
 from mooring.store import Put, Store, everything
 from mooring.store.transfer import batches_of
+from mooring.tenants.keys import Keys
+from mooring.tenants.secrets import Keyring
 
 SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-management")
 NAMES = ("默认租户", "华东 / 华北 分部", "R&D/QA 100%", "Société Générale", "plain", "名+名=名")
@@ -55,16 +58,10 @@ class OldStore:
 
     def check_new(self, there: Mapping[str, bytes]) -> None:
         """The new keys are exactly what was expected, indexes too."""
-        root = f"{self.namespace}/"
         assert new_parts(self.namespace, there) == {
             id: parts for id, parts in self.expected.items() if parts
         }
-        found = {
-            urllib.parse.unquote(key.removeprefix(f"{root}tenants/_index/")): leads(value)
-            for key, value in there.items()
-            if key.startswith(f"{root}tenants/_index/")
-        }
-        assert found == expected_index(self.expected)
+        assert indexed(self.namespace, there) == expected_index(self.expected)
 
     def check_left(self, there: Mapping[str, bytes]) -> None:
         """What had to go is gone, and everything else is as it was."""
@@ -102,8 +99,7 @@ def new_parts(namespace: str, there: Mapping[str, bytes]) -> dict[int, dict[str,
 def expected_index(tenants: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
     found = {}
     for id, parts in tenants.items():
-        meta = parts.get("meta", {})
-        if meta:
+        if meta := parts.get("meta"):
             found[f"by-code/{meta['code'].lower()}"] = id
             found[f"by-name/{meta['name']}"] = id
         for path in parts:
@@ -112,6 +108,61 @@ def expected_index(tenants: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
         for host in hosts(parts):
             found[f"host/{host.lower()}"] = id
     return found
+
+
+def indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
+    """The new indexes as anybody would read them."""
+    root = f"{namespace}/tenants/_index/"
+    return {
+        urllib.parse.unquote(key.removeprefix(root)): leads(value)
+        for key, value in there.items()
+        if key.startswith(root)
+    }
+
+
+FOLDERS = {
+    "by-code": "tenants/by-code",
+    "by-name": "tenants/by-name",
+    "ftp-user": "ftp-users",
+    "host": "hosts",
+}
+
+
+def old_indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
+    """The old ones, by the name that the new ones have."""
+    found = {}
+    for kind, folder in FOLDERS.items():
+        root = f"{namespace}//{folder}/"
+        for key, value in there.items():
+            if key.startswith(root):
+                name = urllib.parse.unquote(key.removeprefix(root))
+                found[f"{kind}/{name.lower() if kind == 'by-code' else name}"] = leads(value)
+    return found
+
+
+async def differing(store: Store, ring: Keyring, namespace: str = "jxt") -> list[str]:
+    """Whatever is not level: parts, new indexes, and old ones. The sentinel beats on both sides."""
+    whole = await Reading(store, Keys(namespace)).whole()
+    parts = [
+        f"{unit}: {path}"
+        for unit, view in whole.views.items()
+        for path in view.paths
+        if path != "_health/sentinel"
+        and path in {*view.new, *view.told.parts}
+        and not view.same(path, ring)
+    ]
+    there = await dump(store)
+    meant = expected_index(new_parts(namespace, there))
+    found, old = indexed(namespace, there), old_indexed(namespace, there)
+    return [
+        *parts,
+        *(f"new {name} {id}" for name, id in found.items() ^ meant.items()),
+        *(f"old {name} {id}" for name, id in old.items() ^ meant.items()),
+    ]
+
+
+async def level(store: Store, ring: Keyring, namespace: str = "jxt") -> bool:
+    return not await differing(store, ring, namespace)
 
 
 def hosts(parts: Mapping[str, Any]) -> list[str]:
@@ -140,6 +191,14 @@ class _Tenant:
     def __init__(self, store: OldStore, chance: random.Random, id: int) -> None:
         self.store, self.chance, self.id = store, chance, id
         self.code, self.name = f"Tenant_{id}", f"{NAMES[id % len(NAMES)]} {id}"
+        self.shares = ""
+        """What it has in common with the tenant before, who gets it."""
+        if id % 50 == 42:
+            self.shares, self.code = "code", f"TENANT_{id - 1}"
+        if id % 50 == 43:  # and that one does not get its name, so that it is not in the way
+            self.name = f"{NAMES[(id - 1) % len(NAMES)]} {id - 1}"
+        if id % 50 == 45:
+            self.shares, self.name = "name", f"{NAMES[(id - 1) % len(NAMES)]} {id - 1}"
 
     def make(self) -> None:
         steps = (self.meta, self.domain, self.databases, self.ftp, self.storage, self.former)
@@ -167,6 +226,9 @@ class _Tenant:
             meta["ours"] = {"since": 2019, "tags": ["a", None]}
         if broken:
             self.store.put(self.store.tenant_key(id, "meta"), b'{"id": ', stays="unreadable")
+        elif self.shares:
+            self.store.put(self.store.tenant_key(id, "meta"), meta, stays="taken")
+            return
         else:
             self.part("meta", "meta", meta, {**meta, "id": id})
         told = {"id": id, "code": self.code}
@@ -180,11 +242,17 @@ class _Tenant:
         primary, internal = f"T{id}.example.com", f"t{id}.internal"
         aliases = [f"www.t{id}.example.com", f"t{id}.示例.com".replace("示例", "xn--fsqu00a")]
         told = {"tenantId": id, "code": self.code, "hostType": "frontend"}
-        if id % 9:
+        if id % 50 == 46:  # the same host twice, and the tenant before has it
+            for rest, value in {
+                "primary": f"t{id - 1}.internal".encode(),
+                "aliases": [f"free{id}.example.com", f"T{id - 1}.internal"],
+            }.items():
+                self.store.put(self.store.tenant_key(id, f"domain/{rest}"), value, stays="taken")
+        elif id % 9:
             quoted = encoded(primary) if id % 2 else primary.encode()
             self.part("domain/primary", "domain/primary", quoted, primary)
             self.index("hosts", primary.lower(), told)
-        if id % 4 and id % 50 not in (11, 12, 13):
+        if id % 4 and id % 50 not in (11, 12, 13, 46):
             self.part("domain/aliases", "domain/aliases", aliases, aliases)
             for alias in aliases:
                 self.index("hosts", alias, told)
@@ -196,7 +264,7 @@ class _Tenant:
         if id % 50 in trouble:
             value, verdict = trouble[id % 50]
             self.store.put(self.store.tenant_key(id, "domain/aliases"), value, stays=verdict)
-        if id % 3 == 0:
+        if id % 3 == 0 or id % 50 == 45:
             self.part("domain/internal", "domain/internal", internal.encode(), internal)
             self.index("hosts", internal, {**told, "hostType": "internal"})
 
@@ -248,9 +316,16 @@ class _Tenant:
         if id % 50 == 21:
             self.store.put(key, b'{"ftpConfigs": [', stays="unreadable")
             return
+        if id % 50 == 48:  # the first user is that of the tenant before
+            taken, own = self.user(f"shared{id - 1}"), self.user(f"own{id}")
+            self.store.put(key, [taken, own], stays="taken")
+            self.store.expect(id, f"ftp/own{id}", {**own, "tenantId": id})
+            return
         names = [f"t{id}_{number}.ftp-user" for number in range(self.chance.randint(0, 3))]
         if id == 2:
             names.append("meta")
+        if id % 50 == 47:
+            names.append(f"shared{id}")
         users = [self.user(name) for name in names]
         nameless = id % 50 == 22
         bad: list[Fields] = [{"description": "nobody"}] if nameless else []
@@ -343,4 +418,5 @@ def verdicts(store: OldStore, steps: Iterable[tuple[str, str]], *, copied: bool)
     told = dict(steps)
     for key, verdict in store.stays.items():
         found = told.get(key, "")
-        assert found == verdict or (verdict, found, copied) == ("refused", "missing", False), key
+        mixed = found == "missing" and verdict in ("refused", "taken") and key.endswith("/ftp")
+        assert found == verdict or (mixed and not copied), key

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mooring.errors import InvalidRequest, NotConfigured
+from mooring.errors import InvalidRequest, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
 from mooring.migrate.jxt.migration import Different, Migration
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
@@ -22,7 +22,16 @@ from mooring.store.contract import key as key_range
 from mooring.tasks import Tasks
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
-from tests.features.jxt_store import dump, encoded, made, new_parts, verdicts
+from tests.features.jxt_store import (
+    differing,
+    dump,
+    encoded,
+    indexed,
+    level,
+    made,
+    new_parts,
+    verdicts,
+)
 from tests.waiting import eventually
 
 
@@ -42,7 +51,7 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     verdicts(old, [(step.name, step.verdict) for step in steps], copied=False)
     assert {step.name for step in steps} == {key for key in old.entries if old.stays.get(key) != ""}
     done = [settled async for settled in migration.copy()]
-    assert {settled.unit for settled in done if settled.problems} == {13, 63}
+    assert {settled.unit for settled in done if settled.problems} == {13, 42, 45, 46, 48, 63}
     there = await dump(store)
     old.check_new(there)
     assert all(there[key] == value for key, value in before.items()), "nothing old was touched"
@@ -58,8 +67,10 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     there = await dump(store)
     old.check_new(there)
     old.check_left(there)
-    assert [key for key in there if "_migration" in key] == ["jxt/_migration/jxt/cutover"]
+    kept = {key.removeprefix("jxt/_migration/jxt/") for key in there if "_migration" in key}
+    assert kept == {"cutover", "48", "72"}, "what is said of keys that are still there"
     assert await migration.delete(listed) == (0, []), "once more changes nothing"
+    assert await dump(store) == there
 
 
 async def put(store: Store, key: str, value: object) -> None:
@@ -224,7 +235,7 @@ async def test_the_old_keys_count_until_the_cut_over(store: Store):
     assert await copied(migration) == {}
     await migration.cutover()
     assert await migration.delete(listed) == (1, [])
-    with pytest.raises(InvalidRequest, match="no way back"):
+    with pytest.raises(InvalidRequest, match="do not come back"):
         await migration.undo()
     assert "jxt/tenants/1/meta" in await dump(store)
 
@@ -292,6 +303,13 @@ async def holds(store: Store, key: str, value: object) -> None:
         return raw is None if value is None else raw is not None and json.loads(raw) == value
 
     await eventually(there, within=20, what=f"{key} is {value}")
+
+
+async def becomes_level(store: Store) -> None:
+    try:
+        await eventually(lambda: level(store, Keyring()), within=40)
+    except AssertionError:
+        assert await differing(store, Keyring()) == []
 
 
 async def test_a_bridge_carries_over_what_is_written_on_either_side(store: Store):
@@ -439,7 +457,6 @@ async def test_what_is_taken_is_written_once_it_is_free(store: Store):
 
 async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
     publisher, chance = Publisher(store, ring=Keyring()), random.Random(7)
-    migration = Migration(store, ring=Keyring())
 
     async def write_old() -> None:
         unit = chance.randint(1, 4)
@@ -463,14 +480,17 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
 
     async def write_new() -> None:
         unit, value = chance.randint(1, 4), chance.randint(1, 9)
-        parts: list[tuple[str, dict[str, JSON]]] = [
+        parts: list[tuple[str, JSON]] = [
             ("meta", {"code": f"c{unit}_{value}", "name": f"n{unit} {value}"}),
+            ("meta", {"code": f"shared{value % 3}", "name": f"shared {value % 3}"}),
+            ("domain/primary", f"shared{value % 3}.example.com"),
+            ("ftp/shared", {"description": f"{value}"}),
             (f"ftp/u{unit}{value % 3}", {"description": f"{value}"}),
             ("storage", {"uploadQuotaGb": value}),
             (f"database/s{value % 2}", {"driver": "x", "database": "d", "port": value}),
         ]
         path, told = chance.choice(parts)
-        with contextlib.suppress(NotConfigured):
+        with contextlib.suppress(NotConfigured, Taken):
             if chance.random() < 0.1:
                 await publisher.delete(unit)
             elif chance.random() < 0.3 and path != "meta":
@@ -482,13 +502,194 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
         for _ in range(60):
             await asyncio.gather(write_old(), write_new())
 
-        async def level() -> bool:
-            whole = await migration.reading.whole()
-            return all(
-                view.same(path, Keyring()) or path not in {*view.new, *view.told.parts}
-                for view in whole.views.values()
-                for path in view.paths
-                if path != "_health/sentinel"
-            )
+        await becomes_level(store)
 
-        await eventually(level, within=30)
+
+async def found_amiss(migration: Migration) -> dict[str, str]:
+    steps, _ = await migration.verify()
+    return {step.name: step.verdict for step in steps if step.verdict in DIFFERENT}
+
+
+async def test_new_indexes_that_do_not_lead_where_they_should_are_a_difference(store: Store):
+    migration, root = Migration(store, ring=Keyring()), "jxt/tenants/_index"
+    for unit in (1, 2):
+        meta = {"code": f"c{unit}", "name": f"n{unit}"}
+        await put(store, f"jxt//tenants/{unit}/meta", meta)
+        await put(store, f"jxt//tenants/{unit}/ftp", [{"username": f"u{unit}"}])
+        await put(store, f"jxt//tenants/{unit}/domain/primary", f"h{unit}.example.com".encode())
+    await copied(migration)
+    right = indexed("jxt", await dump(store))
+    await drop(store, f"{root}/host/h1.example.com")
+    await drop(store, f"{root}/by-code/c1")
+    await put(store, f"{root}/ftp-user/u1", {"tenantId": 2, "code": "c2", "name": "n2"})
+    await put(store, f"{root}/host/ghost.example.com", {"tenantId": 1, "code": "c1"})
+    await put(store, f"{root}/host/nobody.example.com", {"tenantId": 77})
+    wrong = {
+        f"{root}/host/h1.example.com": "unindexed",
+        f"{root}/by-code/c1": "unindexed",
+        f"{root}/ftp-user/u1": "unindexed",
+        f"{root}/host/ghost.example.com": "astray",
+        f"{root}/host/nobody.example.com": "astray",
+    }
+    assert await found_amiss(migration) == wrong
+    with pytest.raises(Different, match="unindexed"):
+        await migration.cutover()
+    done = await copied(migration)
+    assert {name for settled in done.values() for name in settled.mended} == wrong.keys()
+    assert indexed("jxt", await dump(store)) == right
+    assert await found_amiss(migration) == {}
+    assert await copied(migration) == {}
+
+
+async def test_indexes_are_mended_after_the_cut_over_too(store: Store):
+    migration = Migration(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/meta", META)
+    await copied(migration)
+    await migration.cutover()
+    await drop(store, "jxt/tenants/_index/by-code/acme")
+    assert await found_amiss(migration) == {"jxt/tenants/_index/by-code/acme": "unindexed"}
+    with pytest.raises(InvalidRequest, match="nothing is copied any more"):
+        await copied(migration)
+    assert await found_amiss(migration) == {}
+
+
+async def test_a_name_that_two_tenants_have_among_the_new_keys_is_a_difference(store: Store):
+    migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/domain/primary", b"h1.com")
+    await copied(migration)
+    await drop(store, "jxt/tenants/_index/host/h1.com")
+    await publisher.put(9, "domain/primary", "h1.com")
+    assert await found_amiss(migration) == {"jxt/tenants/_index/host/h1.com": "contested"}
+    await publisher.put(9, "domain/primary", "h9.com")
+    await copied(migration)
+    assert indexed("jxt", await dump(store)) == {"host/h1.com": 1, "host/h9.com": 9}
+    assert await found_amiss(migration) == {}
+
+
+async def test_a_new_key_that_was_deleted_by_hand_is_a_difference(store: Store):
+    migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
+    for path in ("storage", "meta"):
+        await put(store, f"jxt//tenants/1/{path}", {"code": "acme"} if path == "meta" else {})
+    await put(store, "jxt//common/resolver", {"httpType": "host"})
+    await copied(migration)
+    await drop(store, "jxt/tenants/1/storage")
+    await drop(store, "jxt/common/resolver")
+    assert await found_amiss(migration) == {
+        "jxt//tenants/1/storage": "gone",
+        "jxt//common/resolver": "gone",
+    }
+    await publisher.put(1, "storage", {"uploadQuotaGb": 3})
+    await drop(store, "jxt//common/resolver")
+    assert await found_amiss(migration) == {}
+    await publisher.remove(1, "storage")
+    assert await found_amiss(migration) == {}, "somebody wanted that, and it is in the history"
+    assert (await planned(migration))["jxt//tenants/1/storage"] == "newer"
+
+
+async def test_what_is_written_after_the_cut_over_outlives_every_deletion(store: Store):
+    migration = Migration(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/2/storage", {"uploadQuotaGb": 1})
+    await copied(migration)
+    _, _, first = await migration.cutover()
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 500})
+    await drop(store, "jxt//tenants/2/storage")
+    assert await migration.delete(first) == (1, ["jxt//tenants/1/storage"])
+    await put(store, "jxt//tenants/2/storage", {"uploadQuotaGb": 500})
+    for _ in range(2):
+        steps, listed = await migration.verify()
+        told = {step.name: step.verdict for step in steps}
+        assert told == {"jxt//tenants/1/storage": "stray", "jxt//tenants/2/storage": "stray"}
+        assert await migration.delete(listed) == (0, [])
+    there = await dump(store)
+    assert json.loads(there["jxt//tenants/1/storage"]) == {"uploadQuotaGb": 500}
+    assert new_parts("jxt", there)[1]["storage"]["uploadQuotaGb"] == 1
+
+
+async def test_a_migration_begins_again_after_a_deletion(store: Store):
+    migration = Migration(store, ring=Keyring())
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
+    await put(store, "jxt//tenants/1/meta", META)
+    await copied(migration)
+    _, _, listed = await migration.cutover()
+    await migration.delete(listed)
+    await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 500})
+    await put(store, "jxt//tenants/2/meta", {"code": "late", "name": "late"})
+    with pytest.raises(InvalidRequest, match="cutover --restart"):
+        await copied(migration)
+    await migration.undo(restart=True)
+    await copied(migration)
+    there = new_parts("jxt", await dump(store))
+    assert there[1]["meta"] == META, "what was deleted on purpose costs nothing"
+    assert there[1]["storage"]["uploadQuotaGb"] == 500
+    assert there[2]["meta"]["code"] == "late"
+    _, _, listed = await migration.cutover()
+    assert await migration.delete(listed) == (2, [])
+    assert [key for key in await dump(store) if key.startswith("jxt//")] == []
+
+
+async def test_old_indexes_follow_names_that_pass_from_tenant_to_tenant(store: Store):
+    publisher, units = Publisher(store, ring=Keyring()), range(1, 9)
+    for unit in units:
+        await publisher.put(unit, "meta", {"code": f"c{unit}", "name": f"n{unit}"})
+        await publisher.put(unit, "domain/primary", f"h{unit}.com")
+        await publisher.put(unit, f"ftp/u{unit}", {})
+    async with bridging(store):
+        await becomes_level(store)
+    await publisher.put(1, "meta", {"code": "x", "name": "x"})
+    await publisher.put(1, "domain/primary", "x.com")
+    for unit in units[1:]:  # each takes what its predecessor had
+        await publisher.put(unit, "meta", {"code": f"c{unit - 1}", "name": f"n{unit - 1}"})
+        await publisher.put(unit, "domain/primary", f"h{unit - 1}.com")
+    async with bridging(store):
+        await becomes_level(store)
+
+
+async def test_a_missing_old_index_is_told_and_written_by_a_bridge(store: Store):
+    migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
+    for unit in (1, 2):
+        await publisher.put(unit, "meta", {"code": f"c{unit}", "name": f"n{unit}"})
+    async with bridging(store):
+        await becomes_level(store)
+    await drop(store, "jxt//tenants/by-code/c1")
+    assert (await planned(migration))["jxt//tenants/by-code/c1"] == "unled"
+    async with bridging(store):
+        await becomes_level(store)
+
+
+async def test_a_bridge_catches_up_when_the_cut_over_is_taken_back(store: Store):
+    migration = Migration(store, ring=Keyring())
+    for unit in (1, 2, 3):
+        await put(store, f"jxt//tenants/{unit}/storage", {"uploadQuotaGb": unit})
+    async with bridging(store) as told:
+        await becomes_level(store)
+        await migration.cutover()
+        await put(store, "jxt//tenants/2/storage", {"uploadQuotaGb": 20})
+        await eventually(lambda: any(each.strays == ["storage"] for each in told))
+        await migration.undo()
+        await holds(store, "jxt/tenants/2/storage", {"tenantId": 2, "uploadQuotaGb": 20})
+
+
+async def test_a_bridge_without_the_key_leaves_a_password_in_the_clear_alone(store: Store):
+    ring, key = Keyring([b"k" * 32]), "jxt//jxt/config/tenants/1/services/a/database"
+    clear = {"driver": "mysql", "database": "d", "password": "s3cret"}
+    await put(store, key, clear)
+    await copied(Migration(store, ring=ring))
+    fields: JSON = {"driver": "mysql", "database": "d", "maxOpenConns": 7}
+    await Publisher(store, ring=ring).put(1, "database/a", fields)
+    async with bridging(store) as told:
+        await eventually(lambda: any("in the clear" in "".join(each.problems) for each in told))
+        assert json.loads((await dump(store))[key]) == clear
+    (problem,) = {problem for each in told for problem in each.problems}
+    assert ring.seal("x")[1] in problem, "it says which key is needed"
+
+
+async def test_a_bridge_gives_what_several_want_to_the_lowest_id(store: Store):
+    for unit in (*range(10, 20), 2):
+        await put(store, f"jxt//tenants/{unit}/domain/primary", b"same.com")
+    async with bridging(store):
+        await holds(store, "jxt/tenants/_index/host/same.com", HOST_OF_TWO)
+
+
+HOST_OF_TWO = {"tenantId": 2, "code": "", "hostType": "frontend"}

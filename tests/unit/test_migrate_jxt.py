@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, StoreError
 from mooring.migrate.jxt import verified
+from mooring.migrate.jxt.claiming import lots
 from mooring.migrate.jxt.decision import NO_BASE, Base, Decision, Side, decide, decide_after
+from mooring.migrate.jxt.deletion import remembered
 from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart, digest, same_name
+from mooring.migrate.jxt.indexes import Index as OldIndexEntry
+from mooring.migrate.jxt.indexes import amiss, compared_index, unled
+from mooring.migrate.jxt.leading import mislaid, places
 from mooring.migrate.jxt.ledger import LedgerKeys, Marker, bases_of, marker_of, phase_of
-from mooring.migrate.jxt.plan import Index as OldIndexEntry
-from mooring.migrate.jxt.plan import Step, compared, compared_index, counted, lots
-from mooring.migrate.jxt.rewriting import rewritten
+from mooring.migrate.jxt.plan import Step, compared, counted
+from mooring.migrate.jxt.rewriting import locked, rewritten
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.migrate.jxt.verified import Header, Listed, Verified
 from mooring.migrate.jxt.view import View, view
@@ -183,6 +187,41 @@ def test_storage_in_bytes_is_translated():
     assert values(told) == {"storage": {"tenantId": 1, "uploadQuotaGb": 1.5, "ours": 1}}
 
 
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ({"quotaBytes": 1_500_000_000}, {"quotaBytes": 1_500_000_000}),
+        ({"maxFileSizeBytes": 1_234_567}, {"maxFileSizeBytes": 1_234_567}),
+        (
+            {"quotaBytes": 2**30, "maxFileSizeBytes": 2**19},
+            {"uploadQuotaGb": 1, "maxFileSizeMb": 0.5},
+        ),
+        ({"quotaBytes": 5, "uploadQuotaGb": 7}, {"uploadQuotaGb": 7}),
+        ({"quotaBytes": None}, {}),
+    ],
+)
+def test_bytes_that_do_not_come_out_even_stay(value: dict[str, JSON], meant: dict[str, JSON]):
+    told = read(entry("jxt//tenants/1/storage", value))
+    assert values(told) == {"storage": {"tenantId": 1, **meant}}
+    assert values(after(told, {"storage": {"tenantId": 1, **meant}})) == values(told)
+
+
+@pytest.mark.parametrize(
+    "beside", [{"passivePorts": "40000-40100"}, {"tenantId": 2}, {"username": "b"}]
+)
+def test_what_stands_beside_the_users_keeps_their_key(beside: dict[str, JSON]):
+    told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}], **beside}))
+    (finding,) = told.findings.values()
+    assert (finding.paths, finding.readable) == (("ftp/a",), True)
+    assert next(iter(beside)) in finding.problems[0]
+
+
+def test_what_says_nothing_beside_the_users_is_no_problem():
+    told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [], "tenantId": 1, "note": None}))
+    (finding,) = told.findings.values()
+    assert finding.problems == ()
+
+
 @pytest.mark.parametrize("raw", [b"a.example.com", b'"a.example.com"', b" a.example.com\n"])
 def test_a_domain_may_be_text_or_json(raw: bytes):
     assert values(read(entry("jxt//tenants/1/domain/primary", raw))) == {
@@ -190,9 +229,11 @@ def test_a_domain_may_be_text_or_json(raw: bytes):
     }
 
 
-def test_an_empty_domain_is_none():
-    told = read(entry("jxt//tenants/1/domain/primary", b'""'))
+@pytest.mark.parametrize("raw", [b'""', b"", b"null", b" null\n"])
+def test_an_empty_domain_is_none(raw: bytes):
+    told = read(entry("jxt//tenants/1/domain/primary", raw))
     assert values(told) == {}
+    assert told.findings[b"jxt//tenants/1/domain/primary"].problems == ()
     assert not told.hides("domain/primary")
 
 
@@ -205,6 +246,8 @@ def test_an_empty_domain_is_none():
         ("jxt//tenants/1/domain/primary", b"not a host"),
         ("jxt//tenants/1/domain/aliases", ["a.b", "_"]),
         ("jxt//tenants/1/storage", {"uploadQuotaGb": "many"}),
+        ("jxt//tenants/1/storage", {"quotaBytes": "x"}),
+        ("jxt//tenants/1/storage", {"uploadQuotaGb": 1, "maxFileSizeBytes": True}),
         ("jxt//jxt/config/tenants/1/services/A/database", {}),
         ("jxt//jxt/config/tenants/1/services/a/b/database", {}),
         ("jxt//jxt/config/tenants/1/services/a/database", {"port": "x"}),
@@ -216,6 +259,17 @@ def test_what_must_not_be_written_today_is_refused(key: str, value: object):
     assert values(told) == {}
     assert finding.problems
     assert finding.readable
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("resolver", {"httpType": "nonsense"}), ("storage-directory", {"directory": 5})],
+)
+def test_common_settings_that_nobody_understands_are_refused(path: str, value: object):
+    told = read(entry(f"jxt//common/{path}", value), unit=0)
+    (finding,) = told.findings.values()
+    assert finding.problems
+    assert values(told) == {}
 
 
 NAME = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True).filter(lambda name: len(name) < 30)
@@ -353,8 +407,10 @@ def test_a_password_in_the_clear_stays_so_among_the_old_keys():
     assert json.loads(rewritten(OLD, told, {"database/a": new}, RING)[key.encode()] or b"") == {
         "password": "after"
     }
-    kept = json.loads(rewritten(OLD, told, {"database/a": new}, NO_RING)[key.encode()] or b"")
-    assert kept == new, "without the key it can only be handed on"
+    assert locked(OLD, told, "database/a", new, RING) == ""
+    assert of in locked(OLD, told, "database/a", new, NO_RING), "and nobody can read it"
+    sealed_there = read(entry(key, {"passwordEncrypted": "x"}))
+    assert locked(OLD, sealed_there, "database/a", new, NO_RING) == ""
 
 
 def test_a_password_is_the_same_however_it_is_kept():
@@ -445,8 +501,12 @@ def test_a_marker_that_cannot_be_read_stops_everybody():
         marker_of(Entry(b"jxt/_migration/jxt/cutover", b"{", 1, 1, 1))
 
 
-def seen(unit: int, old: list[Entry], new: list[Entry]) -> View:
-    return view(KEYS, OLD, unit, old, new, None)
+def seen(
+    unit: int, old: list[Entry], new: list[Entry], bases: dict[str, Base] | None = None
+) -> View:
+    put = LedgerKeys(KEYS).written(unit, bases or {})
+    ledger = Entry(put.key, put.value, 1, 5, 1) if isinstance(put, Put) else None
+    return view(KEYS, OLD, unit, old, new, ledger)
 
 
 def verdicts(here: View, *others: View) -> dict[str, str]:
@@ -472,6 +532,159 @@ def test_who_gets_what_several_lay_claim_to():
         [entry("jxt/tenants/99/domain/primary", b"a.b")],
     )
     assert verdicts(first, gives_up) == {"jxt//tenants/3/domain/aliases": "missing"}
+
+
+def test_a_host_that_stands_twice_in_a_tenant_is_lost_twice():
+    first = seen(1, [entry("jxt//tenants/1/domain/primary", b"shop.com")], [])
+    second = seen(
+        2,
+        [
+            entry("jxt//tenants/2/domain/primary", b"shop.com"),
+            entry("jxt//tenants/2/domain/aliases", ["shop.com", "www.shop2.com"]),
+        ],
+        [],
+    )
+    assert set(verdicts(first, second).values()) == {"missing"}
+    assert set(verdicts(second, first).values()) == {"taken"}
+
+
+def test_a_part_that_cannot_come_lays_claim_to_nothing():
+    def meta(unit: int, code: str, name: str) -> View:
+        return seen(unit, [entry(f"jxt//tenants/{unit}/meta", {"code": code, "name": name})], [])
+
+    two, three, four = meta(2, "a", "two"), meta(3, "a", "three"), meta(4, "d", "three")
+    assert list(verdicts(two, three, four).values()) == ["missing"]
+    assert list(verdicts(three, two, four).values()) == ["taken"]
+    assert list(verdicts(four, two, three).values()) == ["missing"], "tenant 3 does not get it"
+
+
+def test_who_cannot_move_on_makes_no_room():
+    def moves(unit: int, now: bytes, wanted: bytes) -> View:
+        return seen(
+            unit,
+            [entry(f"jxt//tenants/{unit}/domain/primary", wanted, modified=9)],
+            [entry(f"jxt/tenants/{unit}/domain/primary", now)],
+        )
+
+    keeper = seen(9, [], [entry("jxt/tenants/9/domain/primary", b"c.d")])
+    waits, stuck = moves(1, b"a.b", b"b.b"), moves(2, b"b.b", b"c.d")
+    assert list(verdicts(stuck, keeper, waits).values()) == ["taken"]
+    assert list(verdicts(waits, keeper, stuck).values()) == ["taken"], "tenant 2 keeps it"
+    assert list(verdicts(waits, stuck).values()) == ["differs"], "without the keeper both move"
+
+
+def test_a_new_key_that_was_deleted_is_a_difference_unless_a_publisher_did_it():
+    storage: JSON = {"tenantId": 1, "uploadQuotaGb": 1}
+    bases = {"storage": Base(digest(storage), digest(storage))}
+    here = seen(1, [entry("jxt//tenants/1/storage", {"uploadQuotaGb": 1})], [], bases)
+    (step,) = compared(KEYS, here, NO_RING, phase="both", lost={})
+    assert step.verdict == "gone"
+    (step,) = compared(KEYS, here, NO_RING, phase="both", lost={}, removed={"storage"})
+    assert step.verdict == "newer"
+
+
+@pytest.mark.parametrize(
+    ("bases", "modified", "verdict"),
+    [
+        (True, 9, "stray"),
+        (False, 9, "stray"),
+        (True, 7, "stray"),  # the new side did not change: this is no longer what was verified
+        (False, 7, "newer"),
+    ],
+)
+def test_what_was_written_after_the_cut_over_never_passes_for_older(
+    bases: bool, modified: int, verdict: str
+):
+    new: JSON = {"tenantId": 1, "uploadQuotaGb": 1}
+    here = seen(
+        1,
+        [entry("jxt//tenants/1/storage", {"uploadQuotaGb": 500}, modified=modified)],
+        [entry("jxt/tenants/1/storage", new)],
+        {"storage": Base(digest(new), digest(new))} if bases else None,
+    )
+    (step,) = compared(KEYS, here, NO_RING, phase="cut over", lost={}, cut=8)
+    assert step.verdict == verdict
+
+
+def test_what_goes_with_the_last_old_key_is_forgotten_and_nothing_else():
+    base = Base("a", "a")
+    here = seen(
+        1,
+        [
+            entry("jxt//tenants/1/meta", {"code": "a"}),
+            entry("jxt//tenants/1/ftp", [{"username": "a"}]),
+            entry("jxt//jxt/config/tenants/1/services/a/database", {}),
+            entry("jxt/tenants/1/database", b"{"),
+        ],
+        [],
+        dict.fromkeys(("meta", "ftp/a", "storage", "database/a", "database/x"), base),
+    )
+    gone = [b"jxt//tenants/1/ftp", b"jxt//jxt/config/tenants/1/services/a/database"]
+    left = remembered(OLD, here, gone)
+    assert left == {"meta": base, "database/x": base}, "which only the last key may give"
+    assert remembered(OLD, here, list(here.told.raw)) == {}
+
+
+META = {"id": 1, "code": "acme", "name": "A/B"}
+
+
+def test_new_indexes_that_are_missing_wrong_or_astray():
+    one = seen(1, [], [entry("jxt/tenants/1/meta", META), entry("jxt/tenants/1/ftp/u", {})])
+    two = seen(2, [], [entry("jxt/tenants/2/ftp/u2", {}), entry("jxt/tenants/2/ftp/u", {})])
+    hidden = seen(3, [], [entry("jxt/tenants/3/domain/primary", b"\xff")])
+    index = {
+        each.key: each
+        for each in (
+            entry("jxt/tenants/_index/by-name/A%2FB", {"id": 7}),
+            entry("jxt/tenants/_index/by-name/A/B", {"id": 1}),  # as it should be, unescaped
+            entry("jxt/tenants/_index/ftp-user/u", {"tenantId": 2}),
+            entry("jxt/tenants/_index/ftp-user/u2", {"tenantId": 2}),
+            entry("jxt/tenants/_index/host/ghost.b", {"tenantId": 1}),
+            entry("jxt/tenants/_index/host/who.b", b"{"),
+            entry("jxt/tenants/_index/host/hidden.b", {"tenantId": 3}),
+            entry("jxt/tenants/_index/strange/x", {"tenantId": 1}),
+        )
+    }
+    found = amiss(KEYS, {1: one, 2: two, 3: hidden}, index)
+    root = "jxt/tenants/_index/"
+    assert {(step.unit, step.name.removeprefix(root)): step.verdict for step in found} == {
+        (1, "by-code/acme"): "unindexed",
+        (1, "by-name/A%2FB"): "unindexed",
+        (1, "ftp-user/u"): "contested",
+        (1, "host/ghost.b"): "astray",
+        (0, "host/who.b"): "orphan",
+    }
+
+
+def test_old_indexes_that_are_missing_are_told_of_kinds_that_somebody_keeps():
+    old = [entry("jxt//tenants/1/meta", META), entry("jxt//tenants/1/ftp", [{"username": "u"}])]
+    here = seen(1, old, [], {"meta": Base("a", "a"), "ftp/u": Base("a", "a")})
+    index = [OldIndexEntry(OldIndex("by-name", "acme"), b"jxt//tenants/by-name/acme", 5, 1)]
+    missing = list(unled(KEYS, OLD, here, index, {"by-code", "by-name"}))
+    assert [step.name for step in missing] == ["jxt//tenants/by-code/acme"]
+    assert {step.verdict for step in missing} == {"unled"}
+    fresh = seen(1, old, [])
+    assert list(unled(KEYS, OLD, fresh, [], {"by-code", "by-name"})) == [], "it never was level"
+
+
+def test_an_old_index_is_mislaid_where_nothing_leads_to_a_tenant():
+    has = places(KEYS, OLD, 1, {"meta": META, "domain/primary": "a.b", "ftp/u": {}})
+    spellings = {name: OLD.spellings(claim.kind, claim.name, "acme") for name, claim in has.items()}
+    there = {
+        each.key: each
+        for each in (
+            entry("jxt//tenants/by-name/A%2FB", {"id": 1}),
+            entry("jxt//hosts/a.b", {"tenantId": 2}),
+            entry("jxt//ftp-users/u", b"{"),
+            entry("jxt//hosts/was.b", {"tenantId": 1}),
+            entry("jxt//hosts/others.b", {"tenantId": 2}),
+        )
+    }
+    former = [b"jxt//hosts/was.b", b"jxt//hosts/others.b", b"jxt//hosts/never.b"]
+    found = mislaid(1, has, spellings, former, there)
+    assert list(found.missing) == [b"jxt//tenants/by-code/acme"]
+    assert {name: other for name, (_, other) in found.elsewhere.items()} == {b"jxt//hosts/a.b": 2}
+    assert found.surplus == [b"jxt//hosts/was.b"]
 
 
 def test_an_index_goes_with_what_it_leads_to():

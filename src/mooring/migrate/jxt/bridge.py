@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from mooring.errors import Closed, StoreError
+from mooring.migrate.jxt.claiming import Lost
+from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
 from mooring.migrate.jxt.settling import Settled
 from mooring.mirror import Mirror, RangeFeed, Update
@@ -40,6 +42,10 @@ class Bridge:
         """Units to look at, in the order in which they came."""
         self._later: dict[int, float] = {}
         """Units to look at again, and when."""
+        self._units: set[int] = set()
+        """All that were heard of."""
+        self._lost: dict[int, Mapping[str, Lost]] = {}
+        """What must not be written when a unit is first looked at: it is for another tenant."""
         self._working: set[int] = set()
         self._wake = asyncio.Event()
         self._told: dict[int, tuple[str, ...]] = {}
@@ -58,6 +64,7 @@ class Bridge:
                 hear = self._hear_ledger if part == ledger.all else self._hear
                 stack.callback(mirror.subscribe(hear))
                 await stack.enter_async_context(mirror)
+            await self._share_out()
             workers = [
                 tasks.start(self._work(told), name=f"bridge {number}") for number in range(_AT_ONCE)
             ]
@@ -65,20 +72,38 @@ class Bridge:
             for worker in done:
                 worker.result()
 
+    async def _share_out(self) -> None:
+        """Who gets what several tenants lay claim to, before any of them takes it."""
+        backoff = Backoff(0.1, 5.0)
+        while True:
+            try:
+                self._lost = dict(self._migration.lots(await self._reading.whole()))
+                return
+            except Closed:
+                raise
+            except StoreError as error:
+                log.warning("bridge: %s", error)
+                await asyncio.sleep(backoff.next())
+
     def _hear(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
             if (unit := self._reading.unit_of(change.key)) is not None:
-                self._due[unit] = None
+                self._look_at(unit)
         self._wake.set()
 
+    def _look_at(self, unit: int) -> None:
+        self._units.add(unit)
+        self._due[unit] = None
+
     def _hear_ledger(self, update: Update[bytes, Entry]) -> None:
-        """Units that are nowhere but there were deleted; and the marker concerns all."""
+        """Units that are nowhere but there were deleted; and the marker concerns all: what was
+        written while the other format counted has to be looked at again."""
         for change in update.changes:
             unit = self._reading.ledger.unit(change.key)
             if unit is not None and update.resync:
-                self._due[unit] = None
+                self._look_at(unit)
             if change.key == self._reading.ledger.marker:
-                self._due[0] = None
+                self._due |= dict.fromkeys(sorted({0, *self._units}))
         self._wake.set()
 
     async def _work(self, told: Callable[[Settled], None]) -> None:
@@ -91,7 +116,9 @@ class Bridge:
                 continue
             self._working.add(unit)
             try:
-                settled = await self._migration.settler.settle(unit, back=True)
+                settled = await self._migration.settler.settle(
+                    unit, back=True, lost={unit: self._lost.get(unit, {})}
+                )
             except Closed:
                 raise
             except StoreError as error:
@@ -103,6 +130,7 @@ class Bridge:
                 continue
             finally:
                 self._working.discard(unit)
+            self._lost.pop(unit, None)
             away = False
             backoff.reset()
             self._tell(settled, told)
@@ -134,16 +162,18 @@ class Bridge:
         self._wake.set()
         unit = settled.unit
         who = f"tenant {unit}" if unit else "common"
-        if settled.phase != "both" and not self._cut:
-            self._cut = True
-            log.warning("bridge: the new keys count alone now; the old ones follow them")
+        if not unit and (settled.phase != "both") != self._cut:
+            self._cut = not self._cut
+            now = "the new keys count alone now; the old ones follow them"
+            log.warning("bridge: %s", now if self._cut else "both formats count again")
         if settled.phase == "over":
             if not self._over:
                 log.warning("bridge: the old keys are being deleted: there is nothing to do")
             self._over = True
             return
         for change in settled.changes:
-            log.info("%s: %s %s", who, change.path, change.move)
+            level = logging.DEBUG if change.path == SENTINEL else logging.INFO
+            log.log(level, "%s: %s %s", who, change.path, change.move)
             if change.conflict:
                 log.warning("%s: %s was changed on both sides; the later counts", who, change.path)
         complaints = (

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown
-from mooring.migrate.jxt.format import OldIndex
-from mooring.migrate.jxt.progress import Progress, each
-from mooring.migrate.jxt.reading import Reading
+from mooring.migrate.jxt.decision import Base
+from mooring.migrate.jxt.format import OldIndex, OldKeys
+from mooring.migrate.jxt.progress import Progress, each, silent
+from mooring.migrate.jxt.reading import Mark, Reading
+from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.verified import Listed, Verified
-from mooring.store.contract import Delete, Put, Query, Store, key, unchanged
+from mooring.migrate.jxt.view import View
+from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
 from mooring.tasks import Backoff
 from mooring.tenants.scribe import now
 
@@ -35,7 +38,8 @@ class Deletion:
         async for count, changed in each(list(verified.units.items()), self._forget, progress):
             gone += count
             stays += changed
-        await self._close_ledger()
+        async for _ in each(await self._recorded(), self._close, silent):
+            pass
         return gone, sorted(stays)
 
     async def _begin(self) -> None:
@@ -58,7 +62,7 @@ class Deletion:
                 continue
 
     async def _forget(self, those: tuple[int, Sequence[Listed]]) -> tuple[int, list[str]]:
-        """Delete keys of a unit, with what the ledger says of it: without that nobody takes their
+        """Delete keys of a unit, with what the ledger says of them: without that nobody takes their
         absence for a deletion that counts. How many went, and which stay."""
         unit, listed = those
         ordered = sorted(listed, key=self._order)
@@ -82,27 +86,72 @@ class Deletion:
             due = [each for each, at in pairs if at == each.modified]
             tried |= {each.key for each in due}
             try:
-                await self._store.commit(
-                    Delete(key(self._reading.ledger.of(unit))),
-                    *(Delete(key(each.key.encode())) for each in due),
-                    require=[unchanged(each.key.encode(), each.modified) for each in due],
-                )
+                await self._commit(unit, due)
             except (Conflict, OutcomeUnknown):
                 await asyncio.sleep(backoff.next())
                 continue
             return len(tried - stays), sorted(stays)
+
+    async def _commit(self, unit: int, due: Sequence[Listed]) -> None:
+        """Delete these, and what the ledger says of what they gave."""
+        here, mark = await self._reading.unit(unit)
+        _still_over(mark)
+        names = [each.key.encode() for each in due]
+        bases, ledger = remembered(self._reading.old, here, names), self._reading.ledger
+        if not names and bases == here.bases:
+            return
+        await self._store.commit(
+            *([] if bases == here.bases else [ledger.written(unit, bases)]),
+            *(Delete(key(name)) for name in names),
+            require=[
+                unchanged(ledger.marker, mark.revision),
+                unchanged(ledger.of(unit), here.recorded),
+                *(unchanged(each.key.encode(), each.modified) for each in due),
+            ],
+        )
 
     def _order(self, each: Listed) -> tuple[bool, str]:
         """What leads to a tenant goes first."""
         place = self._reading.old.understand(each.key.encode())
         return not isinstance(place, OldIndex), each.key
 
-    async def _close_ledger(self) -> None:
-        """Nothing is left but the marker."""
+    async def _recorded(self) -> list[int]:
+        """Units of which the ledger still says something."""
         ledger = self._reading.ledger
         found = await self._store.read(ledger.all, keys_only=True)
-        names = [entry.key for entry in found.entries if ledger.unit(entry.key) is not None]
-        for first in range(0, len(names), _TOGETHER):
-            await self._store.commit(
-                *(Delete(key(name)) for name in names[first : first + _TOGETHER])
-            )
+        units = (ledger.unit(entry.key) for entry in found.entries)
+        return [unit for unit in units if unit is not None]
+
+    async def _close(self, unit: int) -> None:
+        """Nothing is kept but about old keys that are still there."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._commit(unit, ())
+            except (Conflict, OutcomeUnknown):
+                await asyncio.sleep(backoff.next())
+
+
+def _still_over(mark: Mark) -> None:
+    if mark.phase != "over":
+        raise InvalidRequest("the migration was begun again meanwhile: nothing more is deleted")
+
+
+def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> dict[str, Base]:
+    """What the ledger says of a unit of which these old keys go: only what others of them give. A
+    part whose key was written since must be known for that, and one whose key is gone must not be
+    taken for deleted."""
+    left = translated(
+        old_keys,
+        here.unit,
+        [
+            Entry(name, raw, 0, here.told.findings[name].modified, 0)
+            for name, raw in here.told.raw.items()
+            if name not in gone
+        ],
+    )
+    return {
+        path: base
+        for path, base in here.bases.items()
+        if path in left.parts or (path not in here.told.parts and left.hides(path))
+    }

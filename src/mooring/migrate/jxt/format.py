@@ -124,6 +124,12 @@ class OldKeys:
         lowered = name.lower() if kind == "host" else name
         return f"{self.root}{_ELSEWHERE[kind]}{lowered}".encode()
 
+    def spellings(self, kind: IndexKind, name: str, code: str) -> list[bytes]:
+        """Wherever else a publisher may have written that index. `code` is that of its tenant."""
+        if kind == "by-name":
+            return [self.index(kind, each) for each in (path_escape(name), code) if each]
+        return [self.index(kind, name.lower())] if kind == "by-code" else []
+
     def of(self, unit: int) -> list[Range]:
         """Where the parts of a unit are; those of the generation before are among the new."""
         if not unit:

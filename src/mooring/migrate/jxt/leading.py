@@ -1,13 +1,13 @@
-"""The old indexes: what must be written there when parts change on that side. Pure."""
+"""The old indexes: what must be written there when parts change on that side, and what is missing
+there. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from mooring.migrate.jxt.format import OldKeys
-from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Write, key, unchanged
 from mooring.tenants.indexing import Claim, claims, holder
 from mooring.tenants.keys import Keys
@@ -17,11 +17,10 @@ class Led(msgspec.Struct):
     writes: list[Write] = msgspec.field(default_factory=list)
     checks: list[Check] = msgspec.field(default_factory=list)
     """One for each write."""
-    problems: list[str] = msgspec.field(default_factory=list)
 
 
 def places(
-    keys: Keys, old_keys: OldKeys, unit: int, parts: Mapping[str, JSON]
+    keys: Keys, old_keys: OldKeys, unit: int, parts: Mapping[str, object]
 ) -> dict[bytes, Claim]:
     """The old indexes that lead to a tenant with these parts."""
     found = claims(keys, unit, parts).values()
@@ -49,8 +48,42 @@ def led(
             if former is not None and former.value == claim.value:
                 continue
             if other not in (0, unit):
-                found.problems.append(f"{claim} is tenant {other}'s among the old keys")
-                continue
+                continue  # it may be on its way to another name: see `mislaid`
             found.writes.append(Put(name, claim.value))
         found.checks.append(unchanged(name, entry.modified if entry is not None else 0))
+    return found
+
+
+class Mislaid(msgspec.Struct):
+    """How old indexes stand to what a tenant has."""
+
+    missing: dict[bytes, Claim] = msgspec.field(default_factory=dict)
+    """Nothing leads there."""
+    elsewhere: dict[bytes, tuple[Claim, int]] = msgspec.field(default_factory=dict)
+    """Something does, but to another tenant."""
+    surplus: list[bytes] = msgspec.field(default_factory=list)
+    """What leads to what the tenant no longer has."""
+
+
+def mislaid(
+    unit: int,
+    has: Mapping[bytes, Claim],
+    spellings: Mapping[bytes, Collection[bytes]],
+    former: Collection[bytes],
+    there: Mapping[bytes, Entry],
+) -> Mislaid:
+    """What of the indexes of a tenant is not as it should be, `former` being what it had a moment
+    ago. What leads to it is right, however it is spelled and whatever else it says; what cannot be
+    understood is left alone."""
+    found = Mislaid()
+    leads = {name: holder(entry.value) for name, entry in there.items()}
+    for name, claim in has.items():
+        other = leads.get(name)
+        if any(leads.get(each) == unit for each in (name, *spellings[name])):
+            continue
+        if other is None:
+            found.missing[name] = claim
+        elif other:
+            found.elsewhere[name] = claim, other
+    found.surplus = sorted(name for name in former if leads.get(name) == unit)
     return found

@@ -12,17 +12,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown
+from mooring.migrate.jxt.claiming import Lots, lots
 from mooring.migrate.jxt.deletion import Deletion
+from mooring.migrate.jxt.indexes import amiss, compared_index, unled
 from mooring.migrate.jxt.ledger import Marker
-from mooring.migrate.jxt.plan import (
-    DELETABLE,
-    DIFFERENT,
-    Index,
-    Step,
-    compared,
-    compared_index,
-    lots,
-)
+from mooring.migrate.jxt.mending import Mender
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Step, compared, vanished
 from mooring.migrate.jxt.progress import Progress, each, silent
 from mooring.migrate.jxt.reading import Mark, Reading, Whole
 from mooring.migrate.jxt.settling import Settled, Settler
@@ -68,8 +63,9 @@ class Migration:
         self.ring = Keyring.from_environment() if ring is None else ring
         self.reading = Reading(store, self.keys)
         self.by = by or f"{_user()}@{socket.gethostname()}"
-        publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
-        self.settler = Settler(store, self.reading, publisher, self.ring)
+        self._publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
+        self._mender = Mender(store, self.keys, self._publisher)
+        self.settler = Settler(store, self.reading, self._publisher, self.ring)
 
     @property
     def header(self) -> Header:
@@ -79,30 +75,61 @@ class Migration:
         """What a copy would do, for each old key. Nothing is written."""
         return await self._compared(await self.reading.whole(), progress)
 
+    def lots(self, whole: Whole) -> Lots:
+        """Who gets what several tenants lay claim to."""
+        return lots(self.keys, whole.views.values(), self.ring)
+
     async def _compared(self, whole: Whole, progress: Progress) -> list[Step]:
-        lost = lots(self.keys, whole.views.values(), self.ring)
+        lost, removed = self.lots(whole), await self._removed(whole)
         steps: list[Step] = []
         index = dict(whole.index)
+        kinds = {each.place.kind for those in index.values() for each in those}
         for done, (unit, here) in enumerate(whole.views.items()):
-            found = compared(self.keys, here, self.ring, phase=whole.mark.phase, lost=lost)
+            found = compared(
+                self.keys,
+                here,
+                self.ring,
+                phase=whole.mark.phase,
+                lost=lost,
+                cut=whole.mark.cut,
+                removed=removed.get(unit, ()),
+            )
             empty = not here.told.findings and not here.new
-            leading: list[Index] = index.pop(unit, []) if unit else []
+            leading = index.pop(unit, []) if unit else []
             steps += found
             steps += compared_index(self.keys, leading, None if empty else here, found)
+            if unit and whole.mark.phase != "over":
+                steps += unled(self.keys, self.reading.old, here, leading, kinds)
             progress(done, len(whole.views))
             if done % _YIELD == 0:
                 await asyncio.sleep(0)
         for leading in index.values():
             steps += compared_index(self.keys, leading, None, ())
         progress(len(whole.views), len(whole.views))
-        return [*steps, *whole.foreign]
+        return [*steps, *amiss(self.keys, whole.views, whole.leading), *whole.foreign]
+
+    async def _removed(self, whole: Whole) -> dict[int, set[str]]:
+        """Parts that are gone from the new keys, and whose removal is in a tenant's history."""
+        found: dict[int, set[str]] = {}
+        for unit, here in whole.views.items():
+            if unit and whole.mark.phase == "both" and (gone := vanished(here, self.ring)):
+                last = {
+                    step.path: step.after
+                    for entry in await self._publisher.history(unit)
+                    for step in entry.changes
+                }
+                found[unit] = {path for path in gone if path in last and last[path] is None}
+        return found
 
     async def copy(self, progress: Progress = silent) -> AsyncIterator[Settled]:
-        """Bring what the old keys say into the new ones, unit by unit: what was done for each that
-        was not level. Raises `InvalidRequest` after the cut-over."""
+        """Mend what leads to tenants among the new keys, and bring what the old keys say into
+        those, unit by unit: what was done for each that was not level. Raises `InvalidRequest`
+        after the cut-over, when nothing is brought any more."""
         whole = await self.reading.whole()
+        async for settled in self._mended(whole):
+            yield settled
         _before_the_cut(whole.mark)
-        lost = lots(self.keys, whole.views.values(), self.ring)
+        lost = self.lots(whole)
         due = [unit for unit, here in whole.views.items() if self.settler.due(here)]
         while due:
             again: list[int] = []
@@ -121,6 +148,14 @@ class Migration:
                     yield settled
             # What one tenant gave up in this round, another may have in the next.
             due = again if moved and len(again) < len(due) else []
+
+    async def _mended(self, whole: Whole) -> AsyncIterator[Settled]:
+        found: dict[int, list[Step]] = {}
+        for step in amiss(self.keys, whole.views, whole.leading):
+            if step.verdict in ("unindexed", "astray"):
+                found.setdefault(step.unit, []).append(step)
+        async for settled in each(list(found.items()), self._mender.mend, silent):
+            yield settled
 
     async def verify(self, progress: Progress = silent) -> tuple[list[Step], Verified]:
         """The plan as it is now, with what may be deleted once nothing differs."""
@@ -153,15 +188,17 @@ class Migration:
                 continue
             return marker, steps, self._listed(steps)
 
-    async def undo(self) -> None:
-        """Take the cut-over back: both formats count again. Raises `InvalidRequest` where the
-        deletion of the old keys has begun, or there was no cut-over."""
+    async def undo(self, *, restart: bool = False) -> None:
+        """Take the cut-over back: both formats count again. Raises `InvalidRequest` where there was
+        none, and where the deletion of the old keys has begun, unless this is to `restart` the
+        migration: what was deleted is gone from the old keys then, and costs no new one."""
         mark = await self._mark()
         if mark.marker is None:
             raise InvalidRequest("there was no cut-over")
-        if mark.phase == "over":
+        if mark.phase == "over" and not restart:
             raise InvalidRequest(
-                f"the old keys are being deleted since {mark.marker.deleting}: there is no way back"
+                f"the old keys are being deleted since {mark.marker.deleting}, and do not come "
+                "back; `cutover --restart` begins the migration again, with those that are there"
             )
         name = self.reading.ledger.marker
         await self.store.commit(Delete(key(name)), require=[unchanged(name, mark.revision)])
@@ -172,24 +209,25 @@ class Migration:
     async def delete(
         self, verified: Verified, progress: Progress = silent
     ) -> tuple[int, list[str]]:
-        """Delete the old keys that were verified, if they are as they were then, and then the
-        ledger: how many went, and which stay because they were written since.
+        """Delete the old keys that were verified, if they are as they were then, and with them what
+        the ledger says of them: how many went, and which stay because they were written since.
 
         Raises `InvalidRequest`, and deletes nothing, before the cut-over, and where what was
         verified is another migration.
         """
         if verified.header != self.header:
             raise InvalidRequest(
-                f"what was verified is another migration: {verified.header}, not {self.header}"
+                f"what was verified is another migration, {verified.header}; this is {self.header}"
             )
         return await Deletion(self.store, self.reading).run(verified, progress)
 
 
 def _before_the_cut(mark: Mark) -> None:
     if mark.marker is not None:
+        back = "--restart` begins again" if mark.phase == "over" else "--undo` takes that back"
         raise InvalidRequest(
             f"the new keys count alone since {mark.marker.at} (by {mark.marker.by}): nothing is "
-            "copied any more; `cutover --undo` takes that back"
+            f"copied any more; `cutover {back}"
         )
 
 

@@ -6,17 +6,16 @@ that moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from mooring.migrate.jxt.format import SENTINEL, OldIndex, same_name
+from mooring.migrate.jxt.claiming import Lost, Lots
+from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.ledger import Phase
 from mooring.migrate.jxt.translation import Finding
 from mooring.migrate.jxt.view import View
-from mooring.model import JSON
-from mooring.tenants.indexing import Claim, claims
 from mooring.tenants.keys import Keys
 from mooring.tenants.publishing import Unread
 from mooring.tenants.secrets import Keyring
@@ -25,7 +24,11 @@ Verdict: TypeAlias = Literal[
     "missing",
     "differs",
     "surplus",
+    "gone",
     "blocked",
+    "unindexed",
+    "astray",
+    "contested",
     "index",
     "equal",
     "newer",
@@ -35,6 +38,7 @@ Verdict: TypeAlias = Literal[
     "refused",
     "unreadable",
     "orphan",
+    "unled",
     "foreign",
 ]
 
@@ -42,7 +46,11 @@ IN_WORDS: Mapping[Verdict, str] = {
     "missing": "it is not among the new keys",
     "differs": "the new key says something else, and is older",
     "surplus": "the new key is a copy of what is gone from the old ones",
+    "gone": "the new key was deleted, and no history says so: publish it again, or delete this",
     "blocked": "the new key holds something that cannot be read",
+    "unindexed": "the new index does not lead to who has it",
+    "astray": "the new index leads to who has nothing of that name",
+    "contested": "among the new keys another tenant has it, too",
     "index": "it leads to what was not copied yet",
     "equal": "the new keys say the same",
     "newer": "the new key was changed since",
@@ -52,19 +60,23 @@ IN_WORDS: Mapping[Verdict, str] = {
     "refused": "it cannot be written today",
     "unreadable": "it cannot be understood",
     "orphan": "it leads to nothing",
+    "unled": "it is not there: nothing among the old keys leads to what has this name",
     "foreign": "it is none of the old keys",
 }
 
-WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "surplus"})
+WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "surplus", "unindexed", "astray"})
 """What a copy changes."""
-DIFFERENT: frozenset[Verdict] = WRITTEN | {"blocked"}
+DIFFERENT: frozenset[Verdict] = WRITTEN | {"gone", "blocked", "contested"}
 """What keeps the old keys from being given up."""
 DELETABLE: frozenset[Verdict] = frozenset({"equal", "newer", "superseded"})
 """What may go in the end. Everything else is told, and stays."""
+LEFT: frozenset[Verdict] = frozenset({"taken", "refused", "unreadable", "stray"})
+"""What somebody wrote, and nothing of the new keys says."""
 
 _WORST: tuple[Verdict, ...] = (
     "missing",
     "differs",
+    "gone",
     "blocked",
     "stray",
     "unreadable",
@@ -76,7 +88,7 @@ _WORST: tuple[Verdict, ...] = (
 
 
 class Step(msgspec.Struct, frozen=True):
-    """An old key; or a new one, where that is `surplus`."""
+    """An old key; or a new one, where that is `surplus` or an index that is not as it should be."""
 
     unit: int
     """The tenant; 0: it concerns all, or none."""
@@ -93,59 +105,42 @@ class Step(msgspec.Struct, frozen=True):
         return self.why or IN_WORDS[self.verdict]
 
 
-class Lost(msgspec.Struct, frozen=True):
-    """A part that lays claim to what is another tenant's."""
+class _Terms(msgspec.Struct, frozen=True):
+    """By what a unit is judged."""
 
-    claim: str
-    holder: int
-
-    def __str__(self) -> str:
-        return f"{self.claim} is tenant {self.holder}'s"
-
-
-Lots: TypeAlias = Mapping[int, Mapping[str, Lost]]
-"""Which parts of which units cannot be written, for they lay claim to what is another's."""
+    ring: Keyring
+    phase: Phase
+    cut: int
+    lost: Mapping[str, Lost]
+    removed: Collection[str]
 
 
-def lots(keys: Keys, views: Iterable[View], ring: Keyring) -> Lots:
-    """Who gets what several tenants lay claim to once all is copied: who has it already, else the
-    one with the lowest id."""
-    wanted: dict[bytes, list[tuple[bool, int, Claim]]] = {}
-    for each in views:
-        if each.unit:
-            there = claims(keys, each.unit, each.new)
-            for name, claim in claims(keys, each.unit, copied(each, ring)).items():
-                wanted.setdefault(name, []).append((name not in there, each.unit, claim))
-    lost: dict[int, dict[str, Lost]] = {}
-    for rivals in wanted.values():
-        (_, winner, _), *others = sorted(rivals, key=lambda rival: rival[:2])
-        for _, unit, claim in others:
-            lost.setdefault(unit, {}).setdefault(claim.path, Lost(str(claim), winner))
-    return lost
-
-
-def copied(here: View, ring: Keyring) -> dict[str, JSON | Unread]:
-    """What the new keys of a unit are after a copy."""
-    parts = dict(here.new)
-    for path in here.paths:
-        move = here.decide(path, ring).move
-        if move == "to new":
-            parts[path] = here.told.parts[path].value
-        elif move == "out of new":
-            del parts[path]
-    return parts
-
-
-def compared(keys: Keys, here: View, ring: Keyring, *, phase: Phase, lost: Lots) -> list[Step]:
-    """How the new keys of a unit stand to its old ones."""
+def compared(
+    keys: Keys,
+    here: View,
+    ring: Keyring,
+    *,
+    phase: Phase,
+    lost: Lots,
+    cut: int = 0,
+    removed: Collection[str] = (),
+) -> list[Step]:
+    """How the new keys of a unit stand to its old ones. `cut`: the revision at which the cut-over
+    was made. `removed`: parts that a publisher took out of the new keys."""
+    terms = _Terms(ring, phase, cut, lost.get(here.unit, {}), removed)
     steps = [
-        Step(here.unit, finding.key, *_of_key(here, finding, ring, phase, lost), finding.modified)
+        Step(here.unit, finding.key, *_of_key(here, finding, terms), finding.modified)
         for finding in here.told.findings.values()
     ]
     if phase == "both":
         gone = [path for path in here.paths if here.decide(path, ring).move == "out of new"]
         steps += [Step(here.unit, place_of(keys, here.unit, path), "surplus") for path in gone]
     return steps
+
+
+def vanished(here: View, ring: Keyring) -> set[str]:
+    """Parts that are gone from the new keys, and as they were among the old ones."""
+    return {path for path in here.paths if here.decide(path, ring).move == "out of old"}
 
 
 def place_of(keys: Keys, unit: int, path: str) -> bytes:
@@ -155,16 +150,14 @@ def place_of(keys: Keys, unit: int, path: str) -> bytes:
     return keys.sentinel if path == SENTINEL else keys.common_part(path)
 
 
-def _of_key(
-    here: View, finding: Finding, ring: Keyring, phase: Phase, lost: Lots
-) -> tuple[Verdict, str]:
+def _of_key(here: View, finding: Finding, terms: _Terms) -> tuple[Verdict, str]:
     """The worst that can be said of what a key gives."""
     if not finding.readable:
         return "unreadable", "; ".join(finding.problems)
     if finding.superseded:
         return "superseded", ""
     said: list[tuple[Verdict, str]] = [("refused", problem) for problem in finding.problems]
-    said += [_of_part(here, path, ring, phase, lost) for path in finding.paths]
+    said += [_of_part(here, path, terms) for path in finding.paths]
     found = {verdict for verdict, _ in said}
     for verdict in _WORST:
         if verdict in found:
@@ -172,81 +165,37 @@ def _of_key(
     return "equal", "" if said else "it is empty"
 
 
-def _of_part(here: View, path: str, ring: Keyring, phase: Phase, lost: Lots) -> tuple[Verdict, str]:
+def _of_part(here: View, path: str, terms: _Terms) -> tuple[Verdict, str]:
     if path not in here.told.parts:
         return "unreadable", f"{path} cannot be told: a later key of it cannot be read"
     if isinstance(here.new.get(path), Unread):
         return "blocked", ""
     if path == SENTINEL and path in here.new:
         return "equal", ""  # it beats on both sides
-    decision, rival = here.decide(path, ring), lost.get(here.unit, {}).get(path)
+    decision, rival = here.decide(path, terms.ring), terms.lost.get(path)
     if decision.move == "to new" and rival is not None:
         return "taken", str(rival)
-    if phase != "both":
-        following = here.decide_after(path, ring)
-        if following.stray and not following.move:
-            return "stray", ""
-        return ("newer", "") if following.move else ("equal", "")
+    if terms.phase != "both":
+        return _of_part_after(here, path, terms)
     if decision.move == "to new":
         if path not in here.new:
             return "missing", "deleted there, changed here" if decision.conflict else ""
         return "differs", "both were changed: this is the later" if decision.conflict else ""
+    if decision.move == "out of old":
+        return ("newer", "removed there") if path in terms.removed else ("gone", "")
     if decision.move:
         return "newer", "both were changed: the new key is the later" if decision.conflict else ""
     return "equal", ""
 
 
-class Index(msgspec.Struct, frozen=True):
-    """An old key that leads to a tenant."""
-
-    place: OldIndex
-    key: bytes
-    modified: int
-    holder: int
-    """The tenant; 0: it does not say."""
-
-
-def compared_index(
-    keys: Keys, index: Iterable[Index], here: View | None, steps: Sequence[Step]
-) -> Iterator[Step]:
-    """How the old indexes of a tenant stand to what it has. They are not copied: the new ones
-    follow from the data. One goes with what it leads to."""
-    verdicts = {step.key: step.verdict for step in steps}
-    if here is None:
-        yield from (
-            Step(each.holder, each.key, "orphan", _nobody(each.holder), each.modified)
-            for each in index
-        )
-        return
-    old = {path: part.value for path, part in here.told.parts.items()}
-    before, after = (list(claims(keys, here.unit, each).values()) for each in (old, here.new))
-    for each in index:
-        paths = [claim.path for claim in before if _leads(each.place, claim, old)]
-        owner = next((here.told.parts[path].key for path in paths), b"")
-        if verdicts.get(owner) in DELETABLE or (
-            not paths and any(_leads(each.place, claim, here.new) for claim in after)
-        ):
-            yield Step(here.unit, each.key, "equal", "it follows from the data", each.modified)
-        elif paths:
-            why = "" if verdicts.get(owner) in DIFFERENT else "it leads to what is not copied"
-            yield Step(here.unit, each.key, "index", why, each.modified)
-        else:
-            why = f"tenant {here.unit} has nothing of that name"
-            yield Step(here.unit, each.key, "orphan", why, each.modified)
-
-
-def _nobody(holder: int) -> str:
-    return f"there is no tenant {holder}" if holder else "it does not say to whom it leads"
-
-
-def _leads(place: OldIndex, claim: Claim, parts: Mapping[str, JSON | Unread]) -> bool:
-    if place.kind != claim.kind:
-        return False
-    meta = parts.get("meta")
-    code = meta.get("code") if isinstance(meta, dict) else None
-    if place.kind == "by-name" and place.name == code:
-        return True  # some publishers wrote the code there
-    return same_name(place.kind, place.name, claim.name)
+def _of_part_after(here: View, path: str, terms: _Terms) -> tuple[Verdict, str]:
+    """The same after the cut-over. What was written since is nowhere else, so that it must never
+    pass for something that the new keys have left behind."""
+    following = here.decide_after(path, terms.ring)
+    late = here.told.parts[path].modified > terms.cut
+    if following.stray and (late or not following.move):
+        return "stray", ""
+    return ("newer", "") if following.move else ("equal", "")
 
 
 def counted(steps: Iterable[Step]) -> dict[Verdict, int]:

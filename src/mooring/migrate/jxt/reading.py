@@ -9,8 +9,9 @@ import msgspec
 
 from mooring.errors import Compacted
 from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart
+from mooring.migrate.jxt.indexes import Index
 from mooring.migrate.jxt.ledger import LedgerKeys, Marker, Phase, marker_of, phase_of
-from mooring.migrate.jxt.plan import Index, Step
+from mooring.migrate.jxt.plan import Step
 from mooring.migrate.jxt.view import View, view
 from mooring.store.contract import Entry, Query, Range, Snapshot, Store, key
 from mooring.tenants.indexing import holder
@@ -30,6 +31,11 @@ class Mark(msgspec.Struct, frozen=True):
     def phase(self) -> Phase:
         return phase_of(self.marker)
 
+    @property
+    def cut(self) -> int:
+        """The revision at which both were last compared; 0: there was no cut-over."""
+        return 0 if self.marker is None else self.marker.revision
+
 
 class Whole(msgspec.Struct, frozen=True):
     revision: int
@@ -39,6 +45,8 @@ class Whole(msgspec.Struct, frozen=True):
     index: dict[int, list[Index]]
     """The old indexes, by the tenant to whom they lead."""
     foreign: list[Step]
+    leading: dict[bytes, Entry]
+    """The new indexes, by key."""
 
 
 class Reading:
@@ -79,19 +87,24 @@ class Reading:
                 rest = await asyncio.gather(
                     *(
                         self._read_at(range, first.revision)
-                        for range in (self.ledger.all, self.keys.all, *self._common)
+                        for range in (
+                            *(self.ledger.all, self.keys.indexes, self.keys.all),
+                            *self._common,
+                        )
                     )
                 )
             except Compacted:
                 continue
-            ledger, *new = rest
-            return await self._sorted_out(first, ledger, _entries(new))
+            ledger, leading, *new = rest
+            return await self._sorted_out(first, ledger, leading, _entries(new))
         raise Compacted(first.revision)
 
     async def _read_at(self, range: Range, revision: int) -> Snapshot:
         return await self._store.read(range, at=revision)
 
-    async def _sorted_out(self, old: Snapshot, ledger: Snapshot, new: Iterable[Entry]) -> Whole:
+    async def _sorted_out(
+        self, old: Snapshot, ledger: Snapshot, leading: Snapshot, new: Iterable[Entry]
+    ) -> Whole:
         olds: dict[int, list[Entry]] = {}
         news: dict[int, list[Entry]] = {}
         index: dict[int, list[Index]] = {}
@@ -118,7 +131,8 @@ class Reading:
             views[unit] = view(self.keys, self.old, unit, *there)
             if done % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return Whole(old.revision, _mark(marker), views, index, foreign)
+        led = {entry.key: entry for entry in leading.entries}
+        return Whole(old.revision, _mark(marker), views, index, foreign, led)
 
 
 def _mark(entry: Entry | None) -> Mark:

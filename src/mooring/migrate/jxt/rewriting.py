@@ -23,7 +23,8 @@ def rewritten(
     keys: OldKeys, told: Translation, changes: Mapping[str, JSON], ring: Keyring
 ) -> dict[bytes, bytes | None]:
     """What to write into old keys, so that these parts become what they are to be; None: nothing,
-    which deletes a part or a key. Parts that the translation `hides` must not be among them."""
+    which deletes a part or a key. Parts that the translation `hides` must not be among them, nor
+    those that are `locked`."""
     found: dict[bytes, bytes | None] = {}
     users: dict[str, JSON] = {}
     for path, value in changes.items():
@@ -40,6 +41,18 @@ def rewritten(
         name = keys.part(told.unit, "ftp/")
         found[name] = _with_users(told.raw.get(name), users)
     return found
+
+
+def locked(keys: OldKeys, told: Translation, path: str, value: JSON, ring: Keyring) -> str:
+    """Why a part cannot be written into its old key: that has a password in the clear, and the one
+    of today cannot be decrypted. Empty: it can."""
+    here = told.parts[path].key if path in told.parts else keys.part(told.unit, path)
+    try:
+        _in_form(path, value, told.raw.get(here), ring)
+    except Undecipherable as error:
+        of = value.get("passwordKeyId") if isinstance(value, dict) else None
+        return f"the old key has a password in the clear, the new one not (key {of}): {error}"
+    return ""
 
 
 def _former(keys: OldKeys, told: Translation, path: str) -> list[bytes]:
@@ -90,10 +103,7 @@ def _in_the_clear(value: dict[str, JSON], ring: Keyring) -> dict[str, JSON]:
     sealed = value.get("passwordEncrypted")
     if not isinstance(sealed, str):
         return value
-    try:
-        text = ring.unseal(sealed, str(value.get("passwordKeyId") or ""))
-    except Undecipherable:
-        return value
+    text = ring.unseal(sealed, str(value.get("passwordKeyId") or ""))
     rest = {
         name: inner
         for name, inner in value.items()

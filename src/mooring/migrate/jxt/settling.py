@@ -23,13 +23,14 @@ from mooring.errors import (
     TooLarge,
     Undecipherable,
 )
+from mooring.migrate.jxt.claiming import Lots
 from mooring.migrate.jxt.decision import Base, Move
 from mooring.migrate.jxt.format import SENTINEL, digest
-from mooring.migrate.jxt.leading import led, places
 from mooring.migrate.jxt.ledger import Phase
-from mooring.migrate.jxt.plan import Lots, place_of
+from mooring.migrate.jxt.plan import place_of
 from mooring.migrate.jxt.reading import Mark, Reading
-from mooring.migrate.jxt.rewriting import rewritten
+from mooring.migrate.jxt.rewriting import locked, rewritten
+from mooring.migrate.jxt.signposts import ROOM, Signposts
 from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.view import View
 from mooring.model import JSON
@@ -38,7 +39,6 @@ from mooring.store.contract import (
     Delete,
     Entry,
     Put,
-    Query,
     Store,
     Write,
     key,
@@ -58,7 +58,6 @@ _TRIES = 100  # lost races in a row
 _PUZZLED = 5  # times that something is taken, and it cannot be found by whom
 _TOGETHER = 40
 """Parts that are moved in one commit where nobody else decides that."""
-_ROOM = 100  # operations of a commit, beside those of the ledger
 
 
 class Change(NamedTuple):
@@ -77,6 +76,8 @@ class Settled(msgspec.Struct):
     """Why something was not."""
     strays: list[str] = msgspec.field(default_factory=list)
     """Parts that somebody still writes into the old keys, after the cut-over."""
+    mended: list[str] = msgspec.field(default_factory=list)
+    """New indexes that did not lead where they should."""
     phase: Phase = "both"
 
 
@@ -87,7 +88,7 @@ class _Moved(Exception):
 class Settler:
     def __init__(self, store: Store, reading: Reading, publisher: Publisher, ring: Keyring) -> None:
         self._store, self._reading, self._publisher = store, reading, publisher
-        self._ring = ring
+        self._ring, self._signposts = ring, Signposts(store, reading, ring)
         self._keys, self._old, self._ledger = reading.keys, reading.old, reading.ledger
 
     def due(self, here: View) -> bool:
@@ -102,13 +103,16 @@ class Settler:
         mine = (lost or {}).get(unit, {})
         taken = {path: str(rival) for path, rival in mine.items()}
         puzzled = 0
+        former: set[bytes] = set()
         for _ in range(_TRIES):
             here, mark = await self._reading.unit(unit)
             done.phase = mark.phase
+            former |= self._signposts.claimed(here).keys() if back else set()
             if mark.phase == "over" or (mark.phase == "cut over" and not back):
                 return done
             try:
-                if not await self._step(here, mark, done, back, taken):
+                more = await self._step(here, mark, done, back, taken)
+                if not more and not (back and await self._mend_index(here, mark, done, former)):
                     return done
                 backoff.reset()
                 continue
@@ -144,14 +148,38 @@ class Settler:
         if to_new:
             done.changes += await self._to_new(here, mark, to_new)
             return True
-        to_old = [each for each in moves.values() if each.move in ("to old", "out of old")]
-        if to_old and back:
-            done.changes += await self._to_old(here, mark, to_old[:_TOGETHER], done)
+        to_old = [each for each in moves.values() if back and each.move in ("to old", "out of old")]
+        kept = self._locked(here, to_old)
+        unwritten += [f"{path}: {why}" for path, why in kept.items()]
+        if to_old := [each for each in to_old if each.path not in kept]:
+            done.changes += await self._to_old(here, mark, to_old[:_TOGETHER])
             return True
         bases = self._bases(here)
         if bases != here.bases:
             await self._store.commit(*self._recorded(here, bases), require=self._checks(here, mark))
-        done.problems += unwritten
+        done.problems = unwritten
+        return False
+
+    def _locked(self, here: View, moves: Collection[Change]) -> dict[str, str]:
+        """Which parts cannot go into the old keys, and why."""
+        found = {
+            each.path: locked(self._old, here.told, each.path, here.new[each.path], self._ring)  # type: ignore[arg-type]
+            for each in moves
+            if each.move == "to old"
+        }
+        return {path: why for path, why in found.items() if why}
+
+    async def _mend_index(
+        self, here: View, mark: Mark, done: Settled, former: Collection[bytes]
+    ) -> bool:
+        """What leads to the unit among the old keys, where it does not yet; whether there was
+        anything to do."""
+        found = await self._signposts.mended(here, mark, former)
+        if found.writes:
+            checks = [*found.checks, *self._checks(here, mark)]
+            await self._store.commit(*found.writes, require=checks)
+            return True
+        done.problems += found.problems
         return False
 
     def _moves(self, here: View) -> dict[str, Change]:
@@ -246,25 +274,14 @@ class Settler:
             if each.move == "to new" and each.path not in known:
                 parts[each.path] = here.told.parts[each.path].value
         wanted = claims(self._keys, here.unit, parts)
-        index = await self._entries({*wanted, *raw_names(self._keys, parts)})
+        index = await self._signposts.entries({*wanted, *raw_names(self._keys, parts)})
         return {
             claim.path: f"{claim} is tenant {other}'s"
             for claim, _, other in contested(here.unit, wanted, self._keys, index)
             if here.new.get(claim.path) != parts[claim.path]
         }
 
-    async def _entries(self, names: Collection[bytes]) -> dict[bytes, Entry]:
-        found: dict[bytes, Entry] = {}
-        listed = sorted(names)
-        for first in range(0, len(listed), _ROOM):
-            part = listed[first : first + _ROOM]
-            answer = await self._store.commit(read=[Query(key(name)) for name in part])
-            found |= {each.first.key: each.first for each in answer.reads if each.first is not None}
-        return found
-
-    async def _to_old(
-        self, here: View, mark: Mark, moves: list[Change], done: Settled
-    ) -> list[Change]:
+    async def _to_old(self, here: View, mark: Mark, moves: list[Change]) -> list[Change]:
         told = here.told
         wanted: dict[str, JSON] = {}
         for each in moves:
@@ -289,12 +306,13 @@ class Settler:
         meta = here.new.get("meta")
         if mark.phase != "both" and isinstance(meta, dict):
             parts["meta"] = meta  # whatever became of it among the old keys
-        index, guards = await self._index(here.unit, before, parts, done)
+        leading = await self._signposts.moved(here.unit, before, parts)
+        index, guards = leading.writes, leading.checks
         # What leads to the parts comes before them: who is stopped in between finds the parts not
         # yet written, and does it again.
-        room = max(_ROOM - len(writes), 0)
-        for first in range(room, len(index), _ROOM):
-            part = slice(first, first + _ROOM)
+        room = max(ROOM - len(writes), 0)
+        for first in range(room, len(index), ROOM):
+            part = slice(first, first + ROOM)
             await self._store.commit(
                 *index[part], require=[*guards[part], *self._checks(here, mark)]
             )
@@ -305,16 +323,6 @@ class Settler:
             require=[*checks, *guards[:room], *self._checks(here, mark)],
         )
         return moves
-
-    async def _index(
-        self, unit: int, before: Mapping[str, JSON], after: Mapping[str, JSON], done: Settled
-    ) -> tuple[list[Write], list[Check]]:
-        if not unit:
-            return [], []
-        had, has = (places(self._keys, self._old, unit, parts) for parts in (before, after))
-        found = led(unit, had, has, await self._entries({*had, *has}))
-        done.problems += found.problems
-        return found.writes, found.checks
 
 
 def _write(name: bytes, value: bytes | None) -> Write:

@@ -24,6 +24,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     namespace: str
     format: str = _FORMAT
 
+    def __str__(self) -> str:
+        return f"the namespace {self.namespace!r} in {self.store}"
+
 
 class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: int
