@@ -120,7 +120,7 @@ class Reading:
         try:
             if isinstance(where, PartOf):
                 value = decode(where.path, entry.value)
-                if isinstance(value, dict):
+                if entry.value.count(b"{") + entry.value.count(b"[") > 1:
                     value = _guarded(value)
                 return understand(where.tenant, where.path, value, self._ring)
             return _common(where.path, entry) if isinstance(where, CommonPart) else None
@@ -190,7 +190,7 @@ def _alike(one: object, other: object) -> bool:
     """Whether a reader could not tell them apart: in Python `1`, `1.0` and `true` are equal. What
     is nested too deep to compare counts as changed."""
     try:
-        return _same(one, other)
+        return one is other or (one == other and _same(one, other))
     except RecursionError:
         return False
 
@@ -217,24 +217,18 @@ _NOBODY = Tenant(0)
 _FIELDS: Mapping[Kind, str] = {kind: "databases" if kind == "database" else kind for kind in KINDS}
 
 
-def _guarded(value: dict[str, JSON]) -> dict[str, JSON]:
-    """The same with maps inside that nobody changes in place, and that hide secrets when they are
-    shown. What is kept as it came would share them with every reader."""
-    if not any(isinstance(inner, dict | list) for inner in value.values()):
-        return value
-    return {name: _guard(inner) for name, inner in value.items()}
-
-
-def _guard(value: JSON) -> JSON:
+def _guarded(value: JSON) -> JSON:
+    """The same with maps that nobody changes in place, and that hide secrets when they are shown:
+    fields that are not known here are kept as they came, and every reader sees the same ones."""
     if isinstance(value, dict):
-        return Extra({name: _guard(inner) for name, inner in value.items()})
-    return [_guard(inner) for inner in value] if isinstance(value, list) else value
+        return Extra({name: _guarded(inner) for name, inner in value.items()})
+    return [_guarded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _common(path: str, entry: Entry) -> object:
     value = decode(path, entry.value)
     if path.startswith(PLATFORM):
-        return _Held(_guard(value))
+        return _Held(_guarded(value))
     assert isinstance(value, dict)
     if path == RESOLVER:
         return record(Resolver, value)
