@@ -123,6 +123,8 @@ def test_a_typo_names_the_nearest_field(path: str, typo: str, meant: str):
         {"password": ["hunter2"]},
         {"password": {"x": "hunter2"}},
         {"passwordEncrypted": ["hunter2"]},
+        {"passwordEncrypted": "not base64: hunter2"},
+        {"passwordEncrypted": "aHVudGVyMg=="},
         {"passwordKeyId": ["hunter2"]},
         {"password": "hunter2\ud800"},
         {"password": "hunter2", "port": "x"},
@@ -240,11 +242,12 @@ class TestMerging:
         assert "password" not in other
 
     def test_what_was_sealed_elsewhere_is_written_as_it_is(self):
-        told: dict[str, JSON] = {**DATABASE, "passwordEncrypted": "abc"}
+        sealed = self.RING.seal("pw")[0]
+        told: dict[str, JSON] = {**DATABASE, "passwordEncrypted": sealed}
         there: JSON = {"password": "old", "passwordKeyId": "old"}
         found = merged(1, "database/a", there, told, self.RING)
         assert isinstance(found, dict)
-        assert found["passwordEncrypted"] == "abc"
+        assert found["passwordEncrypted"] == sealed
         assert "passwordKeyId" not in found
         assert "password" not in found
 

@@ -102,8 +102,8 @@ def test_what_does_not_open_says_why():
     damaged = base64.b64encode(raw).decode()
     for ring, text, of, why in (
         (Keyring([OTHER]), sealed, "", "any known key"),
-        (Keyring([KEY, OTHER]), sealed, key_id(OTHER), f"with {key_id(OTHER)}"),
-        (Keyring([KEY]), sealed, "feedbeef", "key feedbeef, which is not among those known"),
+        (Keyring([OTHER]), sealed, key_id(OTHER), "any known key"),
+        (Keyring([OTHER]), sealed, "feedbeef", "key feedbeef, which is not among those known"),
         (Keyring(), sealed, "", "there is no key: set MOORING_ENCRYPTION_KEY"),
         (Keyring([KEY]), damaged, "", "damaged"),
         (Keyring([KEY]), sealed[:-4], "", "damaged"),
@@ -186,3 +186,15 @@ def test_what_its_name_calls_secret_is_masked(field: str):
 def test_what_is_harmless_is_shown(field: str):
     assert masked({field: "x"}) == {field: "x"}
     assert not holds_secret({field: "x"})
+
+
+def test_an_id_that_others_left_beside_their_password_hides_no_key():
+    ring = Keyring([KEY, OTHER])
+    for key in (KEY, OTHER):
+        sealed = Keyring([key]).seal("pw")[0]
+        assert ring.sealed(sealed) == (key == KEY)
+        for of in ("", key_id(KEY), key_id(OTHER), "feedbeef"):
+            assert ring.unseal(sealed, of) == "pw"
+    assert not ring.sealed("not base64!")
+    assert not ring.sealed("AAAA")
+    assert not Keyring().sealed(Keyring([KEY]).seal("pw")[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import re
 import unicodedata
@@ -11,7 +13,7 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
 from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, is_path, kind_of, name_of
-from mooring.tenants.secrets import holds_mask
+from mooring.tenants.secrets import SEALED_LEAST, holds_mask
 
 Rule = Callable[[JSON], str]
 """What is wrong with a value, in words that follow its name; empty where nothing is."""
@@ -30,6 +32,16 @@ def _text(value: JSON) -> str:
         return ""
     quoted = " (put it in quotes)" if isinstance(value, int | float) else ""
     return f"must be text, not {_kind(value)}{quoted}"
+
+
+def _sealed(value: JSON) -> str:
+    if not isinstance(value, str):
+        return _text(value)
+    try:
+        whole = len(base64.b64decode(value, validate=True)) >= SEALED_LEAST
+    except (binascii.Error, ValueError):
+        whole = False
+    return "" if whole or not value else "must be the base64 of an encrypted password"
 
 
 def _flag(value: JSON) -> str:
@@ -115,7 +127,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "database": _text,
         "username": _text,
         "password": _text,
-        "passwordEncrypted": _text,
+        "passwordEncrypted": _sealed,
         "passwordKeyId": _text,
         "sslMode": _text,
         "maxOpenConns": _number(0),

@@ -2,7 +2,8 @@
 
 A sealed text is the base64 of nonce‖ciphertext‖tag, AES-256-GCM, without associated data, so that
 programs in other languages read it with the same 32 bytes. Beside it stands the id of its key (a
-part of the key's SHA-256), by which keys can be changed; without one, every known key is tried.
+part of the key's SHA-256), by which keys can be changed. It says which key is tried first: others
+write passwords without regard to it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
 MASK = "••••••"
 
 _NONCE, _TAG, _KEY = 12, 16, 32
+SEALED_LEAST = _NONCE + _TAG
+"""Bytes of the shortest sealed text."""
 _SECRET = re.compile(
     r"passw(or)?d|passphrase|pwd|secret|token|credential|(private|api|access|encryption)[_-]?key",
     re.IGNORECASE,
@@ -111,23 +114,32 @@ class Keyring:
             raw = base64.b64decode(sealed, validate=True)
         except (binascii.Error, ValueError):
             raise Undecipherable("a sealed password is not base64: it was damaged") from None
-        if len(raw) < _NONCE + _TAG:
+        if len(raw) < SEALED_LEAST:
             raise Undecipherable("a sealed password is too short: it was damaged")
         if not self._keys:
             raise Undecipherable(f"a password is encrypted, and there is no key: set {CURRENT[0]}")
+        for each in sorted(self._keys, key=lambda known: known != of):
+            text = self._tried(each, raw)
+            if text is not None:
+                return text
         if of and of not in self._keys:
             raise Undecipherable(
                 f"a password is encrypted with the key {of}, which is not among those known here "
                 f"({', '.join(self._keys)}): add it to {FORMER}"
             )
-        for each in [of] if of else self._keys:
-            text = self._tried(each, raw)
-            if text is not None:
-                return text
         raise Undecipherable(
-            f"a password cannot be decrypted with {of or 'any known key'}: it was damaged, or "
-            f"another key is needed (see {FORMER})"
+            "a password cannot be decrypted with any known key: it was damaged, or another key is "
+            f"needed (see {FORMER})"
         )
+
+    def sealed(self, text: str) -> bool:
+        """Whether the current key sealed this, whatever is said beside it."""
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        whole = len(raw) >= SEALED_LEAST and self.current
+        return bool(whole) and self._tried(self.current, raw) is not None
 
     def _tried(self, of: str, raw: bytes) -> str | None:
         cipher = self._cipher(of)
