@@ -215,6 +215,24 @@ def test_a_few_lines_that_stand_for_billions_are_refused():
     assert "too large" in refused(f"id: 1\nstorage:\n  extra:\n    {body}")
 
 
+def test_a_map_may_be_large_by_itself():
+    users = "".join(f"  user{n}: {{}}\n" for n in range(10_001))
+    assert len(read(f"id: 1\nftp:\n{users}", of="x").sections["ftp"]) == 10_001
+
+
+@pytest.mark.parametrize("id", ["010", "1:30", "0b11", "08", "1:30.5"])
+def test_a_number_is_decimal_or_none(id: str):
+    assert "must be a positive integer" in refused(f"id: {id}")
+    database = f"{{driver: x, database: x, password: {id}}}"
+    told = read(f"id: 1_0\ndatabase: {{a: {database}}}", of="x")
+    assert told.tenant == 10
+    assert told.sections["database"]["database/a"] == {
+        "driver": "x",
+        "database": "x",
+        "password": id,
+    }
+
+
 def test_what_mooring_does_not_know_goes_under_extra():
     told = read("id: 1\nstorage: {extra: {region: eu}}", of="file")
     assert told.applied({}, RING) == {"storage": {"tenantId": 1, "region": "eu"}}

@@ -78,7 +78,7 @@ def _unless_said(quoted: re.Match[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is a mistake, and a date is text."""
+    """YAML in which a key that stands twice is a mistake, and what looks like a date is text."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -93,12 +93,25 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        merges = any(key.tag == _MERGE for key, _ in node.value)
         super().flatten_mapping(node)
-        if len(node.value) > _MERGED:
+        if merges and len(node.value) > _MERGED:
             raise InvalidRequest("maps are merged into one that is too large")
 
 
+_MERGE, _TIMESTAMP, _INT, _FLOAT = (
+    f"tag:yaml.org,2002:{each}" for each in ("merge", "timestamp", "int", "float")
+)
+
+# Numbers as people count: 010 is not eight, 1:30 not ninety, nor 1:30.5 a number.
+_COUNTED = {
+    _INT: re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    _FLOAT: re.compile(
+        r"([-+]?([0-9][0-9_]*)\.[0-9_]*([eE][-+][0-9]+)?"
+        r"|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, _COUNTED.get(tag, rule)) for tag, rule in rules if tag != _TIMESTAMP]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
