@@ -685,14 +685,14 @@ class TestHistory:
             "ftp/one_ftp",
             {
                 "passwordHash": "hash-2",
-                "extra": {"smtp": {"token": "hash-3"}, "list": [{"pwd": "P3"}]},
+                "extra": {"smtp": {"token": "hash-3"}, "list": [{"pwd": "hash-4 of a list"}]},
             },
         )
         raw = b"".join((await everything_of(store)).values())
         history = b"".join(e.value for e in (await store.read(KEYS.histories)).entries)
         for secret in (b"pw-one", b"pw-another"):
             assert secret not in raw
-        for secret in (b"hash-one", b"hash-2", b"hash-3", b"P3"):
+        for secret in (b"hash-one", b"hash-2", b"hash-3", b"hash-4"):
             assert secret not in history
             assert secret.decode() not in repr(await publisher.history(1))
         before = dict(await publisher.read(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import TooLarge
 from mooring.model import JSON
-from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write
+from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write, unchanged
 from mooring.tenants.indexing import claims, holder
 from mooring.tenants.keys import Keys, PartOf
 from mooring.tenants.publishing import (
@@ -28,6 +29,8 @@ from mooring.tenants.publishing import (
     raw_names,
     units,
 )
+from mooring.tenants.stages import MOST, stage
+from mooring.tenants.stages import check as check_stages
 
 KEYS = Keys()
 
@@ -78,7 +81,7 @@ class Model:
         read = {*now, *former, *raw_names(KEYS, there.parts, wanted)}
         index = {name: entry for name, entry in self.index().items() if name in read}
         for claim, _, other in contested(tenant, now, KEYS, index):
-            if claim.key in claims(KEYS, other, self.held(other).parts):
+            if self.held(other).may_claim(KEYS, other, claim):
                 return []
         made = batches(tenant, units(KEYS, tenant, there, wanted, index), room=room)
         for part in made:
@@ -209,12 +212,141 @@ def test_a_host_that_moves_from_one_part_to_another_is_never_without_its_index()
 
 def test_an_object_that_no_commit_takes_is_refused_before_anything_is_written():
     model = Model()
-    with pytest.raises(TooLarge, match="storage") as error:
+    with pytest.raises(TooLarge, match="storage"):
         model.publish(1, {**full("one"), "storage": {"x": "a" * BYTES}})
-    assert "nothing was written" in str(error.value)
     with pytest.raises(TooLarge, match="domain/aliases"):
         model.publish(1, {"domain/aliases": [f"h{n}.example" for n in range(ROOM + 1)]})
     assert model.entries == {}
+
+
+def entry(name: bytes, raw: bytes) -> Entry:
+    return Entry(name, raw, 1, 5, 1)
+
+
+class TestWhatCannotBeUnderstood:
+    HAD = held(
+        KEYS,
+        2,
+        [
+            entry(KEYS.part(2, "meta"), b"{broken"),
+            entry(KEYS.part(2, "domain/aliases"), b"[broken"),
+            entry(KEYS.part(2, "domain/primary"), b"two.example"),
+            entry(KEYS.part(2, "ftp/bob"), b"{}"),
+        ],
+    )
+    LEADING: ClassVar = {
+        each: entry(each, b'{"tenantId":2,"code":"two"}')
+        for each in (
+            KEYS.index("by-code", "two"),
+            KEYS.index("by-name", "Two"),
+            KEYS.index("host", "two.example"),
+            KEYS.index("host", "www.two.example"),
+            KEYS.index("ftp-user", "bob"),
+        )
+    }
+
+    def written(self, wanted: Parts) -> set[bytes]:
+        made = units(KEYS, 2, self.HAD, wanted, self.LEADING)
+        return {
+            write.key if isinstance(write, Put) else write.range.start
+            for unit in made
+            for write in unit.writes
+        }
+
+    def test_it_keeps_what_leads_to_it(self):
+        wanted: Parts = {**self.HAD.parts, "storage": {"uploadQuotaGb": 1}}
+        assert self.written(wanted) == {KEYS.part(2, "storage")}
+
+    def test_only_what_a_part_that_is_replaced_may_have_laid_claim_to_goes(self):
+        wanted: Parts = {**self.HAD.parts, "domain/primary": "new.example"}
+        assert self.written(wanted) == {
+            KEYS.part(2, "domain/primary"),
+            KEYS.index("host", "two.example"),
+            KEYS.index("host", "new.example"),
+        }
+        wanted = {**self.HAD.parts, "domain/aliases": ["a.example"]}
+        assert self.written(wanted) == {
+            KEYS.part(2, "domain/aliases"),
+            KEYS.index("host", "www.two.example"),
+            KEYS.index("host", "a.example"),
+        }
+
+    def test_nobody_else_gets_its_names(self):
+        wanted = claims(KEYS, 1, {"meta": {"code": "TWO", "name": "x"}, "ftp/al": {}})
+        code, name, user = sorted(wanted.values(), key=lambda claim: claim.kind)
+        assert self.HAD.may_claim(KEYS, 2, code)
+        assert self.HAD.may_claim(KEYS, 2, name)
+        assert not self.HAD.may_claim(KEYS, 2, user)
+
+    def test_what_led_to_it_goes_in_as_many_commits_as_it_takes(self):
+        names = [KEYS.index("host", f"h{n}.example") for n in range(2 * ROOM)]
+        index = {name: entry(name, b'{"tenantId":2}') for name in names}
+        wanted: Parts = {**self.HAD.parts, "domain/aliases": ["h0.example"]}
+        made = batches(2, units(KEYS, 2, self.HAD, wanted, index))
+        assert len(made) > 1
+        gone = {
+            write.range.start
+            for part in made
+            for unit in part
+            for write in unit.writes
+            if not isinstance(write, Put)
+        }
+        assert gone == set(names[1:])
+
+
+class TestTheCaseOfOthers:
+    def test_a_code_or_a_host_is_taken_in_any_case(self):
+        wanted = claims(KEYS, 2, {"meta": {"code": "acme", "name": "A"}, "domain/primary": "a.B"})
+        for name in (KEYS.as_written("by-code", "ACME"), KEYS.as_written("host", "A.b")):
+            index = {name: entry(name, b'{"tenantId":1}')}
+            assert [each[1:] for each in contested(2, wanted, KEYS, index)] == [(index[name], 1)]
+        other = KEYS.as_written("by-name", "a")
+        assert contested(2, wanted, KEYS, {other: entry(other, b'{"id":1}')}) == []
+
+    def test_it_stays_while_it_is_right_and_goes_with_the_name(self):
+        meta: JSON = {"code": "ACME", "name": "A"}
+        there = held(KEYS, 1, [entry(KEYS.part(1, "meta"), b'{"code":"ACME","name":"A"}')])
+        index = {
+            claim.key: entry(claim.key, claim.value)
+            for claim in claims(KEYS, 1, {"meta": meta}).values()
+        }
+        name = KEYS.as_written("by-code", "ACME")
+        index[name] = entry(name, b'{"id":1}')
+        assert units(KEYS, 1, there, {"meta": meta}, index) == []
+        made = units(KEYS, 1, there, {"meta": {"code": "b", "name": "A"}}, index)
+        gone = {w.range.start for unit in made for w in unit.writes if not isinstance(w, Put)}
+        assert gone == {name, KEYS.index("by-code", "acme")}
+
+
+def test_a_claim_is_guarded_in_the_commit_that_lays_it():
+    wanted: Parts = {f"ftp/u{n}": {} for n in range(200)}
+    now = claims(KEYS, 1, wanted)
+    guards = {name: [unchanged(name + b"!", 7)] for name in now}
+    made = batches(1, units(KEYS, 1, Held({}, {}), wanted, {}, guards))
+    assert len(made) > 1
+    for part in made:
+        checks = [check for unit in part for check in unit.checks]
+        assert len(checks) <= ROOM
+        for unit in part:
+            for write in unit.writes:
+                assert isinstance(write, Put)
+                assert write.key not in now or guards[write.key][0] in checks
+
+
+def test_stages_that_end_in_more_than_a_commit_takes_are_refused_at_their_begin():
+    def hosts(count: int, size: int = 240) -> list[JSON]:
+        return [f"{'a' * size}.h{n}" for n in range(count)]
+
+    there: Parts = {"domain/aliases": ["keep.example"]}
+    for count, large in ((1_000, False), (2_500, True)):
+        wanted: Parts = {"domain/aliases": hosts(count)}
+        assert stage(there, wanted) is not wanted
+        if large:
+            with pytest.raises(TooLarge, match="domain/aliases"):
+                check_stages(KEYS, 1, there, wanted, most=MOST, room=ROOM)
+        else:
+            check_stages(KEYS, 1, there, wanted, most=MOST, room=ROOM)
+            check_stages(KEYS, 1, wanted, there, most=MOST, room=ROOM)
 
 
 def test_true_is_not_one():

@@ -1,7 +1,7 @@
 """Who changed what of a tenant, when, from what to what; and back again.
 
 Entries lie away from the tenant's own keys and outlive it. Secrets in them are sealed; without a
-key they are left out, and a rollback keeps what is there.
+key they are left out, and a rollback keeps what is there, or says that there is none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from mooring.errors import Undecipherable
 from mooring.model import JSON
+from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Difference, Parts, Unread
 from mooring.tenants.secrets import Keyring, is_secret, masked
 
@@ -119,42 +120,65 @@ def is_closed(value: object) -> bool:
     return isinstance(value, dict) and (_SEALED in value or _OMITTED in value)
 
 
-def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Parts:
+class Undone(msgspec.Struct, frozen=True):
+    """What a tenant was."""
+
+    parts: Parts
+    lost: tuple[str, ...]
+    """What cannot be brought back: it was left out of the history, and nothing is there to keep."""
+
+
+def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Undone:
     """What a tenant was before these entries, newest first. What they do not touch stays. Raises
     `Undecipherable`."""
     wanted = dict(parts)
+    lost: dict[str, list[str]] = {}
     for entry in entries:
         for step in entry.changes:
             there = wanted.pop(step.path, None)
-            found = None if step.before is None else _restored(step.before, there, ring)
+            there = parts.get(step.path) if there is None else there
+            lost[step.path] = []
+            found = None
+            if step.before is not None:
+                found = _restored(step.path, step.before, there, ring, lost[step.path])
             if found is not None:
                 wanted[step.path] = found
-    return wanted
+    return Undone(wanted, tuple(sorted(name for names in lost.values() for name in names)))
 
 
-def _restored(value: JSON, there: object, ring: Keyring) -> JSON | Unread:
+def _restored(
+    path: str, value: JSON, there: object, ring: Keyring, lost: list[str]
+) -> JSON | Unread:
+    found: JSON | Unread
     if isinstance(value, dict) and _RAW in value:
         raw = _open(value[_RAW], None, ring)
         kept = there if isinstance(there, Unread) else None
-        return Unread(base64.b64decode(raw)) if isinstance(raw, str) else kept
-    return _opened(value, there, ring)
+        found = Unread(base64.b64decode(raw)) if isinstance(raw, str) else kept
+    else:
+        found = _opened(path, value, there, ring, lost)
+    if found is None:
+        lost.append(path)
+    return found
 
 
-def _opened(value: JSON, there: object, ring: Keyring) -> JSON:
+def _opened(place: str, value: JSON, there: object, ring: Keyring, lost: list[str]) -> JSON:
     if isinstance(value, list):
-        return [_opened(inner, None, ring) for inner in value]
+        return [_opened(place, inner, None, ring, lost) for inner in value]
     if not isinstance(value, dict):
         return value
     if _SEALED in value or _OMITTED in value:
         return _open(value, there, ring)
     held = there if isinstance(there, dict) else {}
-    found = {name: _opened(inner, held.get(name), ring) for name, inner in value.items()}
-    return {name: inner for name, inner in found.items() if not _lost(value[name], inner)}
-
-
-def _lost(hidden: JSON, found: JSON) -> bool:
-    """Whether a secret was left out, and there is none to keep."""
-    return found is None and hidden is not None
+    found: dict[str, JSON] = {}
+    for name, hidden in value.items():
+        inner = _opened(f"{place}.{name}", hidden, held.get(name), ring, lost)
+        if not is_closed(hidden) or inner not in (None, ""):
+            found[name] = inner
+        elif name in PASSWORD and any(held.get(each) for each in PASSWORD):
+            found |= {each: held[each] for each in PASSWORD if held.get(each)}
+        else:
+            lost.append(f"{place}.{name}")
+    return found
 
 
 def _open(hidden: JSON, there: object, ring: Keyring) -> JSON:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from mooring.model import JSON
-from mooring.tenants.keys import IndexKind, Keys, is_id, kind_of, name_of
+from mooring.tenants.keys import IndexEntry, IndexKind, Keys, is_id, kind_of, name_of
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -34,6 +34,20 @@ def claims(keys: Keys, tenant: int, parts: Mapping[str, object]) -> dict[bytes, 
         key = keys.index(kind, name)
         found.setdefault(key, Claim(kind, name, key, msgspec.json.encode(value), path))
     return found
+
+
+ANY_CASE: tuple[IndexKind, ...] = ("by-code", "host")
+"""What is looked up without regard to case."""
+
+
+def folded(keys: Keys, key: bytes) -> bytes:
+    """The key of an index, alike for all that differ only in a case that does not count."""
+    if key.isascii() and key == key.lower():
+        return key  # nearly all are
+    place = keys.understand(key)
+    if isinstance(place, IndexEntry) and place.kind in ANY_CASE:
+        return key.decode().lower().encode()
+    return key
 
 
 def _wanted(

@@ -78,7 +78,7 @@ class Keys:
         self.common = prefix(f"{self.namespace}/common/".encode())
         self.platform = prefix(f"{self.namespace}/platform/configs/".encode())
         self.health = prefix(f"{self.namespace}/_health/".encode())
-        self.sentinel = f"{self.namespace}/_health/sentinel".encode()
+        self.sentinel = f"{self.namespace}/{SENTINEL}".encode()
         self.histories = prefix(f"{self.namespace}/_history/".encode())
 
     def part(self, tenant: int, path: str) -> bytes:
@@ -95,6 +95,18 @@ class Keys:
     def raw_name(self, name: str) -> bytes:
         """Where an older publisher may have written a name, unescaped."""
         return f"{self._tenants}_index/by-name/{name}".encode()
+
+    def as_written(self, kind: IndexKind, name: str) -> bytes:
+        """Where another publisher may have written it: names unescaped, codes and hosts in the case
+        that they have."""
+        if kind != "by-name":
+            name = name.replace("/", "%2F")
+        return f"{self._tenants}_index/{kind}/{name}".encode()
+
+    def capitals(self, kind: IndexKind) -> Range:
+        """Keys of an index that begin with a capital. We write none for codes and hosts."""
+        folder = f"{self._tenants}_index/{kind}/"
+        return between(f"{folder}A".encode(), f"{folder}[".encode())
 
     def common_part(self, path: str) -> bytes:
         """`common/resolver`, `common/storage-directory` or `platform/configs/{key}`."""
@@ -139,7 +151,7 @@ class Keys:
             return None
         if not path.startswith(self._tenants):
             below = path.removeprefix(f"{self.namespace}/")
-            known = below in (*COMMON, "_health/sentinel") or _below(below, PLATFORM)
+            known = below in (*COMMON, SENTINEL) or _below(below, PLATFORM)
             return CommonPart(below) if known and below != path else None
         id, _, rest = path.removeprefix(self._tenants).partition("/")
         if id == "_index":
@@ -153,6 +165,7 @@ class Keys:
 
 COMMON = ("common/resolver", "common/storage-directory")
 PLATFORM = "platform/configs/"
+SENTINEL = "_health/sentinel"
 
 
 def joined(*parts: str) -> str:

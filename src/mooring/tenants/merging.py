@@ -9,7 +9,8 @@ from mooring.tenants.keys import kind_of
 from mooring.tenants.rules import EXTRA, FIELDS, checked
 from mooring.tenants.secrets import CURRENT, Keyring, holds_mask
 
-_PASSWORD = ("password", "passwordEncrypted", "passwordKeyId")
+PASSWORD = ("password", "passwordEncrypted", "passwordKeyId")
+"""The fields that a password may stand in."""
 
 
 def merged(tenant: int, path: str, before: object, value: JSON, ring: Keyring) -> JSON:
@@ -49,9 +50,9 @@ def _with_password(
     about: str, after: dict[str, JSON], there: dict[str, JSON], ring: Keyring
 ) -> dict[str, JSON]:
     told = after.get("password")
-    rest = {name: inner for name, inner in after.items() if name not in _PASSWORD}
+    rest = {name: inner for name, inner in after.items() if name not in PASSWORD}
     if told is None and not after.get("passwordEncrypted"):
-        return rest | {name: there[name] for name in _PASSWORD if there.get(name)}
+        return rest | {name: there[name] for name in PASSWORD if there.get(name)}
     if told is None:
         return after
     if told == "":
@@ -59,7 +60,7 @@ def _with_password(
     assert isinstance(told, str)
     sealed = there.get("passwordEncrypted")
     if sealed and _is(told, str(sealed), str(there.get("passwordKeyId") or ""), ring):
-        return rest | {name: there[name] for name in _PASSWORD if there.get(name)}
+        return rest | {name: there[name] for name in PASSWORD if there.get(name)}
     if sealed and not ring.current:
         raise InvalidRequest(
             f"{about}.password is encrypted in the store and would be plain text now: set "
@@ -90,11 +91,11 @@ def resealed(path: str, value: object, ring: Keyring) -> JSON | None:
         return None
     sealed, of = value.get("passwordEncrypted"), str(value.get("passwordKeyId") or "")
     plain = value.get("password")
-    if sealed and of == ring.current:
+    if sealed and of == ring.current and ring.sealed(str(sealed)):
         return None
     if sealed:
         plain = ring.unseal(str(sealed), of)
     if not plain:
         return None
-    rest = {name: inner for name, inner in value.items() if name not in _PASSWORD}
+    rest = {name: inner for name, inner in value.items() if name not in PASSWORD}
     return rest | with_sealed(str(plain), ring)

@@ -15,31 +15,39 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
-
 from mooring.errors import (
     Conflict,
     InvalidRequest,
     NotConfigured,
     OutcomeUnknown,
-    TenantError,
-    TooLarge,
+    StoreError,
     Undecipherable,
 )
 from mooring.model import JSON
-from mooring.store.contract import Delete, Put, Store, exists, key, unchanged
+from mooring.store.contract import Store
 from mooring.tasks import Backoff
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
-from mooring.tenants.history import HistoryEntry
-from mooring.tenants.keys import PLATFORM, Keys, check_id, is_path, joined
+from mooring.tenants.erasing import erase
+from mooring.tenants.history import HistoryEntry, Undone
+from mooring.tenants.keys import Keys, check_id, is_path
 from mooring.tenants.merging import merged, resealed
-from mooring.tenants.publishing import Difference, Parts, batches, differences, held
-from mooring.tenants.rules import FIELDS, checked_common
-from mooring.tenants.scribe import UNREADABLE, Also, Published, Scribe, Seen, Work, understood
+from mooring.tenants.publishing import ROOM, Difference, Parts, batches, differences, held
+from mooring.tenants.rekeying import Progress, rekey
+from mooring.tenants.rekeying import Rekeyed as Rekeyed
+from mooring.tenants.scribe import (
+    UNREADABLE,
+    Plan,
+    Scribe,
+    Seen,
+    room_beside,
+    sign_of_life,
+    understood,
+)
 from mooring.tenants.secrets import CURRENT, Keyring
-from mooring.tenants.stages import stage
-from mooring.tenants.values import Unreadable, decode, encode
+from mooring.tenants.settings import Settings
+from mooring.tenants.stages import check, most_at_once, stage
+from mooring.tenants.work import Also, Published, Work
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +59,7 @@ KEEP_FOR = 90 * 86400.0
 _TRIES = 200  # lost races in a row, each of which somebody else won
 
 Change = Callable[[Parts], Parts]
-Progress = Callable[[int, int], None]
-
-
-class Rekeyed(msgspec.Struct, frozen=True):
-    tenants: int
-    """How many were changed."""
-    entries: int
-    """How many entries of histories were."""
-    problems: tuple[str, ...]
-    """What could not be decrypted, and stays as it is."""
+History = Sequence[HistoryEntry]
 
 
 class Publisher:
@@ -85,6 +84,7 @@ class Publisher:
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
         by = by or f"{_user()}@{socket.gethostname()}"
+        self._settings = Settings(store, self.keys)
         self._scribe = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for)
 
     async def read(self, tenant: int) -> Parts:
@@ -95,15 +95,14 @@ class Publisher:
 
     async def diff(self, document: Document) -> list[Difference]:
         """What `apply` would change. Raises what it would raise."""
-        tenant = document.tenant
-        seen = await self._scribe.look(tenant)
-        wanted = document.applied(seen.held.parts, self._ring)
-        found = differences(seen.held.parts, wanted)
-        plan = await self._scribe.plan(tenant, seen.held, wanted)
-        if (towards := stage(seen.held.parts, wanted)) is not wanted:
-            plan = await self._scribe.plan(tenant, seen.held, towards)
-        batches(tenant, plan.units)
-        return found
+        seen = await self._scribe.look(document.tenant)
+        return await self._would_change(
+            document.tenant, seen, document.applied(seen.held.parts, self._ring)
+        )
+
+    async def _would_change(self, tenant: int, seen: Seen, wanted: Parts) -> list[Difference]:
+        await self._planned(tenant, seen, wanted, ROOM)
+        return differences(seen.held.parts, wanted)
 
     async def apply(self, document: Document, *, note: str = "") -> Published:
         """Make a tenant what a document says."""
@@ -142,16 +141,19 @@ class Publisher:
         action: str = "publish",
         note: str = "",
         also: Also | None = None,
-        only_at: int | None = None,
     ) -> Published:
         """Make a tenant what `change` makes of what is there. It may be asked several times.
 
         `also` says from what is wanted what else to write in the last commit, and under which
-        checks. `only_at`: raise `Moved` unless this is the newest entry of the history. Raises
-        `Taken` where a name is another tenant's: then nothing was written.
+        checks. Raises `Taken` where a name is another tenant's, and `TooLarge`: then nothing was
+        written, save where somebody took the name between two transactions of a publish that is too
+        large for one, of which a note at the error tells.
         """
-        check_id(tenant)
-        work = Work(tenant, action, note, also)
+        return await self._change(Work(tenant, action, note, also), change)
+
+    async def _change(self, work: Work, change: Change, *, only_at: int | None = None) -> Published:
+        """`only_at`: raise `Moved` unless this is the newest entry of the history."""
+        tenant = check_id(work.tenant)
 
         async def attempt(seen: Seen) -> None:
             if only_at not in (None, seen.last):
@@ -160,8 +162,8 @@ class Publisher:
             for path in wanted:
                 if not is_path(path):
                     raise InvalidRequest(f"tenant {tenant}: {path} is no part of a tenant")
-            plan = await self._scribe.plan(tenant, seen.held, wanted)
-            while (towards := stage(seen.held.parts, wanted)) is not wanted:
+            plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
+            while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
                 part = await self._scribe.plan(tenant, seen.held, towards)
                 head = await self._scribe.write(work, seen, part, towards, closing=False)
                 seen = await self._scribe.look(tenant)
@@ -180,70 +182,71 @@ class Publisher:
 
         async def attempt(seen: Seen) -> None:
             if seen.held.revisions or seen.held.strange:
-                await self._scribe.erase(work, seen)
+                await erase(self._scribe, work, seen)
             elif not work.changes:
                 raise NotConfigured(f"there is no tenant {tenant}")
 
         return await self._persist(work, attempt)
 
+    async def _planned(self, tenant: int, seen: Seen, wanted: Parts, room: int) -> tuple[Plan, int]:
+        """What is to be written, and how many aliases at a time. Raises whatever is against it
+        before anything was."""
+        plan = await self._scribe.plan(tenant, seen.held, wanted)
+        most = most_at_once(room, guarded=plan.guarded)
+        if stage(seen.held.parts, wanted, most=most) is wanted:
+            batches(tenant, plan.units, room=room)
+        else:
+            check(self.keys, tenant, seen.held.parts, wanted, most=most, room=room)
+        return plan, most
+
     async def _persist(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> Published:
-        """Look and try, until nobody else was first and the answer is known."""
+        """Look and try, until nobody else was first and the answer is known. What was written, or
+        may have been, is never an error that says the contrary."""
+        try:
+            await self._try(work, attempt)
+        except (Moved, OutcomeUnknown):
+            raise
+        except StoreError as error:
+            if not work.begun:
+                raise
+            raise work.interrupted(error) from error
+        except BaseException as error:
+            if work.begun:
+                error.add_note(work.so_far)
+                log.warning("tenant %d: %s", work.tenant, work.so_far)
+            raise
+        for remark in work.remarks():
+            log.warning("tenant %d: %s", work.tenant, remark)
+        return work.published()
+
+    async def _try(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> None:
         backoff = Backoff()
         for _ in range(_TRIES):
             seen = await self._scribe.look(work.tenant)
             if await self._scribe.make_sure(work, seen):
-                return work.published()
+                return
             try:
                 await attempt(seen)
+                return
             except Conflict as error:
-                work.unsure = None
                 log.debug("tenant %d: another publisher was first: %s", work.tenant, error)
             except OutcomeUnknown as error:
                 log.info("tenant %d: looks whether it was written: %s", work.tenant, error)
-            except BaseException:
-                if work.transactions:
-                    log.warning(
-                        "tenant %d: written in part, in %d transactions: publish it again",
-                        work.tenant,
-                        work.transactions,
-                    )
-                raise
-            else:
-                return work.published()
             await asyncio.sleep(backoff.next())
         raise _lost(f"tenant {work.tenant}")
 
     async def put_common(self, path: str, value: JSON) -> None:
         """Write `common/resolver`, `common/storage-directory` or `platform/configs/KEY`."""
-        name, path = self.keys.common_part(path), joined(path)
-        fields = checked_common(path, value)
-        backoff = Backoff()
-        for _ in range(_TRIES):
-            there = (await self._store.read(key(name))).first
-            raw = encode(path, _with_foreign(path, there.value if there else b"", fields))
-            check = unchanged(name, there.modified if there else 0)
-            try:
-                await self._store.commit(
-                    Put(name, raw), self._scribe.sign_of_life(), require=[check]
-                )
-                return
-            except Conflict:
-                await asyncio.sleep(backoff.next())
-        raise _lost(path)
+        await self._settings.put(path, value)
 
     async def remove_common(self, path: str) -> None:
-        """Remove one of those. Raises `NotConfigured` where it is not there."""
-        name = self.keys.common_part(path)
-        try:
-            await self._store.commit(
-                Delete(key(name)), self._scribe.sign_of_life(), require=[exists(name)]
-            )
-        except Conflict:
-            raise NotConfigured(f"there is no {joined(path)}") from None
+        """Remove one of those, or `_health/sentinel`. Raises `NotConfigured` where it is not
+        there."""
+        await self._settings.remove(path)
 
     async def beat(self) -> None:
         """Say that publishers live: readers see when they last heard of one."""
-        await self._store.commit(self._scribe.sign_of_life())
+        await self._store.commit(sign_of_life(self.keys))
 
     async def history(self, tenant: int) -> list[HistoryEntry]:
         """What is kept of a tenant's history, oldest first; also of one that was deleted."""
@@ -259,14 +262,16 @@ class Publisher:
             if newest == tried:
                 raise _torn(tenant, number)
             tried = newest
+            work = Work(tenant, "rollback", "")
+
+            def change(there: Parts, work: Work = work, undone: History = undone) -> Parts:
+                found = self._undone(there, undone)
+                work.lost = found.lost
+                work.note = _noted(note or f"to {number}", found.lost)
+                return found.parts
+
             try:
-                return await self.change(
-                    tenant,
-                    lambda there, undone=undone: self._undone(there, undone),  # type: ignore[misc]
-                    action="rollback",
-                    note=note or f"to {number}",
-                    only_at=newest,
-                )
+                return await self._change(work, change, only_at=newest)
             except Moved:
                 continue
         raise _lost(f"tenant {tenant}")
@@ -275,9 +280,7 @@ class Publisher:
         """What `rollback` would change. Raises what it would raise."""
         _, undone = await self._to_undo(tenant, number)
         seen = await self._scribe.look(tenant)
-        wanted = self._undone(seen.held.parts, undone)
-        await self._scribe.plan(tenant, seen.held, wanted)
-        return differences(seen.held.parts, wanted)
+        return await self._would_change(tenant, seen, self._undone(seen.held.parts, undone).parts)
 
     async def _to_undo(self, tenant: int, number: int) -> tuple[int, list[HistoryEntry]]:
         """The newest number, and the entries after `number`, newest first."""
@@ -294,73 +297,23 @@ class Publisher:
             raise _torn(tenant, number)
         return kept[-1], undone
 
-    def _undone(self, there: Parts, entries: Sequence[HistoryEntry]) -> Parts:
-        wanted = dict(chronicle.before(there, entries, self._ring))
+    def _undone(self, there: Parts, entries: History) -> Undone:
+        found = chronicle.before(there, entries, self._ring)
+        wanted = dict(found.parts)
         for path, value in wanted.items():
             with contextlib.suppress(Undecipherable):
                 wanted[path] = resealed(path, value, self._ring) or value
-        return wanted
+        return Undone(wanted, found.lost)
 
     async def rekey(self, progress: Progress = lambda done, total: None) -> Rekeyed:
         """Seal every password with the current key: of tenants and of their histories."""
         if not self._ring.current:
             raise InvalidRequest(f"there is no key to seal with: set {CURRENT[0]}")
-        ids = sorted(await self._ids())
-        tenants = entries = 0
-        problems: list[str] = []
-        for done, tenant in enumerate(ids):
-            progress(done, len(ids))
-            try:
-                told = await self.change(
-                    tenant,
-                    lambda there, tenant=tenant: self._resealed(tenant, there, problems),  # type: ignore[misc]
-                    action="rekey",
-                )
-                tenants += bool(told.changes)
-            except (TenantError, TooLarge) as error:
-                problems.append(str(error))
-            entries += await self._rekey_history(tenant, problems)
-        progress(len(ids), len(ids))
-        return Rekeyed(tenants, entries, tuple(dict.fromkeys(problems)))
 
-    def _resealed(self, tenant: int, there: Parts, problems: list[str]) -> Parts:
-        wanted = dict(there)
-        for path, value in there.items():
-            try:
-                wanted[path] = resealed(path, value, self._ring) or value
-            except Undecipherable as error:
-                problems.append(f"tenant {tenant}: {path}: {error}")
-        return wanted
+        def publish(tenant: int, change: Change) -> Awaitable[Published]:
+            return self.change(tenant, change, action="rekey")
 
-    async def _rekey_history(self, tenant: int, problems: list[str]) -> int:
-        """Entry by entry; one that was trimmed meanwhile is no loss."""
-        count = 0
-        for entry in (await self._store.read(self.keys.history_of(tenant))).entries:
-            if not (number := self.keys.history_number(entry.key)):
-                continue
-            about = f"tenant {tenant}: entry {number} of its history"
-            fresh = chronicle.resealed(
-                understood(entry),
-                self._ring,
-                lambda problem, about=about: problems.append(f"{about}: {problem}"),  # type: ignore[misc]
-            )
-            if fresh is not None:
-                with contextlib.suppress(Conflict):
-                    await self._store.commit(
-                        Put(entry.key, msgspec.json.encode(fresh)),
-                        require=[unchanged(entry.key, entry.modified)],
-                    )
-                    count += 1
-        return count
-
-    async def _ids(self) -> set[int]:
-        found = await asyncio.gather(
-            self._store.read(self.keys.all, keys_only=True),
-            self._store.read(self.keys.histories, keys_only=True),
-        )
-        return {
-            id for each in found for entry in each.entries if (id := self.keys.tenant(entry.key))
-        }
+        return await rekey(self._store, self.keys, self._ring, publish, progress)
 
 
 class Moved(Exception):
@@ -374,16 +327,8 @@ def _torn(tenant: int, number: int) -> NotConfigured:
     )
 
 
-def _with_foreign(path: str, there: bytes, fields: JSON) -> JSON:
-    """With the fields that are not known here, as they are in the store."""
-    if path.startswith(PLATFORM) or not isinstance(fields, dict):
-        return fields
-    try:
-        held = decode(path, there) if there else {}
-    except Unreadable:
-        return fields
-    assert isinstance(held, dict)
-    return {name: inner for name, inner in held.items() if name not in FIELDS[path]} | fields
+def _noted(note: str, lost: Sequence[str]) -> str:
+    return f"{note} (without {', '.join(lost)})" if lost else note
 
 
 def _lost(what: str) -> Conflict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -22,8 +23,8 @@ from mooring.store.contract import (
     key,
     unchanged,
 )
-from mooring.tenants.indexing import Claim, claims, holder
-from mooring.tenants.keys import DOMAIN, IndexEntry, Keys, PartOf, kind_of
+from mooring.tenants.indexing import Claim, claims, folded, holder
+from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys, PartOf, kind_of
 from mooring.tenants.secrets import is_secret, masked
 from mooring.tenants.values import Unreadable, decode, encode
 
@@ -64,7 +65,23 @@ class Held(msgspec.Struct, frozen=True):
     @property
     def obscure(self) -> bool:
         """Whether what leads to the tenant cannot be told from its parts."""
-        return any(isinstance(self.parts.get(path), Unread) for path in ("meta", *DOMAIN))
+        return bool(unclear(self.parts))
+
+    def may_claim(self, keys: Keys, tenant: int, claim: Claim) -> bool:
+        """Whether a tenant that holds this has what another wants; of what cannot be understood,
+        what leads to it says so."""
+        theirs = {folded(keys, name) for name in claims(keys, tenant, self.parts)}
+        return claim.kind in unclear(self.parts) or folded(keys, claim.key) in theirs
+
+
+def unclear(parts: Parts) -> frozenset[IndexKind]:
+    """The kinds of claims that parts may lay without saying so: they cannot be understood."""
+    found: set[IndexKind] = set()
+    if isinstance(parts.get("meta"), Unread):
+        found |= {"by-code", "by-name"}
+    if any(isinstance(parts.get(path), Unread) for path in DOMAIN):
+        found.add("host")
+    return frozenset(found)
 
 
 def held(keys: Keys, tenant: int, entries: Iterable[Entry]) -> Held:
@@ -183,38 +200,49 @@ def _size(write: Write) -> int:
 
 
 def raw_names(keys: Keys, *parts: Parts) -> set[bytes]:
-    """Where older publishers may have written the names of these, unescaped."""
-    names = {
-        claim.name
+    """Where other publishers may have written the names of these: unescaped, or in their case."""
+    return {
+        keys.as_written(claim.kind, claim.name)
         for each in parts
         for claim in claims(keys, 1, each).values()
-        if claim.kind == "by-name"
     }
-    return {keys.raw_name(name) for name in names}
 
 
 def contested(
     tenant: int, wanted: Mapping[bytes, Claim], keys: Keys, index: Mapping[bytes, Entry]
 ) -> list[tuple[Claim, Entry, int]]:
-    """What is wanted and leads to another tenant at present."""
-    found = []
-    for claim in wanted.values():
-        places = [claim.key]
-        if claim.kind == "by-name":
-            places.append(keys.raw_name(claim.name))
-        for place in dict.fromkeys(places):
-            entry = index.get(place)
-            if entry is not None and (other := holder(entry.value)) not in (0, tenant):
-                found.append((claim, entry, other))
-    return found
+    """What is wanted and leads to another tenant at present, however it is written there."""
+    alike: dict[bytes, list[Entry]] = {}
+    for name, entry in index.items():
+        alike.setdefault(folded(keys, name), []).append(entry)
+    return [
+        (claim, entry, other)
+        for claim in wanted.values()
+        for place in {
+            folded(keys, claim.key),
+            folded(keys, keys.as_written(claim.kind, claim.name)),
+        }
+        for entry in alike.get(place, ())
+        if (other := holder(entry.value)) not in (0, tenant)
+    ]
+
+
+Guards: TypeAlias = "Mapping[bytes, Sequence[Check]]"
+"""Under what else a claim may be laid, by its key."""
 
 
 def units(
-    keys: Keys, tenant: int, had: Held, wanted: Parts, index: Mapping[bytes, Entry]
+    keys: Keys,
+    tenant: int,
+    had: Held,
+    wanted: Parts,
+    index: Mapping[bytes, Entry],
+    guards: Guards = MappingProxyType({}),
 ) -> list[Unit]:
     """Everything that is to be written, object by object. `index` is what the store has of all
     claims, former and wanted."""
     former, now = claims(keys, tenant, had.parts), claims(keys, tenant, wanted)
+    blind = isinstance(wanted.get("meta"), Unread)  # what an index tells of it is more than we know
     drafts: dict[str, _Draft] = {}
     for each in differences(had.parts, wanted):
         name = keys.part(tenant, each.path)
@@ -224,17 +252,20 @@ def units(
         draft.checks[unchanged(name, had.revisions.get(each.path, 0))] = None
     for claim in now.values():
         entry = index.get(claim.key)
-        moved = entry is None or entry.value != claim.value
+        moved = entry is None or (
+            entry.value != claim.value and not (blind and holder(entry.value) == tenant)
+        )
         if not moved and claim.key in former:
             continue  # it is this tenant's, and nobody takes what a tenant lays claim to
         # What is only told anew, as after a rename, need not go with the object.
         place = claim.key.decode() if claim.key in former else _object(claim.path)
         draft = drafts.setdefault(place, _Draft())
         draft.checks[unchanged(claim.key, 0 if entry is None else entry.modified)] = None
+        draft.checks |= dict.fromkeys(guards.get(claim.key, ()))
         if moved:
             draft.writes.append(Put(claim.key, claim.value))
-    for name in _left(keys, tenant, former, now, index):
-        draft = drafts.setdefault(_came_from(keys, former, name), _Draft())
+    for name in _left(keys, tenant, former, wanted, index):
+        draft = drafts.setdefault(_came_from(former, name), _Draft())
         draft.writes.append(Delete(key(name)))
         draft.checks[unchanged(name, index[name].modified)] = None
     return [drafts[place].unit() for place in sorted(drafts, key=_place)]
@@ -260,24 +291,39 @@ def _left(
     keys: Keys,
     tenant: int,
     former: Mapping[bytes, Claim],
-    now: Mapping[bytes, Claim],
+    wanted: Parts,
     index: Mapping[bytes, Entry],
 ) -> list[bytes]:
-    """What leads to the tenant and should no longer. The raw name of an older publisher stays
-    beside ours for as long as it is right."""
-    raw = {keys.raw_name(claim.name) for claim in now.values() if claim.kind == "by-name"}
-    kept = now.keys() | (raw - former.keys())
+    """What leads to the tenant and should no longer. What another publisher wrote in its own way
+    stays beside ours for as long as it is right; and so does what may come from a part that cannot
+    be understood, for as long as that part is there."""
+    now = claims(keys, tenant, wanted)
+    right = {folded(keys, name) for name in now}
+    right |= {keys.as_written(each.kind, each.name) for each in now.values()}
+    beyond_us = unclear(wanted)
     return [
-        name for name, entry in index.items() if name not in kept and holder(entry.value) == tenant
+        name
+        for name, entry in index.items()
+        if holder(entry.value) == tenant
+        and name not in now
+        and (
+            name in former
+            or (folded(keys, name) not in right and _kind(keys, name) not in beyond_us)
+        )
     ]
 
 
-def _came_from(keys: Keys, former: Mapping[bytes, Claim], name: bytes) -> str:
-    """The object that a key of an index goes with."""
+def _kind(keys: Keys, name: bytes) -> IndexKind | None:
+    place = keys.understand(name)
+    return place.kind if isinstance(place, IndexEntry) else None
+
+
+def _came_from(former: Mapping[bytes, Claim], name: bytes) -> str:
+    """The object that a key of an index goes with. What none of the parts explains goes by itself:
+    there may be more of it than one commit takes."""
     if name in former:
         return _object(former[name].path)
-    place = keys.understand(name)
-    return "domain" if isinstance(place, IndexEntry) and place.kind == "host" else "meta"
+    return name.decode()
 
 
 def _written(name: bytes, path: str, value: JSON | Unread) -> Write:
@@ -297,7 +343,7 @@ def batches(tenant: int, all_units: Sequence[Unit], *, room: int = ROOM) -> list
             about = ", ".join(each.path for each in unit.changes) or "an index"
             raise TooLarge(
                 f"tenant {tenant}: {about} is larger than a store takes in one commit "
-                f"({unit.size} bytes, {operations} operations): nothing was written"
+                f"({unit.size} bytes, {operations} operations)"
             )
         if not found or count + operations > room or size + unit.size > BYTES:
             found.append([])

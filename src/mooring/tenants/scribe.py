@@ -7,15 +7,14 @@ the condition that nobody moved it before: so two publishers of one tenant never
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
 
-from mooring.errors import OutcomeUnknown, Taken
+from mooring.errors import OutcomeUnknown, StoreError, Taken
 from mooring.store.contract import (
     Check,
     Committed,
@@ -30,46 +29,34 @@ from mooring.store.contract import (
     unchanged,
 )
 from mooring.tenants.history import HistoryEntry, steps
-from mooring.tenants.indexing import claims, holder
-from mooring.tenants.keys import INDEXES, IndexEntry, Keys
+from mooring.tenants.indexing import ANY_CASE, claims, holder
+from mooring.tenants.keys import IndexEntry, Keys
 from mooring.tenants.publishing import (
-    BYTES,
     ROOM,
-    Difference,
     Held,
     Parts,
     Unit,
     batches,
     contested,
-    differences,
     held,
     raw_names,
     units,
 )
 from mooring.tenants.secrets import Keyring
+from mooring.tenants.work import Attempt, Work
+from mooring.tenants.work import Published as Published
 
 log = logging.getLogger(__name__)
 
 UNREADABLE = "(unreadable)"
 """The action of an entry that cannot be understood."""
 
-_CHAPTER = BYTES // 2  # bytes of what is deleted at once: each is in the history then
 _AGED = 8  # entries looked at for their age at each publish
 
-Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
+_TOLD = ("meta", "domain/primary")
+"""Parts that what leads to a tenant tells of: every commit holds only where they are as read."""
+
 T = TypeVar("T")
-
-
-class Published(msgspec.Struct, frozen=True):
-    """What a publish did."""
-
-    tenant: int
-    changes: tuple[Difference, ...]
-    """Empty where everything was so already."""
-    number: int = 0
-    """Of the newest entry in the history that it made."""
-    transactions: int = 0
-    """More than one where it was too large for one."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -86,38 +73,8 @@ class Seen(msgspec.Struct, frozen=True):
 
 class Plan(msgspec.Struct, frozen=True):
     units: list[Unit]
-    guards: list[Check]
-
-
-class Work:
-    """A publish under way."""
-
-    def __init__(self, tenant: int, action: str, note: str, also: Also | None = None) -> None:
-        self.tenant, self.action, self.note, self.also = tenant, action, note, also
-        self.token = secrets.token_hex(8)
-        self.changes: list[Difference] = []
-        self.number = self.transactions = 0
-        self.unsure: tuple[int, Sequence[Difference]] | None = None
-        """The entry of the history that may have been written, with what changes then."""
-        self.closing = False
-        """Whether that one is the last."""
-
-    def happened(self) -> None:
-        assert self.unsure is not None
-        self.number, told = self.unsure
-        self.changes += told
-        self.transactions += 1
-        self.unsure = None
-
-    def published(self) -> Published:
-        if self.transactions > 1:
-            log.warning(
-                "tenant %d: too large for one transaction, written in %d; readers may have seen "
-                "it in between",
-                self.tenant,
-                self.transactions,
-            )
-        return Published(self.tenant, tuple(self.changes), self.number, self.transactions)
+    guarded: bool
+    """Whether something is taken over that led to another tenant."""
 
 
 class Scribe:
@@ -126,29 +83,29 @@ class Scribe:
     def __init__(
         self, store: Store, keys: Keys, ring: Keyring, *, by: str, keep: int, keep_for: float
     ) -> None:
-        self._store, self._keys, self._ring = store, keys, ring
+        self.store, self.keys, self._ring = store, keys, ring
         self._by, self._keep, self._keep_for = by, keep, keep_for
 
     async def look(self, tenant: int) -> Seen:
-        chronicled = self._keys.history_of(tenant)
-        found = await self._store.commit(
+        chronicled = self.keys.history_of(tenant)
+        found = await self.store.commit(
             read=[
-                Query(self._keys.parts(tenant)),
+                Query(self.keys.parts(tenant)),
                 Query(chronicled, keys_only=True),
                 Query(chronicled, limit=_AGED),
-                Query(key(self._keys.history_head(tenant))),
+                Query(key(self.keys.history_head(tenant))),
             ]
         )
         parts, all_entries, oldest, heads = (each.entries for each in found.reads)
-        numbers = [n for entry in all_entries if (n := self._keys.history_number(entry.key))]
+        numbers = [n for entry in all_entries if (n := self.keys.history_number(entry.key))]
         aged = [
             number
             for entry in oldest
-            if (number := self._keys.history_number(entry.key))
+            if (number := self.keys.history_number(entry.key))
             and time.time() - _moment(understood(entry).at) > self._keep_for
         ]
         return Seen(
-            held(self._keys, tenant, parts),
+            held(self.keys, tenant, parts),
             heads[0].modified if heads else 0,
             max([*numbers, *(_number(head.value) for head in heads)], default=0),
             min(numbers, default=0),
@@ -159,20 +116,26 @@ class Scribe:
         """Raises `Taken` where something belongs to another tenant. What leads to a tenant that
         does not lay claim to it leads nowhere, and is taken over unless that tenant is published
         meanwhile."""
-        now = claims(self._keys, tenant, wanted)
-        former = claims(self._keys, tenant, there.parts)
+        now = claims(self.keys, tenant, wanted)
+        former = claims(self.keys, tenant, there.parts)
         index = await self._entries({*now, *former}, there.parts, wanted)
         if there.obscure:
-            index |= await self._leading(tenant)
-        guards: dict[Check, None] = {}
-        for claim, _, other in contested(tenant, now, self._keys, index):
-            theirs = await self.look(other)
-            if claim.key in claims(self._keys, other, theirs.held.parts):
+            index |= await self.leading(tenant)
+        guards: dict[bytes, list[Check]] = {}
+        looked: dict[int, Seen] = {}
+        for claim, entry, other in contested(tenant, now, self.keys, index):
+            theirs = looked[other] = looked.get(other) or await self.look(other)
+            if theirs.held.may_claim(self.keys, other, claim):
                 raise Taken(
                     f"tenant {tenant}: {claim} belongs to tenant {other} already", holder=other
                 )
-            guards[unchanged(self._keys.history_head(other), theirs.head)] = None
-        return Plan(units(self._keys, tenant, there, wanted, index), list(guards))
+            guards.setdefault(claim.key, []).extend(
+                [
+                    unchanged(self.keys.history_head(other), theirs.head),
+                    unchanged(entry.key, entry.modified),
+                ]
+            )
+        return Plan(units(self.keys, tenant, there, wanted, index, guards), bool(guards))
 
     async def write(
         self, work: Work, seen: Seen, plan: Plan, wanted: Parts, *, closing: bool = True
@@ -180,164 +143,142 @@ class Scribe:
         """One commit, or several where it is too large for one; where the history's head is then.
         `closing`: nothing comes after it."""
         tenant, number, head = work.tenant, seen.last, seen.head
+        told_of = {path: seen.held.revisions.get(path, 0) for path in _TOLD}
         ours = work.also if closing else None
         writes, checks = ours(wanted) if ours is not None else ((), ())
-        room = ROOM - max(len(writes), len(checks) + len(plan.guards))
+        room = ROOM - max(len(writes), len(checks))
         parts = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
         for place, part in enumerate(parts):
-            told = tuple(change for unit in part for change in unit.changes)
+            changes = tuple(change for unit in part for change in unit.changes)
             last = place + 1 == len(parts)
             made: list[Write] = [write for unit in part for write in unit.writes]
+            attempt = None
             if part:
-                work.unsure, work.closing = (number + 1, told), last and closing
-                made += self._recorded(work, number + 1, told)
-                made += self._trimmed(tenant, number + 1, seen) if place == 0 else []
-            done = await self._store.commit(
-                *made,
-                *(writes if last else ()),
-                require=[
-                    unchanged(self._keys.history_head(tenant), head),
+                attempt = work.attempt(number + 1, changes, closing=last and closing)
+                made += self.recorded(work, attempt)
+                made += self.trimmed(tenant, number + 1, seen) if place == 0 else []
+            done = await self.commit(
+                work,
+                attempt,
+                [*made, *(writes if last else ())],
+                [
+                    unchanged(self.keys.history_head(tenant), head),
+                    *(unchanged(self.keys.part(tenant, path), at) for path, at in told_of.items()),
                     *(check for unit in part for check in unit.checks),
-                    *plan.guards,
                     *(checks if last else ()),
                 ],
             )
             if part:
-                work.happened()
                 number, head = number + 1, done.revision
+            for change in changes:
+                if change.path in told_of:
+                    told_of[change.path] = 0 if change.after is None else done.revision
         return head
 
-    async def erase(self, work: Work, seen: Seen) -> None:
-        """What leads to the tenant, then the tenant: in one commit, or in several in that order."""
-        tenant, there, number, head = work.tenant, seen.held, seen.last, seen.head
-        index = await self._entries({*claims(self._keys, tenant, there.parts)}, there.parts)
-        if there.obscure:
-            index |= await self._leading(tenant)
-        leading = [entry for entry in index.values() if holder(entry.value) == tenant]
-        pages = list(_chunks(sorted(leading, key=self._order), ROOM)) or [[]]
-        chapters = list(_chapters(differences(there.parts, {}))) or [()]
-        alongside = pages.pop() if len(chapters) == 1 else []
-        for page in pages:
-            await self._commit_deletions(page, [unchanged(self._keys.history_head(tenant), head)])
-        for place, chapter in enumerate(chapters):
-            closing = place + 1 == len(chapters)
-            work.unsure, work.closing = (number + 1, chapter), closing
-            names = {each.path: self._keys.part(tenant, each.path) for each in chapter}
-            seen_so = [unchanged(name, there.revisions[path]) for path, name in names.items()]
-            done = await self._commit_deletions(
-                alongside,
-                [
-                    unchanged(self._keys.history_head(tenant), head),
-                    *seen_so[: ROOM - len(alongside)],
-                ],
-                *(
-                    [Delete(self._keys.parts(tenant))]
-                    if closing
-                    else [Delete(key(name)) for name in names.values()]
-                ),
-                *self._recorded(work, number + 1, chapter),
-                *(self._trimmed(tenant, number + 1, seen) if closing else []),
-            )
-            work.happened()
-            number, head = number + 1, done.revision
+    async def commit(
+        self,
+        work: Work,
+        attempt: Attempt | None,
+        writes: Sequence[Write],
+        require: Sequence[Check],
+        read: Sequence[Query] = (),
+    ) -> Committed:
+        """A commit of which is known whether it happened, or that it may have."""
+        if attempt is not None:
+            work.unsure.append(attempt)
+        try:
+            done = await self.store.commit(*writes, require=list(dict.fromkeys(require)), read=read)
+        except OutcomeUnknown:
+            raise
+        except StoreError:
+            if attempt is not None:
+                work.unsure.remove(attempt)
+            raise
+        if attempt is not None:
+            work.happened(attempt)
+        return done
 
-    async def _leading(self, tenant: int) -> dict[bytes, Entry]:
+    async def leading(self, tenant: int) -> dict[bytes, Entry]:
         """All that leads to a tenant: every index has to be looked at."""
-        found = (await self._store.read(self._keys.indexes)).entries
+        found = (await self.store.read(self.keys.indexes)).entries
         return {
             entry.key: entry
             for entry in found
             if holder(entry.value) == tenant
-            and isinstance(self._keys.understand(entry.key), IndexEntry)
+            and isinstance(self.keys.understand(entry.key), IndexEntry)
         }
 
-    async def _commit_deletions(
-        self, entries: Sequence[Entry], require: Sequence[Check], *writes: Write
-    ) -> Committed:
-        return await self._store.commit(
-            *(Delete(key(entry.key)) for entry in entries),
-            *writes,
-            require=[*require, *(unchanged(entry.key, entry.modified) for entry in entries)],
-        )
-
-    def _order(self, entry: Entry) -> tuple[int, bytes]:
-        place = self._keys.understand(entry.key)
-        assert isinstance(place, IndexEntry)
-        return INDEXES.index(place.kind), entry.key
-
     async def make_sure(self, work: Work, seen: Seen) -> bool:
-        """After a lost answer: whether all was written. Raises `OutcomeUnknown` where that cannot
-        be told any more."""
-        if work.unsure is None:
-            return False
-        number = work.unsure[0]
-        entry = (await self._store.read(key(self._keys.history(work.tenant, number)))).first
-        if entry is None and seen.last >= number:
-            raise OutcomeUnknown(
-                f"tenant {work.tenant}: the answer was lost, and its place in the history "
-                f"({number}) is trimmed already: it may have been written or not"
-            )
-        if entry is not None and understood(entry).token == work.token:
-            work.happened()
-            return work.closing
-        work.unsure = None
+        """After lost answers: whether all was written. Raises `OutcomeUnknown` where that cannot be
+        told any more."""
+        for attempt in tuple(work.unsure):
+            name = self.keys.history(work.tenant, attempt.number)
+            entry = (await self.store.read(key(name))).first
+            if entry is None and seen.last >= attempt.number:
+                raise OutcomeUnknown(
+                    f"tenant {work.tenant}: the answer was lost, and its place in the history "
+                    f"({attempt.number}) is trimmed already: it may have been written or not"
+                )
+            if entry is None:
+                continue  # it may come yet
+            if understood(entry).token == attempt.token:
+                work.happened(attempt)
+                if attempt.closing:
+                    return True
+            elif attempt in work.unsure:
+                work.unsure.remove(attempt)  # another has its place
         return False
 
     async def _entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:
-        """What the indexes hold at these keys, and at the raw names of these parts."""
+        """What the indexes hold at these keys, and wherever else another publisher may have written
+        what these parts lay claim to."""
+        queries = [Query(key(name)) for name in sorted(names | raw_names(self.keys, *parts))]
+        queries += [Query(self.keys.capitals(kind)) for kind in ANY_CASE if queries]
         found: dict[bytes, Entry] = {}
-        for chunk in _chunks(sorted(names | raw_names(self._keys, *parts)), ROOM):
-            answer = await self._store.commit(read=[Query(key(name)) for name in chunk])
-            found |= {each.first.key: each.first for each in answer.reads if each.first is not None}
+        for chunk in chunks(queries, ROOM):
+            answer = await self.store.commit(read=chunk)
+            found |= {entry.key: entry for each in answer.reads for entry in each.entries}
         return found
 
-    def _recorded(self, work: Work, number: int, changes: Sequence[Difference]) -> list[Write]:
+    def recorded(self, work: Work, attempt: Attempt) -> list[Write]:
         entry = HistoryEntry(
-            number,
+            attempt.number,
             now(),
             self._by,
             work.action,
-            steps(changes, self._ring),
+            steps(attempt.told, self._ring),
             work.note,
-            work.token,
+            attempt.token,
         )
-        name = self._keys.history(work.tenant, number)
+        name = self.keys.history(work.tenant, attempt.number)
         return [
             Put(name, msgspec.json.encode(entry)),
-            Put(self._keys.history_head(work.tenant), b"%d" % number),
-            self.sign_of_life(),
+            Put(self.keys.history_head(work.tenant), b"%d" % attempt.number),
+            sign_of_life(self.keys),
         ]
 
-    def _trimmed(self, tenant: int, number: int, seen: Seen) -> list[Write]:
+    def trimmed(self, tenant: int, number: int, seen: Seen) -> list[Write]:
         """What of the history goes when an entry comes."""
         first = min(max(number + 1 - self._keep, seen.aged + 1), number)
         if not seen.first or seen.first >= first:
             return []
-        keys = self._keys
+        keys = self.keys
         return [Delete(between(keys.history(tenant, seen.first), keys.history(tenant, first)))]
 
-    def sign_of_life(self) -> Put:
-        return Put(self._keys.sentinel, msgspec.json.encode({"updatedAt": now()}))
+
+def sign_of_life(keys: Keys) -> Put:
+    return Put(keys.sentinel, msgspec.json.encode({"updatedAt": now()}))
 
 
-def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def room_beside(work: Work, wanted: Parts) -> int:
+    """Operations of the last commit that are left beside what the caller has to write in it."""
+    writes, checks = work.also(wanted) if work.also is not None else ((), ())
+    return ROOM - max(len(writes), len(checks))
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for first in range(0, len(items), size):
         yield items[first : first + size]
-
-
-def _chapters(changes: Sequence[Difference]) -> Iterator[Sequence[Difference]]:
-    """What fits into one entry of a history, and unless all fits, into one commit."""
-    most = ROOM if sum(change.size for change in changes) > _CHAPTER else len(changes)
-    chapter: list[Difference] = []
-    size = 0
-    for change in changes:
-        if chapter and (size + change.size > _CHAPTER or len(chapter) == most):
-            yield tuple(chapter)
-            chapter, size = [], 0
-        chapter.append(change)
-        size += change.size
-    if chapter:
-        yield tuple(chapter)
 
 
 def understood(entry: Entry) -> HistoryEntry:

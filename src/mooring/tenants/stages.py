@@ -4,7 +4,10 @@ a time, each time with all that leads to them."""
 from __future__ import annotations
 
 from mooring.model import JSON
-from mooring.tenants.publishing import ROOM, Parts, Unread
+from mooring.store.contract import Entry
+from mooring.tenants.indexing import claims
+from mooring.tenants.keys import Keys
+from mooring.tenants.publishing import ROOM, Held, Parts, Unread, batches, units
 
 MOST = ROOM - 20
 """Aliases that one stage changes; the rest is for the other domains and the parts themselves."""
@@ -29,6 +32,28 @@ def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
         aliases = [*had, *come[:most]]
     rest = {path: value for path, value in wanted.items() if path != _ALIASES}
     return {**rest, _ALIASES: aliases} if aliases else rest
+
+
+def most_at_once(room: int, *, guarded: bool) -> int:
+    """Aliases that one stage changes where a commit has this room; `guarded`: where some of them
+    are taken over, each under a condition more."""
+    most = max(room - (ROOM - MOST), 1)
+    return max(most // 3, 1) if guarded else most
+
+
+def check(keys: Keys, tenant: int, there: Parts, wanted: Parts, *, most: int, room: int) -> None:
+    """Go the whole way in thought. Raises `TooLarge` where a stage of it is more than one commit
+    takes: better before the first of them than in the middle."""
+    while True:
+        towards = stage(there, wanted, most=most)
+        leading = {
+            name: Entry(name, claim.value, 1, 1, 1)
+            for name, claim in claims(keys, tenant, there).items()
+        }
+        batches(tenant, units(keys, tenant, Held(dict(there), {}), towards, leading), room=room)
+        if towards is wanted:
+            return
+        there = towards
 
 
 def _listed(parts: Parts) -> list[str]:

@@ -1,0 +1,103 @@
+"""A publish under way: what of it has happened, and what may have."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from mooring.errors import OutcomeUnknown, StoreError
+from mooring.store.contract import Check, Write
+from mooring.tenants.publishing import Difference, Parts
+
+Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What a publish did."""
+
+    tenant: int
+    changes: tuple[Difference, ...]
+    """Empty where everything was so already."""
+    number: int = 0
+    """Of the newest entry in the history that it made."""
+    transactions: int = 0
+    """How many wrote parts, each with an entry of the history; more than one where it was too large
+    for one."""
+    aside: int = 0
+    """How many came before those, and only took away what led to a tenant that was deleted."""
+    lost: tuple[str, ...] = ()
+    """What a rollback could not bring back: the history was written without a key."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A commit that was sent."""
+
+    number: int
+    """Of its entry in the history."""
+    token: str
+    """By which that entry is known again."""
+    told: Sequence[Difference]
+    closing: bool
+    """Whether nothing comes after it."""
+
+
+class Work:
+    """A publish under way."""
+
+    def __init__(self, tenant: int, action: str, note: str, also: Also | None = None) -> None:
+        self.tenant, self.action, self.note, self.also = tenant, action, note, also
+        self.changes: list[Difference] = []
+        self.number = self.transactions = self.aside = 0
+        self.lost: tuple[str, ...] = ()
+        self.unsure: list[Attempt] = []
+        """Commits whose answers were lost: each may have been written, or may be yet, for as long
+        as its place in the history is free."""
+        self._token = secrets.token_hex(8)
+        self._attempts = 0
+
+    def attempt(self, number: int, told: Sequence[Difference], *, closing: bool) -> Attempt:
+        self._attempts += 1
+        return Attempt(number, f"{self._token}.{self._attempts}", told, closing)
+
+    def happened(self, attempt: Attempt) -> None:
+        self.number = attempt.number
+        self.changes += attempt.told
+        self.transactions += 1
+        self.unsure = [each for each in self.unsure if each.number > attempt.number]
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written, or may have been."""
+        return bool(self.transactions or self.aside or self.unsure)
+
+    @property
+    def so_far(self) -> str:
+        if count := self.transactions + self.aside:
+            return f"written in part, in {count} transaction{'s' * (count > 1)}: publish it again"
+        return "it may have been written, for an answer was lost: look, or publish it again"
+
+    def interrupted(self, error: StoreError) -> OutcomeUnknown:
+        return OutcomeUnknown(f"tenant {self.tenant}: {self.so_far} ({error})")
+
+    def remarks(self) -> Iterator[str]:
+        """What whoever looks after the tenant should know of a publish that is done."""
+        if (count := self.transactions + self.aside) > 1:
+            yield (
+                f"too large for one transaction, written in {count}; readers may have seen it in "
+                "between"
+            )
+        if self.lost and self.changes:
+            lost = ", ".join(self.lost)
+            yield f"not brought back, for the history was written without a key: {lost}"
+
+    def published(self) -> Published:
+        return Published(
+            self.tenant,
+            tuple(self.changes),
+            self.number,
+            self.transactions,
+            self.aside,
+            self.lost if self.changes else (),
+        )
