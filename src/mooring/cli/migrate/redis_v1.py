@@ -113,6 +113,7 @@ def verify(
 
 
 async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: bool) -> bool:
+    from mooring.migrate import listing
     from mooring.migrate.redis_v1 import verified
     from mooring.migrate.redis_v1.plan import DIFFERENT
 
@@ -127,7 +128,7 @@ async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: b
         header = migration.header
     _show(steps, as_json)
     if any(step.verdict in DIFFERENT for step in steps):
-        verified.discard(file)
+        listing.discard(file)
         note("v1 cannot be given up yet")
         return False
     verified.write(file, verified.Verified(header, services))

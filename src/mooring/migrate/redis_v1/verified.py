@@ -6,15 +6,13 @@ The first line says which registry, the following hold one service each.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from mooring.errors import InvalidRequest
+from mooring.migrate import listing
 from mooring.migrate.redis_v1.plan import DIFFERENT, Found, Step
 
 _FORMAT = "mooring redis-v1 verified 1"
@@ -67,64 +65,24 @@ def since(before: Found, after: Found, steps: Iterable[Step]) -> list[str]:
 
 
 def write(path: Path, verified: Verified) -> None:
-    """Put it where it belongs at once, readable for its owner alone: metadata may be secret.
-
-    Raises:
-        InvalidRequest: it cannot be written.
-    """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    lines = [msgspec.to_builtins(verified.header), *map(_record, verified.services.values())]
-    try:
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as output:
-            output.writelines(json.dumps(line) + "\n" for line in lines)
-            output.flush()
-            os.fsync(output.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def discard(path: Path) -> None:
-    """What was verified once no longer counts."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be removed: {error.strerror}") from error
+    """Raises `InvalidRequest` where it cannot be written."""
+    lines = (
+        _Line(
+            found.service,
+            {id: dict(told) for id, told in found.hashes.items() if told is not None},
+            sorted(found.members),
+            dict(found.scores),
+        )
+        for found in verified.services.values()
+    )
+    listing.write(path, verified.header, lines)
 
 
 def read(path: Path) -> Verified:
-    """Raises:
-    InvalidRequest: it is not there, or no such file.
-    """
-    try:
-        first, *rest = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-        header = msgspec.convert(first, Header)
-        lines = [msgspec.convert(line, _Line) for line in rest]
-    except FileNotFoundError:
-        raise InvalidRequest(
-            f"{path} is not there: nothing is deleted before `verify` found no difference"
-        ) from None
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no JSON, no text, or other JSON
-        raise InvalidRequest(f"{path} is not what `verify` writes: {error}") from error
-    if header.format != _FORMAT:
-        raise InvalidRequest(f"{path} is of another version: run `verify` again")
+    """Raises `InvalidRequest` where it is not there, or no such file."""
+    header, lines = listing.read(path, Header, _Line, format=_FORMAT)
     services = {
         line.service: Found(line.service, line.hashes, frozenset(line.members), line.scores)
         for line in lines
     }
     return Verified(header, services)
-
-
-def _record(found: Found) -> dict[str, object]:
-    return {
-        "service": found.service,
-        "hashes": found.hashes,
-        "members": sorted(found.members),
-        "scores": found.scores,
-    }
