@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import msgspec
@@ -17,11 +18,12 @@ from mooring.errors import (
     OutcomeUnknown,
     Taken,
     TooLarge,
+    Unavailable,
     Undecipherable,
 )
 from mooring.hub import Hub
 from mooring.model import JSON
-from mooring.store import Delete, Put, Store, key, prefix
+from mooring.store import Committed, Delete, Put, Store, key, prefix
 from mooring.tenants.document import parse
 from mooring.tenants.finding import find
 from mooring.tenants.indexing import holder
@@ -36,6 +38,8 @@ from tests.features.tenant_files import (
     everything_of,
     whole,
 )
+
+Commit = Callable[[], Awaitable[Committed]]
 
 RING = Keyring([b"k" * 32])
 NO_KEY = Keyring()
@@ -54,6 +58,43 @@ def publisher(store: Store) -> Publisher:
 
 def with_faults(store: Store, after: int, how: str, ring: Keyring = RING) -> Publisher:
     return Publisher(cast(Store, Interrupted(store, after, how)), ring=ring, by="alice")
+
+
+class Hooked(Interrupted):
+    """A store to whose commits something happens: `hook` gets their number and the commit."""
+
+    def __init__(self, store: Store, hook: Callable[[int, Commit], Awaitable[Committed]]) -> None:
+        super().__init__(store, 0, "")
+        self.hook, self.count = hook, 0
+
+    async def commit(self, *writes, require=(), read=()):
+        async def go() -> Committed:
+            return await self._store.commit(*writes, require=require, read=read)
+
+        if not writes:
+            return await go()
+        self.count += 1
+        return await self.hook(self.count, go)
+
+
+def hooked(
+    store: Store, hook: Callable[[int, Commit], Awaitable[Committed]], ring: Keyring = RING
+) -> Publisher:
+    return Publisher(cast(Store, Hooked(store, hook)), ring=ring, by="alice")
+
+
+class Leaving(Interrupted):
+    """A store that is away from the moment that an answer is lost."""
+
+    async def commit(self, *writes, **options):
+        if self.lost:
+            raise Unavailable("nothing listens")
+        return await super().commit(*writes, **options)
+
+    async def read(self, *args, **options):
+        if self.lost:
+            raise Unavailable("nothing listens")
+        return await self._store.read(*args, **options)
 
 
 async def value(store: Store, name: bytes) -> JSON:
@@ -260,6 +301,162 @@ class TestNames:
         await publisher.delete(1)
         assert (await store.read(KEYS.indexes)).entries == ()
 
+    async def test_a_code_or_a_host_that_another_publisher_wrote_in_capitals_counts_and_goes(
+        self, store: Store, publisher: Publisher
+    ):
+        code, host = KEYS.as_written("by-code", "ACME"), KEYS.as_written("host", "Shop.Example.com")
+        await store.commit(
+            Put(KEYS.part(1, "meta"), b'{"id":1,"code":"ACME","name":"A"}'),
+            Put(KEYS.part(1, "domain/primary"), b"Shop.Example.com"),
+            Put(code, b'{"id":1,"code":"ACME","name":"A"}'),
+            Put(host, b'{"tenantId":1,"code":"ACME","hostType":"frontend"}'),
+        )
+        assert await find(store, KEYS, "by-code", "ACME") == 1
+        assert await find(store, KEYS, "host", "Shop.Example.com") == 1
+        with pytest.raises(Taken, match="belongs to tenant 1"):
+            await publisher.put(2, "meta", {"code": "acme", "name": "B"})
+        with pytest.raises(Taken, match="belongs to tenant 1"):
+            await publisher.put(2, "domain/aliases", ["shop.example.com"])
+        await publisher.put(1, "domain/primary", "new.example.com")
+        assert await revisions(store, host) == {0}
+        await publisher.delete(1)
+        assert (await store.read(KEYS.indexes)).entries == ()
+
+    async def test_a_tenant_that_cannot_be_understood_keeps_its_names(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.apply(document(2, "two"))
+        await store.commit(
+            Put(KEYS.part(2, "meta"), b"{broken"), Put(KEYS.part(2, "domain/aliases"), b"[broken")
+        )
+        leading = (await store.read(KEYS.indexes)).entries
+        for path, told in (
+            ("meta", {"code": "two", "name": "x"}),
+            ("meta", {"code": "x", "name": "租户 two/"}),
+            ("domain/primary", "www.two.example.com"),
+            ("ftp/two_ftp", {}),
+        ):
+            with pytest.raises(Taken, match="belongs to tenant 2"):
+                await publisher.put(1, path, cast(JSON, told))
+        await publisher.put(2, "storage", {"uploadQuotaGb": 1})
+        assert (await store.read(KEYS.indexes)).entries == leading
+        await publisher.put(2, "meta", {"code": "zwei", "name": "Zwei"})
+        assert await find(store, KEYS, "by-code", "two") is None
+        assert await find(store, KEYS, "host", "www.two.example.com") == 2
+
+    async def test_more_hosts_of_broken_aliases_than_a_commit_takes_are_mended(
+        self, store: Store, publisher: Publisher
+    ):
+        aliases: list[JSON] = [f"h{n}.example" for n in range(200)]
+        await publisher.put(1, "domain/aliases", aliases)
+        for wanted in (["x.example"], aliases, None):
+            await store.commit(Put(KEYS.part(1, "domain/aliases"), b"[broken"))
+            if wanted is None:
+                await publisher.remove(1, "domain")
+            else:
+                await publisher.put(1, "domain/aliases", cast(JSON, wanted))
+            await whole(store)
+
+    async def test_what_led_to_many_tenants_that_are_gone_is_taken_over(
+        self, store: Store, publisher: Publisher
+    ):
+        names = [f"n{n}.example" for n in range(130)]
+        users = [f"u{n}" for n in range(130)]
+        stale = [KEYS.index("host", name) for name in names]
+        stale += [KEYS.index("ftp-user", user) for user in users]
+        for first in range(0, len(stale), 100):
+            chunk = enumerate(stale[first : first + 100], start=first + 1000)
+            await store.commit(*(Put(place, b'{"tenantId":%d}' % n) for n, place in chunk))
+        told = {"domain": {"aliases": names}, "ftp": {user: {} for user in users}}
+        await publisher.diff(parse({"id": 1, **told}))
+        await publisher.apply(parse({"id": 1, **told}))
+        await whole(store)
+
+    async def test_a_name_that_looks_like_another_escaped_is_not_that_one(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.put(2, "meta", {"code": "two", "name": "a b"})
+        assert await find(store, KEYS, "by-name", "a%20b") is None
+        await publisher.put(1, "meta", {"code": "one", "name": "a%20b"})
+        assert await find(store, KEYS, "by-name", "a%20b") == 1
+        assert await find(store, KEYS, "by-name", "a b") == 2
+
+
+class TestWritersWithoutAHistory:
+    """Other programs write the same keys, and know nothing of ours."""
+
+    async def test_a_rename_meanwhile_is_not_overlooked(self, store: Store, publisher: Publisher):
+        await publisher.put(1, "meta", {"code": "a", "name": "A"})
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 1:
+                await store.commit(Put(KEYS.part(1, "meta"), b'{"code":"b","name":"B"}'))
+            return await go()
+
+        await hooked(store, hook).put(1, "ftp/bob", {})
+        assert await value(store, KEYS.index("ftp-user", "bob")) == {
+            "tenantId": 1,
+            "code": "b",
+            "name": "B",
+        }
+
+    async def test_nor_between_two_transactions(self, store: Store, publisher: Publisher):
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 3:
+                await store.commit(Put(KEYS.part(1, "meta"), b'{"code":"b","name":"B"}'))
+            return await go()
+
+        told = huge()
+        await hooked(store, hook).apply(parse(told))
+        await whole(store)
+
+    async def test_a_deletion_meanwhile_is_not_overlooked(self, store: Store, publisher: Publisher):
+        await publisher.apply(document(1, "one"))
+        seen: list[set[str]] = []
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 1:
+                await store.commit(Delete(prefix(b"jxt/tenants/")))
+            return await go()
+
+        def change(there):
+            seen.append(set(there))
+            return {**there, "storage": {}}
+
+        await hooked(store, hook).change(1, change)
+        assert seen[-1] == set()
+
+    @pytest.mark.parametrize("users", [0, 300])
+    async def test_what_comes_while_a_tenant_is_deleted_goes_with_what_leads_to_it(
+        self, store: Store, publisher: Publisher, users: int
+    ):
+        await publisher.apply(parse(huge(users)))
+        last = 3 if users else 1
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == last:
+                await store.commit(
+                    Put(KEYS.part(1, "ftp/late"), b"{}"),
+                    Put(KEYS.index("ftp-user", "late"), b'{"tenantId":1}'),
+                )
+            return await go()
+
+        await hooked(store, hook).delete(1)
+        assert (await store.read(prefix(b"jxt/tenants/"))).entries == ()
+
+    async def test_what_no_part_explains_goes_with_its_tenant(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.apply(document(1, "one"))
+        await publisher.apply(document(10, "ten"))
+        await store.commit(
+            Put(KEYS.part(1, "meta"), b'{"code":"other","name":"x"}'),
+            Delete(key(KEYS.part(1, "domain/primary"))),
+        )
+        await publisher.delete(1)
+        await whole(store)
+        assert len(await publisher.read(10)) == 8
+
 
 class TestDeleting:
     async def test_a_tenant_goes_with_all_that_leads_to_it_in_one_transaction(
@@ -441,6 +638,72 @@ class TestTooMuchForOneTransaction:
             )
         assert await everything_of(store) == before
 
+    async def test_hosts_that_are_too_many_in_the_end_are_refused_at_the_begin(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.apply(document(1, "one"))
+        before = await everything_of(store)
+        long = ".".join(letter * 58 for letter in "abcd")
+        told = parse(
+            {
+                "id": 1,
+                "meta": {"code": "new", "name": "New"},
+                "domain": {"aliases": [f"{long}.h{n}" for n in range(2500)]},
+            }
+        )
+        for call in (publisher.diff, publisher.apply):
+            with pytest.raises(TooLarge, match="domain"):
+                await call(told)
+        assert await everything_of(store) == before
+
+    @pytest.mark.parametrize("action", ["apply", "delete"])
+    async def test_who_is_interrupted_between_two_transactions_hears_of_the_first(
+        self, store: Store, publisher: Publisher, action: str
+    ):
+        await publisher.apply(parse(huge()))
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 2:
+                raise Unavailable("the server is down")
+            return await go()
+
+        interrupted = hooked(store, hook)
+        renamed = parse(huge(code="other"))
+        with pytest.raises(OutcomeUnknown, match=r"tenant 1: written in part.*server is down"):
+            await (interrupted.delete(1) if action == "delete" else interrupted.apply(renamed))
+        await (publisher.delete(1) if action == "delete" else publisher.apply(parse(huge())))
+        await whole(store)
+
+    async def test_that_a_name_was_taken_in_the_middle_is_noted(self, store: Store, caplog):
+        other = Publisher(store, ring=RING)
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 2:
+                await other.put(2, "ftp/user99", {})
+            return await go()
+
+        with pytest.raises(Taken, match="'user99' belongs to tenant 2") as error:
+            await hooked(store, hook).apply(parse(huge()))
+        assert "written in part" in error.value.__notes__[0]
+        assert "written in part" in caplog.text
+
+    async def test_a_deletion_says_in_how_many_it_was_made(
+        self, store: Store, publisher: Publisher, caplog
+    ):
+        await publisher.apply(parse(huge()))
+        newest = (await publisher.history(1))[-1].number
+        count = 0
+
+        async def hook(number: int, go: Commit) -> Committed:
+            nonlocal count
+            count = number
+            return await go()
+
+        told = await hooked(store, hook).delete(1)
+        assert told.aside + told.transactions == count > 2
+        assert told.number - told.transactions == newest
+        assert f"written in {count}" in caplog.text
+
     async def test_a_value_that_no_store_takes_is_refused_whole(
         self, store: Store, publisher: Publisher
     ):
@@ -582,6 +845,51 @@ class TestLostAnswers:
         await Publisher(cast(Store, Overtaken(store, 0, "after")), ring=RING).delete(1)
         assert len(await other.read(1)) == 8
 
+    @pytest.mark.parametrize("users", [1, 300])
+    async def test_that_it_cannot_be_looked_up_is_not_that_nothing_was_written(
+        self, store: Store, users: int
+    ):
+        away = Publisher(cast(Store, Leaving(store, 2 if users > 1 else 0, "after")), ring=RING)
+        with pytest.raises(OutcomeUnknown, match=r"tenant 1: .*written.*nothing listens"):
+            await away.apply(parse(huge(users)))
+        assert len(await Publisher(store, ring=RING).read(1)) > 1
+
+    async def test_that_nothing_was_written_stays_certain_where_it_is(self, store: Store):
+        async def hook(number: int, go: Commit) -> Committed:
+            raise Unavailable("the server is down")
+
+        with pytest.raises(Unavailable):
+            await hooked(store, hook).apply(document(1))
+        assert await everything_of(store) == {}
+
+    @pytest.mark.parametrize("action", ["apply", "delete"])
+    @pytest.mark.parametrize("tries", [1, 2])
+    async def test_what_lands_after_it_was_looked_for_is_found_at_last(
+        self, store: Store, publisher: Publisher, action: str, tries: int
+    ):
+        await publisher.apply(document(1))
+        late: list[Commit] = []
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number <= tries:
+                late.append(go)
+                raise OutcomeUnknown("the answer was lost")
+            if late:
+                landing, *_ = late
+                late.clear()
+                await landing()
+            return await go()
+
+        slow = hooked(store, hook)
+        if action == "delete":
+            told = await slow.delete(1)
+            assert len(told.changes) == 8
+        else:
+            told = await slow.put(1, "storage", {"uploadQuotaGb": 99})
+            assert [change.path for change in told.changes] == ["storage"]
+        assert (told.number, told.transactions) == (2, 1)
+        assert len(await publisher.history(1)) == 2
+
 
 class TestTogether:
     async def test_changes_of_different_parts_are_all_there(self, store: Store):
@@ -720,9 +1028,43 @@ class TestHistory:
             "username": "one_ftp",
             "passwordHash": "hash-2",
         }
+
+    async def test_what_a_rollback_cannot_bring_back_is_said(self, store: Store, caplog):
+        publisher = Publisher(store, ring=NO_KEY)
+        await publisher.apply(document(1, "one"))
         await publisher.delete(1)
-        await publisher.rollback(1, 3)
+        told = await publisher.rollback(1, 1)
         assert (await publisher.read(1))["ftp/one_ftp"] == {"tenantId": 1, "username": "one_ftp"}
+        assert told.lost == ("database/query.password", "ftp/one_ftp.passwordHash")
+        note = (await publisher.history(1))[-1].note
+        assert note == "to 1 (without database/query.password, ftp/one_ftp.passwordHash)"
+        assert "ftp/one_ftp.passwordHash" in caplog.text
+        again = await publisher.rollback(1, 1)
+        assert (again.changes, again.lost) == ((), ())
+
+    async def test_a_password_that_was_sealed_meanwhile_is_kept_too(self, store: Store):
+        await Publisher(store, ring=NO_KEY).apply(document(1, "one"))
+        sealed = RING.seal("pw-sealed")[0]
+        foreign = {"driver": "mysql", "database": "x", "passwordEncrypted": sealed}
+        publisher = Publisher(store, ring=NO_KEY)
+        await publisher.put(1, "database/query", {"driver": "mysql", "database": "two"})
+        await store.commit(Put(KEYS.part(1, "database/query"), msgspec.json.encode(foreign)))
+        told = await Publisher(store, ring=RING).rollback(1, 1)
+        found = cast(dict[str, JSON], (await publisher.read(1))["database/query"])
+        assert found["database"] == "one"
+        assert RING.unseal(str(found["passwordEncrypted"])) == "pw-sealed"
+        assert "password" not in found
+        assert told.lost == ()
+
+    async def test_a_part_that_came_again_keeps_its_secret(self, store: Store):
+        publisher = Publisher(store, ring=NO_KEY)
+        await publisher.put(1, "ftp/bob", {"passwordHash": "hash-1", "description": "old"})
+        await publisher.remove(1, "ftp/bob")
+        await publisher.put(1, "ftp/bob", {"passwordHash": "hash-2"})
+        told = await publisher.rollback(1, 1)
+        found = cast(dict[str, JSON], (await publisher.read(1))["ftp/bob"])
+        assert (found["passwordHash"], found["description"]) == ("hash-2", "old")
+        assert told.lost == ()
 
     async def test_what_looks_like_its_own_marks_comes_back_as_it_was(
         self, store: Store, publisher: Publisher
@@ -924,7 +1266,42 @@ class TestWhatConcernsAll:
         with pytest.raises(NotConfigured, match="platform/configs/mail"):
             await publisher.remove_common("platform/configs/mail")
 
+    @pytest.mark.parametrize("how", ["before", "after"])
+    async def test_a_lost_answer_is_looked_up(self, store: Store, publisher: Publisher, how: str):
+        await with_faults(store, 0, how).put_common("platform/configs/mail", {"a": 1})
+        assert await value(store, b"jxt/platform/configs/mail") == {"a": 1}
+        await with_faults(store, 0, how).put_common("common/resolver", {"httpType": "host"})
+        assert await value(store, b"jxt/common/resolver") == {"httpType": "host"}
+        await with_faults(store, 0, how).remove_common("common/resolver")
+        assert await value(store, b"jxt/common/resolver") is None
+
+    async def test_and_where_it_cannot_be_that_is_said(self, store: Store, publisher: Publisher):
+        away = Publisher(cast(Store, Leaving(store, 0, "after")), ring=RING)
+        with pytest.raises(OutcomeUnknown, match="platform/configs/mail may have been written"):
+            await away.put_common("platform/configs/mail", 1)
+
+        async def hook(number: int, go: Commit) -> Committed:
+            await go()
+            await publisher.put_common("platform/configs/mail", "another's")
+            raise OutcomeUnknown("the answer was lost")
+
+        with pytest.raises(OutcomeUnknown):
+            await hooked(store, hook).put_common("platform/configs/mail", 2)
+        assert await value(store, b"jxt/platform/configs/mail") == "another's"
+
+    async def test_the_sign_of_life_can_be_removed(self, store: Store, publisher: Publisher):
+        await publisher.beat()
+        await publisher.remove_common("/_health/sentinel")
+        assert await value(store, KEYS.sentinel) is None
+        with pytest.raises(NotConfigured, match="_health/sentinel"):
+            await publisher.remove_common("_health/sentinel")
+        with pytest.raises(InvalidRequest):
+            await publisher.put_common("_health/sentinel", {})
+
     async def test_fields_that_others_wrote_stay(self, store: Store, publisher: Publisher):
+        await store.commit(Put(b"jxt/common/resolver", b'{"httpType":"path","theirs":1}'))
+        await publisher.put_common("common/resolver", {"extra": {"theirs": None, "ours": None}})
+        assert await value(store, b"jxt/common/resolver") == {}
         await store.commit(Put(b"jxt/common/resolver", b'{"httpType":"path","ours":1}'))
         await publisher.put_common("common/resolver", {"httpType": "host"})
         assert await value(store, b"jxt/common/resolver") == {"httpType": "host", "ours": 1}

@@ -75,8 +75,8 @@ class Work:
     @property
     def so_far(self) -> str:
         if count := self.transactions + self.aside:
-            return f"written in part, in {count} transaction{'s' * (count > 1)}: publish it again"
-        return "it may have been written, for an answer was lost: look, or publish it again"
+            return f"written in part, in {count} transaction{'s' * (count > 1)}: do it again"
+        return "it may have been written, for an answer was lost: look, or do it again"
 
     def interrupted(self, error: StoreError) -> OutcomeUnknown:
         return OutcomeUnknown(f"tenant {self.tenant}: {self.so_far} ({error})")
