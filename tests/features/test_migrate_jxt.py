@@ -646,6 +646,21 @@ async def test_old_indexes_follow_names_that_pass_from_tenant_to_tenant(store: S
         await becomes_level(store)
 
 
+async def test_an_old_index_goes_when_what_it_leads_to_does(store: Store):
+    for unit in (1, 2):
+        await put(store, f"jxt//tenants/{unit}/domain/aliases", [f"a{unit}.com", f"b{unit}.com"])
+    async with bridging(store):
+        await becomes_level(store)
+    await put(store, "jxt//tenants/1/domain/aliases", ["b1.com", "c1.com"])
+    await drop(store, "jxt//tenants/2/domain/aliases")
+    async with bridging(store):
+        await becomes_level(store)
+    assert {key for key in await dump(store) if key.startswith("jxt//hosts/")} == {
+        "jxt//hosts/b1.com",
+        "jxt//hosts/c1.com",
+    }
+
+
 async def test_a_missing_old_index_is_told_and_written_by_a_bridge(store: Store):
     migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
     for unit in (1, 2):

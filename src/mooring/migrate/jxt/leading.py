@@ -61,20 +61,16 @@ class Mislaid(msgspec.Struct):
     """Nothing leads there."""
     elsewhere: dict[bytes, tuple[Claim, int]] = msgspec.field(default_factory=dict)
     """Something does, but to another tenant."""
-    surplus: list[bytes] = msgspec.field(default_factory=list)
-    """What leads to what the tenant no longer has."""
 
 
 def mislaid(
     unit: int,
     has: Mapping[bytes, Claim],
     spellings: Mapping[bytes, Collection[bytes]],
-    former: Collection[bytes],
     there: Mapping[bytes, Entry],
 ) -> Mislaid:
-    """What of the indexes of a tenant is not as it should be, `former` being what it had a moment
-    ago. What leads to it is right, however it is spelled and whatever else it says; what cannot be
-    understood is left alone."""
+    """What of the indexes of a tenant is not as it should be. What leads to it is right, however it
+    is spelled and whatever else it says; what cannot be understood is left alone."""
     found = Mislaid()
     leads = {name: holder(entry.value) for name, entry in there.items()}
     for name, claim in has.items():
@@ -85,5 +81,4 @@ def mislaid(
             found.missing[name] = claim
         elif other:
             found.elsewhere[name] = claim, other
-    found.surplus = sorted(name for name in former if leads.get(name) == unit)
     return found

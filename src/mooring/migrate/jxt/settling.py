@@ -30,7 +30,7 @@ from mooring.migrate.jxt.ledger import Phase
 from mooring.migrate.jxt.plan import place_of
 from mooring.migrate.jxt.reading import Mark, Reading
 from mooring.migrate.jxt.rewriting import locked, rewritten
-from mooring.migrate.jxt.signposts import ROOM, Signposts
+from mooring.migrate.jxt.signposts import ROOM, Mended, Signposts
 from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.view import View
 from mooring.model import JSON
@@ -103,16 +103,14 @@ class Settler:
         mine = (lost or {}).get(unit, {})
         taken = {path: str(rival) for path, rival in mine.items()}
         puzzled = 0
-        former: set[bytes] = set()
         for _ in range(_TRIES):
             here, mark = await self._reading.unit(unit)
             done.phase = mark.phase
-            former |= self._signposts.claimed(here).keys() if back else set()
             if mark.phase == "over" or (mark.phase == "cut over" and not back):
                 return done
             try:
                 more = await self._step(here, mark, done, back, taken)
-                if not more and not (back and await self._mend_index(here, mark, done, former)):
+                if not more and not (back and await self._mend_index(here, mark, done)):
                     return done
                 backoff.reset()
                 continue
@@ -146,6 +144,11 @@ class Settler:
         unwritten = [f"{each.path}: {taken[each.path]}" for each in to_new if each.path in taken]
         to_new = [each for each in to_new if each.path not in taken]
         if to_new:
+            if back:
+                left = await self._signposts.left(here, [each.path for each in to_new])
+                if left.writes:
+                    await self._write(here, mark, left)
+                    return True
             done.changes += await self._to_new(here, mark, to_new)
             return True
         to_old = [each for each in moves.values() if back and each.move in ("to old", "out of old")]
@@ -169,18 +172,19 @@ class Settler:
         }
         return {path: why for path, why in found.items() if why}
 
-    async def _mend_index(
-        self, here: View, mark: Mark, done: Settled, former: Collection[bytes]
-    ) -> bool:
+    async def _mend_index(self, here: View, mark: Mark, done: Settled) -> bool:
         """What leads to the unit among the old keys, where it does not yet; whether there was
         anything to do."""
-        found = await self._signposts.mended(here, mark, former)
+        found = await self._signposts.mended(here, mark)
         if found.writes:
-            checks = [*found.checks, *self._checks(here, mark)]
-            await self._store.commit(*found.writes, require=checks)
+            await self._write(here, mark, found)
             return True
         done.problems += found.problems
         return False
+
+    async def _write(self, here: View, mark: Mark, index: Mended) -> None:
+        checks = [*index.checks, *self._checks(here, mark)]
+        await self._store.commit(*index.writes, require=checks)
 
     def _moves(self, here: View) -> dict[str, Change]:
         decided = {path: here.decide(path, self._ring) for path in here.paths}

@@ -16,7 +16,7 @@ from mooring.migrate.jxt.reading import Mark, Reading
 from mooring.migrate.jxt.view import View
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
-from mooring.tenants.indexing import Claim
+from mooring.tenants.indexing import Claim, holder
 from mooring.tenants.secrets import Keyring
 
 _TOGETHER = 40
@@ -44,6 +44,23 @@ class Signposts:
         had, has = self._places(unit, before), self._places(unit, after)
         return led(unit, had, has, await self.entries({*had, *has}))
 
+    async def left(self, here: View, paths: Collection[str]) -> Mended:
+        """What leads among the old keys to what these parts have been until now, and the old ones
+        are no longer: it must go before nobody knows of it any more."""
+        if not here.unit:
+            return Mended()
+        was = {path: here.new[path] for path in paths if path in here.new}
+        old = {path: part.value for path, part in here.told.parts.items()}
+        has = self._places(here.unit, old)
+        kept = {*has, *(name for each in self._spelled(here, has).values() for name in each)}
+        there = await self.entries(self._places(here.unit, was).keys() - kept)
+        gone = sorted(name for name, entry in there.items() if holder(entry.value) == here.unit)
+        done = Mended()
+        for name in gone[:_TOGETHER]:
+            done.writes.append(Delete(key(name)))
+            done.checks.append(unchanged(name, there[name].modified))
+        return done
+
     def claimed(self, here: View) -> dict[bytes, Claim]:
         """Where something may lead to a unit, by either of its formats."""
         if not here.unit:
@@ -51,21 +68,14 @@ class Signposts:
         old = {path: part.value for path, part in here.told.parts.items()}
         return {**self._places(here.unit, here.new), **self._places(here.unit, old)}
 
-    async def mended(self, here: View, mark: Mark, former: Collection[bytes]) -> Mended:
-        """What else must be written for a unit whose parts are level, which had `former` before."""
+    async def mended(self, here: View, mark: Mark) -> Mended:
+        """What else must be written for a unit whose parts are level."""
         if not here.unit:
             return Mended()
         has = self._level(here, mark)
-        meta = here.new.get("meta")
-        code = str(meta.get("code") or "") if isinstance(meta, dict) else ""
-        spelled = {
-            name: self._reading.old.spellings(claim.kind, claim.name, code)
-            for name, claim in has.items()
-        }
-        spellings = {name for each in spelled.values() for name in each}
-        left = {*former} - self.claimed(here).keys() - spellings
-        there = await self.entries({*has, *spellings, *left})
-        found = mislaid(here.unit, has, spelled, left, there)
+        spelled = self._spelled(here, has)
+        there = await self.entries({*has, *(name for each in spelled.values() for name in each)})
+        found = mislaid(here.unit, has, spelled, there)
         done = Mended()
         for name, (claim, other) in found.elsewhere.items():
             theirs, _ = await self._reading.unit(other)
@@ -78,9 +88,6 @@ class Signposts:
             done.writes.append(Put(name, claim.value))
             done.checks += [unchanged(name, _modified(there, name))]
             done.checks += [unchanged(part.key, part.modified)]
-        for name in found.surplus[:_TOGETHER]:
-            done.writes.append(Delete(key(name)))
-            done.checks.append(unchanged(name, _modified(there, name)))
         done.checks = list(dict.fromkeys(done.checks))
         return done
 
@@ -94,6 +101,13 @@ class Signposts:
             for name, claim in self._places(here.unit, old).items()
             if here.same(claim.path, self._ring)
         }
+
+    def _spelled(self, here: View, has: Mapping[bytes, Claim]) -> dict[bytes, list[bytes]]:
+        """Wherever else these may have been written."""
+        meta = here.new.get("meta")
+        code = str(meta.get("code") or "") if isinstance(meta, dict) else ""
+        spellings = self._reading.old.spellings
+        return {name: spellings(each.kind, each.name, code) for name, each in has.items()}
 
     def _places(self, unit: int, parts: Mapping[str, object]) -> dict[bytes, Claim]:
         return places(self._reading.keys, self._reading.old, unit, parts)
