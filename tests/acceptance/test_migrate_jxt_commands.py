@@ -18,16 +18,15 @@ from pathlib import Path
 
 import pytest
 
+from mooring.errors import NotConfigured
 from mooring.hub import open_store
-from mooring.migrate.jxt.reading import Reading
 from mooring.store import Delete, Put, Store, prefix
 from mooring.store.contract import key
-from mooring.tenants.keys import Keys
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.test_cli import mooring_command
-from tests.features.jxt_store import OldStore, dump, encoded, made, new_parts, verdicts
+from tests.features.jxt_store import OldStore, dump, encoded, level, made, new_parts, verdicts
 from tests.waiting import eventually, until
 
 log = logging.getLogger(__name__)
@@ -146,6 +145,72 @@ def test_a_cut_over_that_is_taken_back(place: Place):
     assert "nothing to write" in place.run("copy").stderr
 
 
+def test_a_copy_says_what_it_left(place: Place):
+    place.put(
+        **{
+            "jxt//tenants/1/meta": META,
+            "jxt//tenants/1/storage": {"quotaBytes": "x"},
+            "jxt//tenants/2/storage": [1],
+            "jxt//common/resolver": {"httpType": "host"},
+        }
+    )
+    done = place.run("copy")
+    assert done.returncode == 0, done.stderr
+    assert "2 parts of 1 tenants and of what concerns all written" in done.stderr
+    assert "left: 1 refused, 1 unreadable; see what `plan` says" in done.stderr
+    assert place.run("verify").returncode == 0
+    strict = place.run("verify", "--strict")
+    assert (strict.returncode, place.verified.exists()) == (1, False)
+
+
+def test_a_migration_that_begins_again(place: Place):
+    place.put(**{"jxt//tenants/1/meta": META})
+    for step in ("copy", "cutover", "delete"):
+        assert place.run(step).returncode == 0, step
+    place.put(**{"jxt//tenants/2/storage": {"uploadQuotaGb": 1}})
+    assert "cutover --restart" in place.run("copy").stderr
+    assert "cutover --restart" in place.run("cutover", "--undo").stderr
+    assert "both formats count again" in place.run("cutover", "--restart").stderr
+    assert place.run("copy").returncode == 0
+    assert "jxt/tenants/2/storage" in place.dump()
+
+
+def test_a_copy_that_is_interrupted_says_what_is_done(place: Place):
+    async def write() -> None:
+        async with place.store() as store:
+            await made(4, 600).write(store)
+
+    async def begun() -> None:
+        async with place.store() as store:
+
+            async def copying() -> bool:
+                return (await store.read(prefix(b"jxt/_migration/"))).first is not None
+
+            await eventually(copying, within=60)
+
+    asyncio.run(write())
+    with place.running("copy") as copy:
+        asyncio.run(begun())
+        copy.send_signal(signal.SIGINT)
+        output, told = copy.communicate(timeout=60)
+    assert copy.returncode == 130, told
+    assert "to new" in output
+    assert "stopped before the end: run `copy` again" in told
+
+
+def test_a_list_is_named_after_its_namespace(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    place.put(**{"a/b//tenants/1/meta": META})
+    for step in ("copy", "verify"):
+        done = mooring_command("migrate", "jxt", step, f"--store={place.url}", "--namespace=a/b")
+        assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a-b.verified"]
+    refused = place.run("delete", f"--verified={tmp_path / 'a-b.verified'}")
+    assert "another migration, the namespace 'a/b' in " in refused.stderr
+
+
 def test_a_store_without_old_keys(place: Place):
     assert "is --namespace right?" in place.run("plan").stderr
 
@@ -180,10 +245,17 @@ async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(place: Plac
         async def under_way() -> bool:
             return (await store.read(key(b"jxt/tenants/5/storage"))).first is not None
 
-        for round in range(3):
+        async def delete_five() -> None:
+            with contextlib.suppress(NotConfigured):
+                await publisher.delete(5)
+            old = [name for name in await dump(store) if ".t5." in name or name.endswith("/user5")]
             await store.commit(
-                Delete(prefix(b"jxt//tenants/5/")), Delete(prefix(b"jxt/tenants/5/"))
+                Delete(prefix(b"jxt//tenants/5/")),
+                *(Delete(key(name.encode())) for name in old if name.startswith("jxt//")),
             )
+
+        for round in range(3):
+            await delete_five()
             with place.running("bridge") as bridge:
                 await write(2 * round)
                 await eventually(under_way, within=30)
@@ -191,17 +263,8 @@ async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(place: Plac
             await write(2 * round + 1)
             await store.commit(Delete(prefix(f"jxt//tenants/{round + 1}/".encode())))
 
-        async def level() -> bool:
-            whole = await Reading(store, Keys()).whole()
-            return all(
-                view.same(path, Keyring()) or path not in {*view.new, *view.told.parts}
-                for unit, view in whole.views.items()
-                for path in view.paths
-                if unit
-            )
-
         with place.running("bridge"):
-            await eventually(level, within=60)
+            await eventually(lambda: level(store, Keyring()), within=60)
         there = new_parts("jxt", await dump(store))
     assert there[29] == {
         "storage": {"tenantId": 29, "uploadQuotaGb": 5},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import Callable
 
 import pytest
 
-from mooring.errors import NotConfigured, StoreError
+from mooring.errors import NotConfigured, StoreError, Taken
 from mooring.hub import open_store
 from mooring.migrate.jxt.bridge import Bridge
 from mooring.migrate.jxt.migration import Migration
@@ -19,7 +20,7 @@ from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.features.jxt_store import dump, encoded, made
+from tests.features.jxt_store import dump, encoded, level, made
 from tests.waiting import eventually
 
 UNITS = range(1, 9)
@@ -30,7 +31,7 @@ async def write(store: Store, chance: random.Random) -> None:
     publisher, unit, value = Publisher(store, ring=Keyring()), chance.choice(UNITS), chance.random()
     root = f"jxt//tenants/{unit}"
     quota = encoded({"uploadQuotaGb": value})
-    what = chance.randrange(4)
+    what = chance.randrange(5)
     if what == 0:
         await store.commit(Put(f"{root}/storage".encode(), quota))
     elif what == 1:
@@ -38,6 +39,9 @@ async def write(store: Store, chance: random.Random) -> None:
         await store.commit(Put(f"{root}/ftp".encode(), users))
     elif what == 2:
         await publisher.put(unit, "storage", {"uploadQuotaGb": value})
+    elif what == 3:
+        with contextlib.suppress(Taken):
+            await publisher.put(unit, "domain/primary", f"shared{chance.randrange(4)}.example.com")
     elif chance.random() < 0.5:
         await store.commit(Delete(prefix(f"{root}/".encode())))
     else:
@@ -45,16 +49,6 @@ async def write(store: Store, chance: random.Random) -> None:
             await publisher.delete(unit)
         except NotConfigured:
             await publisher.put(unit, f"ftp/u{unit}", {"description": str(value)})
-
-
-async def level(store: Store) -> bool:
-    whole = await Migration(store, ring=Keyring()).reading.whole()
-    return all(
-        view.same(path, Keyring()) or path not in {*view.new, *view.told.parts}
-        for unit, view in whole.views.items()
-        for path in view.paths
-        if unit
-    )
 
 
 @pytest.mark.timeout(120)
@@ -78,7 +72,7 @@ async def test_a_bridge_goes_on_over_broken_connections(etcd: Callable[[str], Et
                     await write(direct, chance)
                 await asyncio.sleep(chance.uniform(0, 1))
                 proxy.heal()
-            await eventually(lambda: level(direct), within=40)
+            await eventually(lambda: level(direct, Keyring()), within=40)
             assert not running.done()
         finally:
             await tasks.aclose()

@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mooring.cli.migrate.jxt_report import settled_record, show_copied, show_steps
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.printing import show, show_json
+from mooring.cli.printing import show_json
 from mooring.cli.progress import progress
 from mooring.cli.reaching import reach, run_command
-from mooring.cli.telling import hear, note, warn
-from mooring.model import JSON
+from mooring.cli.telling import hear, note
 from mooring.tasks import Tasks
-from mooring.tenants.keys import NAMESPACE
+from mooring.tenants.keys import NAMESPACE, Keys
 
 if TYPE_CHECKING:
     from mooring.migrate.jxt.migration import Migration
-    from mooring.migrate.jxt.plan import Step
     from mooring.migrate.jxt.settling import Settled
     from mooring.migrate.jxt.verified import Verified
 
@@ -33,12 +32,17 @@ app = typer.Typer(
 )
 
 VerifiedOption = Annotated[
-    Path,
+    Path | None,
     typer.Option(
-        "--verified", metavar="FILE", help="what `verify` and `cutover` write and `delete` reads"
+        "--verified",
+        metavar="FILE",
+        help="what `verify` and `cutover` write and `delete` reads; NAMESPACE.verified",
     ),
 ]
-_VERIFIED = Path("jxt.verified")
+
+
+def _verified_file(given: Path | None, namespace: str) -> Path:
+    return given or Path(f"{Keys(namespace).namespace.replace('/', '-')}.verified")
 
 
 @app.command()
@@ -53,7 +57,7 @@ async def _plan(namespace: str, store: str, as_json: bool) -> None:
     async with _migration(store, namespace) as migration:
         with progress("looked at") as told:
             steps = await migration.plan(told)
-    _show(steps, as_json)
+    show_steps(steps, as_json)
 
 
 @app.command()
@@ -62,31 +66,54 @@ def copy(
 ) -> None:
     """Write what the old keys say into the new ones. It may be stopped and run again.
 
-    Each tenant comes whole, with all that leads to it. Exits with 1 if something could not be
-    written.
+    Each tenant comes whole, with all that leads to it; new indexes that do not lead where they
+    should are mended. In the end it says what was left. Exits with 1 if something that can be
+    understood could not be written, as where a name is another tenant's.
     """
     if not run_command(_copy(namespace, store, as_json)):
         raise typer.Exit(1)
 
 
 async def _copy(namespace: str, store: str, as_json: bool) -> bool:
+    from mooring.migrate.jxt.plan import LEFT, WRITTEN, counted
+
     done: dict[int, Settled] = {}
     async with _migration(store, namespace) as migration:
-        with progress("copied") as told:
-            async for settled in migration.copy(told):
-                if (before := done.get(settled.unit)) is not None:
-                    settled.changes = before.changes + settled.changes
-                done[settled.unit] = settled
-    _show_settled(list(done.values()), as_json)
-    count = sum(len(each.changes) for each in done.values())
-    note(f"{count} parts of {len(done)} tenants written" if count else "nothing to write")
+        try:
+            with progress("copied") as told:
+                async for settled in migration.copy(told):
+                    _add(done, settled)
+        except BaseException as error:
+            if done:  # what is done is done
+                show_copied(done, as_json)
+            if isinstance(error, asyncio.CancelledError):
+                note("stopped before the end: run `copy` again")
+            raise
+        with progress("looked at") as told:
+            steps = await migration.plan(told)
+    show_copied(done, as_json)
+    left = [step for step in steps if step.verdict in LEFT | WRITTEN | {"blocked"}]
+    if left:
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in counted(left).items())
+        note(f"left: {counts}; see what `plan` says")
     return not any(each.problems for each in done.values())
+
+
+def _add(done: dict[int, Settled], settled: Settled) -> None:
+    """A unit may come more than once: the problems that it had last are those that it has."""
+    if (before := done.get(settled.unit)) is not None:
+        settled.changes = before.changes + settled.changes
+        settled.mended = before.mended + settled.mended
+    done[settled.unit] = settled
 
 
 @app.command()
 def verify(
     namespace: NamespaceOption = NAMESPACE,
-    verified: VerifiedOption = _VERIFIED,
+    verified: VerifiedOption = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="what could not be copied is a difference, too")
+    ] = False,
     store: StoreOption = "",
     as_json: JSONOption = False,
 ) -> None:
@@ -94,19 +121,20 @@ def verify(
 
     Exits with 1 if there is a difference; then nothing may be deleted.
     """
-    if not run_command(_verify(namespace, verified, store, as_json)):
+    file = _verified_file(verified, namespace)
+    if not run_command(_verify(namespace, file, strict, store, as_json)):
         raise typer.Exit(1)
 
 
-async def _verify(namespace: str, file: Path, store: str, as_json: bool) -> bool:
+async def _verify(namespace: str, file: Path, strict: bool, store: str, as_json: bool) -> bool:
     from mooring.migrate.jxt import verified
-    from mooring.migrate.jxt.plan import DIFFERENT
+    from mooring.migrate.jxt.plan import DIFFERENT, LEFT
 
     async with _migration(store, namespace) as migration:
         with progress("compared") as told:
             steps, listed = await migration.verify(told)
-    _show(steps, as_json)
-    if any(step.verdict in DIFFERENT for step in steps):
+    show_steps(steps, as_json)
+    if any(step.verdict in (DIFFERENT | LEFT if strict else DIFFERENT) for step in steps):
         verified.discard(file)
         note("the old keys cannot be given up yet")
         return False
@@ -141,7 +169,7 @@ async def _bridge(namespace: str, store: str, as_json: bool) -> None:
             running.add_done_callback(lambda _: heard.put_nowait(None))
             while (settled := await heard.get()) is not None:
                 if as_json:
-                    show_json(_settled_record(settled))
+                    show_json(settled_record(settled))
                     sys.stdout.flush()
             if running.done():
                 running.result()  # it crashed: raise that
@@ -153,28 +181,37 @@ async def _bridge(namespace: str, store: str, as_json: bool) -> None:
 @app.command()
 def cutover(
     namespace: NamespaceOption = NAMESPACE,
-    verified: VerifiedOption = _VERIFIED,
+    verified: VerifiedOption = None,
     undo: Annotated[bool, typer.Option("--undo", help="let both count again")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="the same after a deletion: begin again")
+    ] = False,
     store: StoreOption = "",
     as_json: JSONOption = False,
 ) -> None:
     """Let the new keys count alone, if nothing differs.
 
     A bridge goes on to write the old keys, and no longer reads them. It can be undone until the
-    old keys are deleted.
+    old keys are deleted; after that a migration can be begun again with whatever old keys are
+    there, and a bridge writes those that are not.
     """
-    run_command(_cutover(namespace, verified, undo, store, as_json))
+    if undo or restart:
+        run_command(_undo(namespace, restart, store))
+    else:
+        run_command(_cutover(namespace, _verified_file(verified, namespace), store, as_json))
 
 
-async def _cutover(namespace: str, file: Path, undo: bool, store: str, as_json: bool) -> None:
+async def _undo(namespace: str, restart: bool, store: str) -> None:
     async with _migration(store, namespace) as migration:
-        if undo:
-            await migration.undo()
-            note("both formats count again")
-            return
+        await migration.undo(restart=restart)
+    note("both formats count again")
+
+
+async def _cutover(namespace: str, file: Path, store: str, as_json: bool) -> None:
+    async with _migration(store, namespace) as migration:
         with progress("compared") as told:
             marker, steps, listed = await migration.cutover(told)
-    _show(steps, as_json)
+    show_steps(steps, as_json)
     note(f"the new keys count alone since {marker.at} (by {marker.by})")
     _keep(file, listed)
 
@@ -182,7 +219,7 @@ async def _cutover(namespace: str, file: Path, undo: bool, store: str, as_json: 
 @app.command()
 def delete(
     namespace: NamespaceOption = NAMESPACE,
-    verified: VerifiedOption = _VERIFIED,
+    verified: VerifiedOption = None,
     store: StoreOption = "",
     as_json: JSONOption = False,
 ) -> None:
@@ -190,7 +227,7 @@ def delete(
 
     It may be stopped and run again. Exits with 1 if something stays because it was written since.
     """
-    if not run_command(_delete(namespace, verified, store, as_json)):
+    if not run_command(_delete(namespace, _verified_file(verified, namespace), store, as_json)):
         raise typer.Exit(1)
 
 
@@ -222,67 +259,3 @@ def _keep(file: Path, listed: Verified) -> None:
 
     verified.write(file, listed)
     note(f"{file} lists {len(listed.listed)} old keys that `delete` may delete")
-
-
-def _show(steps: Sequence[Step], as_json: bool) -> None:
-    """What is not as it should be, and then how many of each; as JSON, everything."""
-    from mooring.migrate.jxt.plan import counted
-
-    shown = [step for step in steps if as_json or step.verdict != "equal"]
-    show(
-        shown,
-        {
-            "tenant": lambda step: str(step.unit or ""),
-            "key": lambda step: step.name,
-            "verdict": lambda step: step.verdict,
-            "why": lambda step: str(step),
-        },
-        _record,
-        as_json=as_json,
-    )
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in counted(steps).items())
-    note(counts or "there are no old keys here: is --namespace right?")
-    sys.stdout.flush()
-
-
-def _record(step: Step) -> Mapping[str, JSON]:
-    return {
-        "tenant": step.unit or None,
-        "key": step.name,
-        "verdict": step.verdict,
-        "why": str(step),
-        "revision": step.modified or None,
-    }
-
-
-def _show_settled(done: Sequence[Settled], as_json: bool) -> None:
-    if as_json:
-        for settled in done:
-            show_json(_settled_record(settled))
-        return
-    show(
-        [(settled.unit, change) for settled in done for change in settled.changes],
-        {
-            "tenant": lambda each: str(each[0] or ""),
-            "part": lambda each: each[1].path,
-            "done": lambda each: each[1].move,
-            "why": lambda each: "both were changed: the later counts" if each[1].conflict else "",
-        },
-        lambda each: {},
-        as_json=False,
-    )
-    for settled in done:
-        for problem in settled.problems:
-            warn(f"tenant {settled.unit}: {problem}" if settled.unit else problem)
-
-
-def _settled_record(settled: Settled) -> Mapping[str, JSON]:
-    return {
-        "tenant": settled.unit or None,
-        "changes": [
-            {"part": each.path, "move": each.move, "conflict": each.conflict}
-            for each in settled.changes
-        ],
-        "problems": list(settled.problems),
-        "strays": list(settled.strays),
-    }
