@@ -205,7 +205,7 @@ def _nested(tenant: int, parts: Mapping[str, JSON]) -> dict[str, JSON]:
 
 def _rows(parts: Mapping[str, JSON]) -> Iterator[Row]:
     for path, value in sorted(parts.items(), key=lambda part: (part[0] != "meta", part[0])):
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from (Row(path, field, words(inner)) for field, inner in value.items())
         else:
             yield Row(path, "", words(value))
