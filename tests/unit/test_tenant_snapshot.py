@@ -139,7 +139,7 @@ def test_indexes_and_problems_follow_from_the_data(history: list[dict[bytes, byt
         there.update({key: value for key, value in changes.items() if value is not None})
     snapshot = built(there)
     tenants = snapshot.tenants
-    assert dict(snapshot.enabled) == {id: each for id, each in tenants.items() if each.active}
+    assert {*snapshot.enabled} == {id for id, each in tenants.items() if each.active}
     assert all(not tenant.empty for tenant in tenants.values())
     kinds: list[tuple[Claims, Callable[[Tenant], set[str]]]] = [
         (snapshot.hosts, lambda tenant: set(tenant.domain.hosts)),

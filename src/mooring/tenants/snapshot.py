@@ -24,8 +24,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     revision: int = 0
     """The store's revision that the tenants are of."""
     tenants: Map[int, Tenant] = Map()
-    enabled: Map[int, Tenant] = Map()
-    """Those whose meta says that they are active."""
+    enabled: Map[int, bool] = Map()
+    """The ids of those whose meta says that they are active."""
     codes: Claims = Claims("code")
     """In lower case."""
     names: Claims = Claims("name")
@@ -68,18 +68,21 @@ class Snapshot(msgspec.Struct, frozen=True):
         held, enabled = self.tenants.mutate(), self.enabled.mutate()
         pairs: list[Pair] = []
         for some in slices(tenants.items()):
-            pairs += [(self.tenants.get(id), after) for id, after in some]
             for id, after in some:
+                before = self.tenants.get(id)
+                pairs.append((before, after))
                 _put(held, id, after)
-                _put(enabled, id, after if after is not None and after.active else None)
+                active = after is not None and after.active
+                if active is not (before is not None and before.active):
+                    _put(enabled, id, active or None)
             yield
         contests: list[Contest] = []
         claims: dict[str, Claims] = {}
         for field, (section, claimed) in _CLAIMED.items():
-            before: Claims = getattr(self, field)
             gone, news = yield from _differences(pairs, section, claimed)
             if gone or news:
-                claims[field], told = yield from before.changing(gone, news)
+                of_kind: Claims = getattr(self, field)
+                claims[field], told = yield from of_kind.changing(gone, news)
                 contests += told
         ftp, holders = self.ftp.mutate(), claims.get("ftp_users", self.ftp_users).holders
         for users in slices(_changed_users(pairs)):
