@@ -257,6 +257,11 @@ class TestLooking:
         }
         assert acme.run("list", "--namespace", "elsewhere") == ""
 
+    def test_a_part_that_is_empty_is_shown(self, terminal: Terminal):
+        with mooring.sync.connect(terminal.url) as hub:
+            hub.store.commit(Put(b"jxt/tenants/3/storage", b"{}"))
+        assert terminal.run("show", "3").splitlines() == ["storage\t-\t{}"]
+
     def test_secrets_are_shown_to_who_asks(self, acme: Terminal):
         lines = acme.run("show", "7").splitlines()
         assert lines[0].split("\t")[0] == "meta"
