@@ -162,15 +162,15 @@ class Bridge:
         self._wake.set()
         unit = settled.unit
         who = f"tenant {unit}" if unit else "common"
-        if not unit and (settled.phase != "both") != self._cut:
-            self._cut = not self._cut
-            now = "the new keys count alone now; the old ones follow them"
-            log.warning("bridge: %s", now if self._cut else "both formats count again")
         if settled.phase == "over":
             if not self._over:
                 log.warning("bridge: the old keys are being deleted: there is nothing to do")
             self._over = True
             return
+        if not unit and (settled.phase != "both") != self._cut:
+            self._cut = not self._cut
+            now = "the new keys count alone now; the old ones follow them"
+            log.warning("bridge: %s", now if self._cut else "both formats count again")
         for change in settled.changes:
             level = logging.DEBUG if change.path == SENTINEL else logging.INFO
             log.log(level, "%s: %s %s", who, change.path, change.move)
