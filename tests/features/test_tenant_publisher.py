@@ -283,7 +283,7 @@ class TestNames:
     async def test_the_raw_name_of_an_older_publisher_counts_and_goes_with_a_rename(
         self, store: Store, publisher: Publisher
     ):
-        raw = KEYS.raw_name("默认 租户")
+        raw = KEYS.as_written("by-name", "默认 租户")
         meta = msgspec.json.encode({"id": 1, "code": "one", "name": "默认 租户"})
         await store.commit(Put(KEYS.part(1, "meta"), meta), Put(raw, b'{"id":1,"code":"one"}'))
         assert await find(store, KEYS, "by-name", "默认 租户") == 1
@@ -297,7 +297,7 @@ class TestNames:
 
     async def test_the_raw_name_goes_with_its_tenant(self, store: Store, publisher: Publisher):
         await publisher.put(1, "meta", {"code": "one", "name": "a b"})
-        await store.commit(Put(KEYS.raw_name("a b"), b'{"id":1}'))
+        await store.commit(Put(KEYS.as_written("by-name", "a b"), b'{"id":1}'))
         await publisher.delete(1)
         assert (await store.read(KEYS.indexes)).entries == ()
 
@@ -844,6 +844,19 @@ class TestLostAnswers:
 
         await Publisher(cast(Store, Overtaken(store, 0, "after")), ring=RING).delete(1)
         assert len(await other.read(1)) == 8
+
+    @pytest.mark.parametrize("how", ["before", "after"])
+    @pytest.mark.parametrize("after", [0, 1])
+    async def test_a_rollback_happens_once(
+        self, store: Store, publisher: Publisher, how: str, after: int
+    ):
+        there = await publisher.apply(parse(huge(200)))
+        await publisher.apply(parse({"id": 1, "ftp": {}}))
+        told = await with_faults(store, after, how).rollback(1, there.number)
+        assert len(told.changes) == 200
+        entries = [entry for entry in await publisher.history(1) if entry.action == "rollback"]
+        assert told.transactions == len(entries) > 1
+        await whole(store)
 
     @pytest.mark.parametrize("users", [1, 300])
     async def test_that_it_cannot_be_looked_up_is_not_that_nothing_was_written(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
+from mooring.tenants.indexing import folded
 from mooring.tenants.keys import (
     MAX_ID,
     CommonPart,
@@ -203,6 +204,17 @@ def test_an_id_is_a_positive_integer(tenant: object):
 def test_only_known_parts_concern_all_tenants(path: str):
     with pytest.raises(InvalidRequest):
         KEYS.common_part(path)
+
+
+def test_what_others_write_in_capitals_is_found_by_its_first_letter():
+    for kind, name in (("by-code", "ACME"), ("host", "Shop.example.com"), ("host", "Z/x")):
+        written = KEYS.as_written(kind, name)  # type: ignore[arg-type]
+        assert written in KEYS.capitals(kind)  # type: ignore[arg-type]
+        assert KEYS.index(kind, name) not in KEYS.capitals(kind)  # type: ignore[arg-type]
+        assert folded(KEYS, written) == folded(KEYS, KEYS.index(kind, name))  # type: ignore[arg-type]
+    assert KEYS.as_written("by-name", "x/ y") == b"jxt/tenants/_index/by-name/x/ y"
+    bob = KEYS.index("ftp-user", "Bob")
+    assert folded(KEYS, bob) == bob == KEYS.as_written("ftp-user", "Bob")
 
 
 def test_names_are_escaped_as_go_does():

@@ -153,7 +153,7 @@ def test_the_raw_names_of_older_publishers_go_with_their_names(wanted: Parts, ra
     model = Model()
     model.publish(1, {"meta": {"code": "one", "name": "a%20b"}})
     for name in raw:
-        key = KEYS.raw_name(name)
+        key = KEYS.as_written("by-name", name)
         if key not in model.entries:
             model.commit([Put(key, b'{"id":1}')], [])
     meta: dict[str, JSON] = {"code": "one", "name": "a b"}

@@ -92,10 +92,6 @@ class Keys:
         """`name` as people write it: a code, a name, a host, an FTP user."""
         return f"{self._tenants}_index/{kind}/{_indexed(kind, name)}".encode()
 
-    def raw_name(self, name: str) -> bytes:
-        """Where an older publisher may have written a name, unescaped."""
-        return f"{self._tenants}_index/by-name/{name}".encode()
-
     def as_written(self, kind: IndexKind, name: str) -> bytes:
         """Where another publisher may have written it: names unescaped, codes and hosts in the case
         that they have."""

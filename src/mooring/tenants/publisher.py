@@ -21,6 +21,7 @@ from mooring.errors import (
     NotConfigured,
     OutcomeUnknown,
     StoreError,
+    TooLarge,
     Undecipherable,
 )
 from mooring.model import JSON
@@ -46,7 +47,7 @@ from mooring.tenants.scribe import (
 )
 from mooring.tenants.secrets import CURRENT, Keyring
 from mooring.tenants.settings import Settings
-from mooring.tenants.stages import check, most_at_once, stage
+from mooring.tenants.stages import at_a_time, check, stage
 from mooring.tenants.work import Also, Published, Work
 
 log = logging.getLogger(__name__)
@@ -152,11 +153,11 @@ class Publisher:
         return await self._change(Work(tenant, action, note, also), change)
 
     async def _change(self, work: Work, change: Change, *, only_at: int | None = None) -> Published:
-        """`only_at`: raise `Moved` unless this is the newest entry of the history."""
+        """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
         tenant = check_id(work.tenant)
 
         async def attempt(seen: Seen) -> None:
-            if only_at not in (None, seen.last):
+            if only_at is not None and seen.last != (work.number or only_at):
                 raise Moved(tenant)
             wanted = change(seen.held.parts)
             for path in wanted:
@@ -192,11 +193,11 @@ class Publisher:
         """What is to be written, and how many aliases at a time. Raises whatever is against it
         before anything was."""
         plan = await self._scribe.plan(tenant, seen.held, wanted)
-        most = most_at_once(room, guarded=plan.guarded)
-        if stage(seen.held.parts, wanted, most=most) is wanted:
-            batches(tenant, plan.units, room=room)
-        else:
-            check(self.keys, tenant, seen.held.parts, wanted, most=most, room=room)
+        most, fewer = at_a_time(room)
+        if stage(seen.held.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
+            return plan, most
+        most = fewer if plan.guarded else most
+        check(self.keys, tenant, seen.held.parts, wanted, most=most, room=room)
         return plan, most
 
     async def _persist(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> Published:
@@ -314,6 +315,17 @@ class Publisher:
             return self.change(tenant, change, action="rekey")
 
         return await rekey(self._store, self.keys, self._ring, publish, progress)
+
+
+def _fits(tenant: int, plan: Plan, room: int) -> bool:
+    """Raises `TooLarge` where no other way leads there."""
+    try:
+        batches(tenant, plan.units, room=room)
+    except TooLarge:
+        if not plan.guarded:
+            raise
+        return False
+    return True
 
 
 class Moved(Exception):

@@ -34,11 +34,11 @@ def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
     return {**rest, _ALIASES: aliases} if aliases else rest
 
 
-def most_at_once(room: int, *, guarded: bool) -> int:
-    """Aliases that one stage changes where a commit has this room; `guarded`: where some of them
-    are taken over, each under a condition more."""
+def at_a_time(room: int) -> list[int]:
+    """How many aliases one stage may change where a commit has this room: the most; and fewer, for
+    where some are taken over from tenants that are gone, each under a condition more."""
     most = max(room - (ROOM - MOST), 1)
-    return max(most // 3, 1) if guarded else most
+    return [most, max(most // 3, 1)]
 
 
 def check(keys: Keys, tenant: int, there: Parts, wanted: Parts, *, most: int, room: int) -> None:
