@@ -127,7 +127,7 @@ def verify(
 
 
 async def _verify(namespace: str, file: Path, strict: bool, store: str, as_json: bool) -> bool:
-    from mooring.migrate.jxt import verified
+    from mooring.migrate import listing
     from mooring.migrate.jxt.plan import DIFFERENT, LEFT
 
     async with _migration(store, namespace) as migration:
@@ -135,7 +135,7 @@ async def _verify(namespace: str, file: Path, strict: bool, store: str, as_json:
             steps, listed = await migration.verify(told)
     show_steps(steps, as_json)
     if any(step.verdict in (DIFFERENT | LEFT if strict else DIFFERENT) for step in steps):
-        verified.discard(file)
+        listing.discard(file)
         note("the old keys cannot be given up yet")
         return False
     _keep(file, listed)
