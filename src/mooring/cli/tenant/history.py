@@ -121,8 +121,9 @@ def rollback(
             {
                 "tenant": tenant,
                 "number": published.number or None,
-                "transactions": published.transactions,
+                "transactions": published.transactions + published.aside,
                 "changes": records(published.changes),
+                "lost": list[JSON](published.lost),
             }
         )
     elif published.changes:

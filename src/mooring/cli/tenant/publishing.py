@@ -124,7 +124,7 @@ def _show(published: Published, as_json: bool) -> None:
             {
                 "tenant": published.tenant,
                 "number": published.number or None,
-                "transactions": published.transactions,
+                "transactions": published.transactions + published.aside,
                 "changes": records(published.changes),
             }
         )
