@@ -112,7 +112,9 @@ class _Heir:
 def _may_stop() -> bool:
     """Whether somebody could continue us: who started our group is a shell with job control."""
     with contextlib.suppress(psutil.Error, OSError):  # it ended while we looked
-        for parent in psutil.Process().parents():
+        parent = psutil.Process().parent()
+        while parent is not None:
             if os.getpgid(parent.pid) != os.getpgrp():
                 return os.getsid(parent.pid) == os.getsid(0)
+            parent = parent.parent()
     return False
