@@ -281,6 +281,7 @@ def test_a_command_that_does_not_ask_leaves_the_terminal_to_others(screen: Scree
     screen.shows("from it and keys")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("asks", [True, False])
 def test_at_the_terminal_it_is_a_job_like_any_other(screen: Screen, here: Path, asks: bool):
     wait = "read x" if asks else "while :; do sleep 0.05; done"
