@@ -1,0 +1,23 @@
+"""The tenants at hand, on the embedded store and on etcd."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mooring.store import Store
+from mooring.tenants.live import Tenants
+from tests.features.tenant_provider.support import provider
+
+
+@pytest.fixture(params=["memory", "etcd-3.5"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def tenants(store: Store) -> AsyncIterator[Tenants]:
+    async with provider(store) as live:
+        yield live

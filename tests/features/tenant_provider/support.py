@@ -1,0 +1,57 @@
+"""Tenants as anybody may write them, and a provider of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mooring.store import Put, Store
+from mooring.tenants.keys import Keys
+from mooring.tenants.live import Tenants
+from mooring.tenants.provider import Provider
+from mooring.tenants.secrets import Keyring
+
+KEYS = Keys()
+
+
+DEAD = "etcd://127.0.0.1:1"
+
+
+def part(tenant: int, path: str, value: object) -> Put:
+    raw = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+    return Put(KEYS.part(tenant, path), raw)
+
+
+def common(path: str, value: object) -> Put:
+    return Put(f"jxt/{path}".encode(), json.dumps(value).encode())
+
+
+def how(tenants: Tenants) -> str:
+    return tenants.resolver.http_type if tenants.resolver else "unknown"
+
+
+def where(tenants: Tenants) -> str:
+    return tenants.storage_directory.directory if tenants.storage_directory else "unknown"
+
+
+def provider(store: Store, *, file: Path | None = None, wait: float = 5.0) -> Provider:
+    return Provider(store, KEYS, Keyring(), file=file, wait=wait)
+
+
+WHOLE = (
+    part(1, "meta", {"code": "Acme", "name": "甲 公司", "status": "active"}),
+    part(1, "domain/primary", "Acme.example"),
+    part(1, "domain/aliases", ["www.acme.example"]),
+    part(1, "domain/internal", '"acme.internal"'),
+    part(1, "database/evidence-query", {"host": "db", "port": 3306, "password": "p"}),
+    part(1, "database/meta", {"enabled": False}),
+    part(1, "ftp/meta", {"homeDirectory": "/m"}),
+    part(1, "ftp/bob", {"status": "active"}),
+    part(1, "ftp/eve", {"status": "inactive"}),
+    part(1, "storage", {"uploadQuotaGb": 5}),
+    part(10, "meta", {"code": "Ten", "name": "Ten", "status": "suspended"}),
+    common("common/resolver", {"httpType": "host"}),
+    common("common/storage-directory", {"directory": "d"}),
+    common("platform/configs/limits", {"a": [1]}),
+    common("_health/sentinel", {"updatedAt": "2024-05-06T07:08:09Z"}),
+)

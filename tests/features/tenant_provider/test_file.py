@@ -1,0 +1,238 @@
+"""The last state in a file, and a start from it where the store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+import mooring
+import mooring.sync
+from mooring.errors import Unavailable
+from mooring.hub import open_store
+from mooring.store import Delete, Put, Store
+from mooring.tenants.copy import CopyFile
+from mooring.tenants.keys import Keys
+from mooring.tenants.provider import Provider
+from mooring.tenants.reading import Changed
+from mooring.tenants.secrets import Keyring
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
+from tests.features.tenant_provider.support import DEAD, KEYS, WHOLE, common, how, part, provider
+from tests.waiting import eventually
+
+
+class TestFile:
+    async def test_it_is_written_for_its_owner_alone(self, store: Store, tmp_path: Path):
+        file = tmp_path / "new" / "tenants.copy"
+        await store.commit(*WHOLE)
+        async with provider(store, file=file):
+            await eventually(file.exists)
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+    async def test_it_holds_the_last_state_when_it_is_closed(self, store: Store, tmp_path: Path):
+        file = tmp_path / "tenants.copy"
+        async with provider(store, file=file) as t:
+            await eventually(file.exists)
+            first = file.read_bytes()
+            await store.commit(*WHOLE)
+            await eventually(lambda: t.by_code("ten") == 10)
+        assert file.read_bytes() != first
+        assert b"acme.internal" in file.read_bytes()
+
+    async def test_what_a_killed_process_left_is_removed(self, store: Store, tmp_path: Path):
+        """It holds passwords."""
+        file, left = tmp_path / "tenants.copy", tmp_path / ".unfinished-abc"
+        left.write_bytes(b"s3cret")
+        async with provider(store, file=file):
+            await eventually(file.exists)
+        assert not left.exists()
+        left.write_bytes(b"s3cret")
+        assert CopyFile(file, store=store.url, namespace="jxt").load() is not None
+        assert not left.exists()
+
+    async def test_a_disk_that_cannot_be_written_costs_the_copy_alone(
+        self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        (tmp_path / "file").touch()
+        async with provider(store, file=tmp_path / "file" / "tenants.copy") as t:
+            await store.commit(*WHOLE)
+            await eventually(lambda: t.by_code("ten") == 10)
+        assert caplog.text.count("no copy of the tenants is kept") == 1
+
+    async def test_the_hub_keeps_it_in_its_cache_folder(self, store_url: str, tmp_path: Path):
+        folder = tmp_path / "cache"
+        async with mooring.connect(store_url, cache=folder) as hub:
+            for namespace in ("jxt", "other/ns"):
+                async with hub.tenants(namespace=namespace):
+                    pass
+        names = sorted(path.name.partition(".")[0] for path in folder.iterdir())
+        assert names == ["tenants-jxt", "tenants-other%2Fns"]
+
+
+class Away:
+    """A store behind a proxy that lets nothing through, and a file of what it had."""
+
+    def __init__(self, direct: Store, through: Store, proxy: FaultProxy, file: Path) -> None:
+        self.direct, self.through, self.proxy, self.file = direct, through, proxy, file
+
+
+@pytest.fixture
+async def away(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> AsyncIterator[Away]:
+    server = etcd("3.5")
+    async with FaultProxy(server.address) as proxy:
+        options = f"?namespace=/{tmp_path.name}-{id(proxy)}"
+        async with (
+            open_store(f"{server.url}{options}") as direct,
+            open_store(f"etcd://{proxy.address}{options}&timeout=1s") as through,
+        ):
+            file = tmp_path / "tenants.copy"
+            await direct.commit(*WHOLE)
+            async with provider(through, file=file):
+                pass
+            proxy.refuse()
+            yield Away(direct, through, proxy, file)
+
+
+class TestStartFromFile:
+    async def test_it_starts_and_catches_up(self, away: Away, caplog: pytest.LogCaptureFixture):
+        await away.direct.commit(
+            Delete(KEYS.parts(10)),
+            part(1, "meta", {"code": "renamed"}),
+            part(3, "meta", {"code": "new"}),
+            common("common/resolver", {"httpType": "path"}),
+        )
+        async with provider(away.through, file=away.file, wait=30) as t:
+            assert t.stale
+            assert t.age == float("inf")
+            assert {*t.ids()} == {1, 10}
+            assert t.by_code("acme") == 1
+            assert t.by_host("www.acme.example") == 1, "indexes are built anew"
+            assert how(t) == "host"
+            assert t.health is not None
+            assert t.revision > 0
+            assert caplog.text.count("stands in") == 1
+            told: list[Changed] = []
+            t.subscribe(told.append)
+            away.proxy.heal()
+            await eventually(lambda: not t.stale, within=10)
+            assert {*t.ids()} == {1, 3}
+            assert t.by_code("acme") is None
+            assert t.by_code("renamed") == 1
+            await eventually(lambda: how(t) == "path")
+            assert {(c.tenant, *sorted(c.kinds)) for c in told} == {
+                (1, "meta"),
+                (3, "meta"),
+                (10, "meta"),
+            }
+            await away.direct.commit(part(3, "meta", {"code": "newer"}))
+            await eventually(lambda: t.by_code("newer") == 3)
+
+    async def test_the_last_good_resolver_is_in_the_file(self, away: Away):
+        away.proxy.heal()
+        async with provider(away.through, file=away.file) as t:
+            await away.direct.commit(Put(b"jxt/common/resolver", b"{"))
+            await eventually(lambda: "jxt/common/resolver" in t.problems)
+        away.proxy.refuse()
+        async with provider(away.through, file=away.file) as t:
+            assert how(t) == "host"
+            away.proxy.heal()
+            await eventually(lambda: not t.stale, within=10)
+            await eventually(lambda: "jxt/common/resolver" in t.problems)
+            assert how(t) == "host"
+
+    async def test_the_file_may_stand_in_while_the_store_is_read(
+        self, store: Store, tmp_path: Path
+    ):
+        """A short wait: the file comes while what was read is turned into tenants."""
+        file = tmp_path / "tenants.copy"
+        for first in range(1, 1500, 100):
+            await store.commit(
+                *(part(n, "meta", {"code": f"c{n}"}) for n in range(first, first + 100))
+            )
+        async with provider(store, file=file):
+            pass
+        await store.commit(
+            Delete(KEYS.parts(7)),
+            part(8, "meta", {"code": "other"}),
+            part(2000, "meta", {"code": "new"}),
+            *WHOLE[-4:],
+        )
+        async with provider(store, file=file, wait=0.0) as t:
+            known = dict(t.snapshot.tenants)
+            told: list[Changed] = []
+            t.subscribe(told.append)
+            await eventually(lambda: t.by_code("new") == 2000 and how(t) == "host")
+            for change in told:
+                assert known.get(change.tenant) == change.before
+                if change.after is None:
+                    del known[change.tenant]
+                else:
+                    known[change.tenant] = change.after
+            assert known == dict(t.snapshot.tenants)
+            await eventually(lambda: t.health is not None and t.platform("limits") is not None)
+            async with provider(store) as fresh:
+                assert t.snapshot == fresh.snapshot
+
+    async def test_closing_before_it_caught_up_keeps_the_file(self, away: Away):
+        before = away.file.read_bytes()
+        async with provider(away.through, file=away.file):
+            pass
+        assert away.file.read_bytes() == before
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda raw: b"",
+            lambda raw: raw[:-1],
+            lambda raw: raw + b"x",
+            lambda raw: raw[: raw.index(b"\n")],
+            lambda raw: raw.replace(b'"port": 3306', b'"port": 3307'),
+            lambda raw: b"\xff" * 100_000,
+            lambda raw: raw.replace(b'"format":1', b'"format":9'),
+        ],
+        ids=["empty", "short", "long", "head alone", "a digit", "rubbish", "format"],
+    )
+    async def test_a_damaged_file_is_not_believed(
+        self,
+        away: Away,
+        damage: Callable[[bytes], bytes],
+        caplog: pytest.LogCaptureFixture,
+    ):
+        raw = away.file.read_bytes()
+        away.file.write_bytes(damage(raw))
+        assert away.file.read_bytes() != raw
+        with pytest.raises(Unavailable):
+            async with provider(away.through, file=away.file, wait=0.3):
+                pass
+        assert "tenants.copy cannot be used" in caplog.text
+        away.proxy.heal()
+        async with provider(away.through, file=away.file) as t:
+            assert t.by_code("acme") == 1
+
+    async def test_a_file_of_another_store_or_namespace_is_not_used(
+        self, away: Away, caplog: pytest.LogCaptureFixture
+    ):
+        async with open_store(DEAD) as other:
+            with pytest.raises(Unavailable):
+                async with provider(other, file=away.file, wait=0.3):
+                    pass
+        assert "and not of 'jxt' in etcd://127.0.0.1:1" in caplog.text
+        with pytest.raises(Unavailable):
+            async with Provider(away.through, Keys("other"), Keyring(), file=away.file, wait=0.3):
+                pass
+        assert "and not of 'other'" in caplog.text
+
+    async def test_a_damaged_file_does_not_keep_it_from_waiting_for_the_store(self, away: Away):
+        away.file.write_bytes(away.file.read_bytes()[:-1])
+        entering = asyncio.ensure_future(
+            provider(away.through, file=away.file, wait=20).__aenter__()
+        )
+        await asyncio.sleep(0.3)
+        away.proxy.heal()
+        t = await entering
+        assert t.by_code("acme") == 1

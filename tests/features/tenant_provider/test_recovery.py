@@ -1,0 +1,202 @@
+"""Updates that cannot be applied take nothing away, and are made up for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from mooring.errors import Unavailable
+from mooring.store import Delete, Entry, Put, Store, key
+from mooring.tenants.copy import CopyFile
+from mooring.tenants.live import Tenants
+from mooring.tenants.pacing import Paced
+from mooring.tenants.provider import Provider
+from mooring.tenants.reading import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.snapshot import Snapshot
+from tests.features.tenant_provider.support import KEYS, WHOLE, common, how, part, provider, where
+from tests.waiting import eventually
+
+
+class Stumbling:
+    """A reading that fails as long as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.updates = self.anew = self.waits = False
+        apply, anew = Reading.apply, Reading.anew
+
+        def stumbling_apply(
+            reading: Reading, snapshot: Snapshot, changes: Iterable[KeyChange]
+        ) -> Outcome:
+            if self.updates:
+                raise RuntimeError("a mistake")
+            return apply(reading, snapshot, changes)
+
+        def stumbling_anew(
+            reading: Reading, shown: Snapshot, entries: Mapping[bytes, Entry]
+        ) -> Paced[Outcome]:
+            while self.waits:
+                yield
+            if self.anew:
+                raise RuntimeError("another mistake")
+            return (yield from anew(reading, shown, entries))
+
+        monkeypatch.setattr(Reading, "apply", stumbling_apply)
+        monkeypatch.setattr(Reading, "anew", stumbling_anew)
+
+
+@pytest.fixture
+def stumbling(monkeypatch: pytest.MonkeyPatch) -> Stumbling:
+    return Stumbling(monkeypatch)
+
+
+class TestRecovery:
+    """An update that cannot be applied is not lost: all is put together anew."""
+
+    async def test_it_is_made_good_at_once(
+        self, store: Store, stumbling: Stumbling, caplog: pytest.LogCaptureFixture
+    ):
+        await store.commit(*WHOLE)
+        async with provider(store) as t:
+            told: list[Changed] = []
+            t.subscribe(told.append)
+            stumbling.updates = True
+            last = await store.commit(
+                Delete(KEYS.parts(10)),
+                part(1, "storage", {"uploadQuotaGb": 6}),
+                part(2, "meta", {"code": "two"}),
+            )
+            await eventually(lambda: t.by_code("two") == 2)
+            assert t.revision == last.revision
+            assert {*t.ids()} == {1, 2}
+            assert not t.stale
+            assert [(c.tenant, *c.kinds) for c in told] == [
+                (1, "storage"),
+                (2, "meta"),
+                (10, "meta"),
+            ]
+            assert caplog.text.count("could not be applied") == 1
+            assert caplog.text.count("nothing is missing") == 1
+            stumbling.updates = False
+            async with provider(store) as fresh:
+                assert t.snapshot == fresh.snapshot
+
+    async def test_until_it_is_made_good_it_is_stale_and_the_last_state_stays(
+        self, store: Store, stumbling: Stumbling, caplog: pytest.LogCaptureFixture
+    ):
+        await store.commit(*WHOLE)
+        async with Provider(store, KEYS, Keyring(), afresh=0.3) as t:
+            stumbling.updates = stumbling.anew = True
+            await store.commit(part(1, "meta", {"code": "one"}))
+            await eventually(lambda: t.stale)
+            stumbling.updates = False
+            await store.commit(part(2, "meta", {"code": "two"}), WHOLE[-1])
+            await store.commit(common("platform/configs/limits", {"a": [2]}))
+            await eventually(lambda: caplog.text.count("another mistake") > 0)
+            await asyncio.sleep(1)  # tries, and reads of everything
+            assert t.stale
+            assert t.age == float("inf")
+            assert {*t.ids()} == {1, 10}
+            assert t.by_code("acme") == 1
+            assert caplog.text.count("could not be applied") == 2, "once for each mistake"
+            stumbling.anew = False
+            await eventually(lambda: not t.stale)
+            assert t.by_code("acme") is None
+            assert (t.by_code("one"), t.by_code("two")) == (1, 2)
+            assert t.platform("limits") == {"a": [2]}
+            await store.commit(part(2, "meta", {"code": "newer"}))
+            await eventually(lambda: t.by_code("newer") == 2)
+            async with provider(store) as fresh:
+                assert t.snapshot == fresh.snapshot
+
+    async def test_what_comes_meanwhile_is_not_lost(self, store: Store, stumbling: Stumbling):
+        await store.commit(*WHOLE)
+        async with provider(store) as t:
+            known = dict(t.snapshot.tenants)
+
+            def hear(change: Changed) -> None:
+                assert known.get(change.tenant) == change.before
+                known.pop(change.tenant, None)
+                if change.after is not None:
+                    known[change.tenant] = change.after
+
+            t.subscribe(hear)
+            stumbling.updates = stumbling.waits = True
+            await store.commit(part(1, "meta", {"code": "one"}))
+            await eventually(lambda: t.stale)
+            stumbling.updates = False
+            await store.commit(part(2, "meta", {"code": "two"}), Delete(KEYS.parts(10)))
+            await store.commit(common("common/resolver", {"httpType": "path"}))
+            last = await store.commit(Delete(KEYS.parts(2)), part(3, "meta", {"code": "three"}))
+            await asyncio.sleep(0.3)
+            assert {*t.ids()} == {1, 10}
+            stumbling.waits = False
+            await eventually(lambda: how(t) == "path" and t.revision == last.revision)
+            async with provider(store) as fresh:
+                assert t.snapshot == fresh.snapshot
+            assert known == dict(t.snapshot.tenants)
+            assert {*known} == {1, 3}
+
+    async def test_settings_are_made_good_and_the_last_good_resolver_stays(
+        self, store: Store, stumbling: Stumbling
+    ):
+        await store.commit(*WHOLE)
+        async with provider(store) as t:
+            await store.commit(Put(b"jxt/common/resolver", b"{"))
+            await eventually(lambda: "jxt/common/resolver" in t.problems)
+            stumbling.updates = True
+            await store.commit(Delete(key(b"jxt/common/storage-directory")))
+            await eventually(lambda: where(t) == "tenants")
+            assert how(t) == "host"
+            assert "jxt/common/resolver" in t.problems
+            await store.commit(Delete(KEYS.common))
+            await eventually(lambda: how(t) == "header")
+            await store.commit(Delete(KEYS.health))
+            await eventually(lambda: t.health is None)
+            assert not t.problems
+
+    async def test_a_start_waits_for_it(self, store: Store, stumbling: Stumbling):
+        await store.commit(*WHOLE)
+        stumbling.updates = True
+        async with provider(store) as t:
+            assert how(t) == "host"
+            assert t.health is not None
+            assert t.by_code("acme") == 1
+        stumbling.anew = True
+        with pytest.raises(Unavailable, match="mistake"):
+            async with provider(store, wait=0.3):
+                pass
+
+    async def test_the_file_is_of_all_that_was_read(
+        self, store: Store, stumbling: Stumbling, tmp_path: Path
+    ):
+        file = tmp_path / "tenants.copy"
+        await store.commit(*WHOLE)
+        async with provider(store, file=file) as t:
+            await eventually(file.exists)
+            stumbling.updates = True
+            await store.commit(part(2, "meta", {"code": "two"}))
+            await eventually(lambda: t.by_code("two") == 2)
+        copy = CopyFile(file, store=store.url, namespace="jxt").load()
+        assert copy is not None
+        assert copy.revision == t.revision
+        assert part(2, "meta", {"code": "two"}).value in {entry.value for entry in copy.entries}
+
+    async def test_a_value_nested_too_deep_keeps_no_other_from_being_seen(
+        self, store: Store, tenants: Tenants
+    ):
+        """Some can just be decoded, and not compared: which ones, depends on who calls."""
+        for depth in (101, *range(960, 1000)):
+            nested = "[" * depth + "]" * depth
+            for n in range(2):
+                done = await store.commit(
+                    part(1, "database/q", f'{{"driver":"{n}","x":{nested}}}'),
+                    part(2, "meta", {"code": f"{depth}-{n}"}),
+                )
+            revision = done.revision
+            await eventually(lambda revision=revision: tenants.revision >= revision)  # type: ignore[misc]
+            assert tenants.by_code(f"{depth}-1") == 2
+        assert not tenants.stale

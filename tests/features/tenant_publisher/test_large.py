@@ -1,0 +1,276 @@
+"""Tenants that one commit does not take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from mooring.errors import (
+    NotConfigured,
+    OutcomeUnknown,
+    Taken,
+    TooLarge,
+    Unavailable,
+)
+from mooring.model import JSON
+from mooring.store import Committed, Put, Store
+from mooring.tenants.document import parse
+from mooring.tenants.publisher import Publisher
+from tests.features.tenant_files import (
+    KEYS,
+    Stopped,
+    document,
+    everything_of,
+    whole,
+)
+from tests.features.tenant_publisher.support import RING, Commit, hooked, huge, with_faults
+
+
+class TestTooMuchForOneTransaction:
+    async def test_it_is_split_by_object_and_says_so(
+        self, store: Store, publisher: Publisher, caplog
+    ):
+        told = await publisher.apply(parse(huge()))
+        assert told.transactions > 1
+        assert told.number == told.transactions
+        assert len(told.changes) == 301
+        assert f"written in {told.transactions}" in caplog.text
+        await whole(store)
+        renamed = await publisher.apply(parse(huge(code="other")))
+        assert renamed.transactions > 1
+        await whole(store)
+
+    @pytest.mark.parametrize("after", range(6))
+    async def test_each_part_of_it_is_whole(self, store: Store, publisher: Publisher, after: int):
+        with pytest.raises(Stopped):
+            await with_faults(store, after, "stop").apply(parse(huge(700)))
+        await whole(store)
+        await publisher.apply(parse(huge(700)))
+        assert len(await publisher.read(1)) == 701
+        await whole(store)
+
+    @pytest.mark.parametrize("size", [0, 12_000])
+    async def test_a_deletion_that_was_stopped_is_resumed(
+        self, store: Store, publisher: Publisher, size: int
+    ):
+        await publisher.apply(document(10))
+        await publisher.apply(parse(huge(size=size)))
+        before = dict(await publisher.read(1))
+        stopped = 0
+        while True:
+            try:
+                await with_faults(store, 1, "stop").delete(1)
+            except Stopped:
+                stopped += 1
+                data = (await store.read(KEYS.parts(1), keys_only=True)).entries
+                left = (await store.read(KEYS.indexes)).entries
+                mine = [entry for entry in left if b"user" in entry.key.rpartition(b"/")[2]]
+                assert data
+                assert len(data) == 301 or mine == []
+                continue
+            except NotConfigured:
+                pass
+            break
+        assert stopped >= 2
+        assert await publisher.read(1) == {}
+        await whole(store)
+        assert len(await publisher.read(10)) == 8
+        newest = (await publisher.history(1))[-1].number
+        undone = [entry for entry in await publisher.history(1) if entry.action == "delete"]
+        assert sum(len(entry.changes) for entry in undone) == 301
+        assert newest == undone[-1].number
+        await publisher.rollback(1, undone[0].number - 1)
+        assert await publisher.read(1) == before
+        await whole(store)
+
+    async def test_a_long_history_of_large_entries_does_not_hinder(
+        self, store: Store, publisher: Publisher
+    ):
+        for n in range(10):
+            await publisher.put(1, "storage", {"extra": {"x": f"{n}" * 300_000}})
+        await publisher.delete(1)
+        assert len(await publisher.history(1)) == 11
+
+    async def test_a_tenant_may_have_more_hosts_than_a_commit_takes(
+        self, store: Store, publisher: Publisher
+    ):
+        def hosts(*numbers: int) -> dict[str, JSON]:
+            aliases: list[JSON] = [f"h{n}.example" for n in numbers]
+            return {
+                "id": 1,
+                "meta": {"code": "many", "name": "Many"},
+                "domain": {"aliases": aliases},
+            }
+
+        for numbers in (range(300), range(250, 500), range(0), range(150), range(140, 290)):
+            told = hosts(*numbers)
+            assert await publisher.diff(parse(told))
+            done = await publisher.apply(parse(told))
+            assert done.number == (await publisher.history(1))[-1].number
+            assert (await publisher.read(1)).get("domain/aliases", []) == [
+                f"h{n}.example" for n in numbers
+            ]
+            await whole(store)
+        await publisher.rollback(1, 3)
+        assert len(cast(list[JSON], (await publisher.read(1))["domain/aliases"])) == 300
+        await whole(store)
+
+    @pytest.mark.parametrize("how", ["stop", "before", "after"])
+    @pytest.mark.parametrize("after", range(4))
+    async def test_each_of_its_stages_is_whole(
+        self, store: Store, publisher: Publisher, how: str, after: int
+    ):
+        aliases: list[JSON] = [f"h{n}.example" for n in range(350)]
+        told = parse({"id": 1, "meta": {"code": "x", "name": "x"}, "domain": {"aliases": aliases}})
+        interrupted = with_faults(store, after, how)
+        if how == "stop":
+            with pytest.raises(Stopped):
+                await interrupted.apply(told)
+            await whole(store)
+            await publisher.apply(told)
+        else:
+            assert (await interrupted.apply(told)).transactions == 4
+        assert (await publisher.read(1))["domain/aliases"] == aliases
+        assert len(await publisher.history(1)) == 4
+        await whole(store)
+
+    async def test_a_host_that_is_taken_stops_all_stages(self, store: Store, publisher: Publisher):
+        await publisher.put(2, "domain/primary", "h349.example")
+        before = await everything_of(store)
+        aliases: list[JSON] = [f"h{n}.example" for n in range(350)]
+        with pytest.raises(Taken, match="belongs to tenant 2"):
+            await publisher.put(1, "domain/aliases", aliases)
+        with pytest.raises(TooLarge, match="storage"):
+            await publisher.apply(
+                parse(
+                    {
+                        "id": 1,
+                        "domain": {"aliases": aliases[:300]},
+                        "storage": {"extra": {"x": "a" * 1_600_000}},
+                    }
+                )
+            )
+        assert await everything_of(store) == before
+
+    async def test_hosts_that_are_too_many_in_the_end_are_refused_at_the_begin(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.apply(document(1, "one"))
+        before = await everything_of(store)
+        long = ".".join(letter * 58 for letter in "abcd")
+        told = parse(
+            {
+                "id": 1,
+                "meta": {"code": "new", "name": "New"},
+                "domain": {"aliases": [f"{long}.h{n}" for n in range(2500)]},
+            }
+        )
+        for call in (publisher.diff, publisher.apply):
+            with pytest.raises(TooLarge, match="domain"):
+                await call(told)
+        assert await everything_of(store) == before
+
+    @pytest.mark.parametrize("action", ["apply", "delete"])
+    async def test_who_is_interrupted_between_two_transactions_hears_of_the_first(
+        self, store: Store, publisher: Publisher, action: str
+    ):
+        await publisher.apply(parse(huge()))
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 2:
+                raise Unavailable("the server is down")
+            return await go()
+
+        interrupted = hooked(store, hook)
+        renamed = parse(huge(code="other"))
+        with pytest.raises(OutcomeUnknown, match=r"tenant 1: written in part.*server is down"):
+            await (interrupted.delete(1) if action == "delete" else interrupted.apply(renamed))
+        await (publisher.delete(1) if action == "delete" else publisher.apply(parse(huge())))
+        await whole(store)
+
+    async def test_that_a_name_was_taken_in_the_middle_is_noted(self, store: Store, caplog):
+        other = Publisher(store, ring=RING)
+
+        async def hook(number: int, go: Commit) -> Committed:
+            if number == 2:
+                await other.put(2, "ftp/user99", {})
+            return await go()
+
+        with pytest.raises(Taken, match="'user99' belongs to tenant 2") as error:
+            await hooked(store, hook).apply(parse(huge()))
+        assert "written in part" in error.value.__notes__[0]
+        assert "written in part" in caplog.text
+
+    async def test_a_deletion_says_in_how_many_it_was_made(
+        self, store: Store, publisher: Publisher, caplog
+    ):
+        await publisher.apply(parse(huge()))
+        newest = (await publisher.history(1))[-1].number
+        count = 0
+
+        async def hook(number: int, go: Commit) -> Committed:
+            nonlocal count
+            count = number
+            return await go()
+
+        told = await hooked(store, hook).delete(1)
+        assert told.aside + told.transactions == count > 2
+        assert told.number - told.transactions == newest
+        assert f"written in {count}" in caplog.text
+
+    async def test_a_value_that_no_store_takes_is_refused_whole(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.apply(document(1))
+        before = await everything_of(store)
+        told = huge()
+        told["storage"] = {"extra": {"x": "a" * 1_600_000}}
+        with pytest.raises(TooLarge, match="tenant 1: storage is larger"):
+            await publisher.apply(parse(told))
+        with pytest.raises(TooLarge):
+            await publisher.diff(parse(told))
+        assert await everything_of(store) == before
+
+    @pytest.mark.parametrize("raw", [b'{"token":"%s"}', b'{"x":"%s"}', b"{%s"])
+    async def test_what_others_wrote_too_large_can_be_replaced_and_deleted(
+        self, store: Store, publisher: Publisher, raw: bytes
+    ):
+        for tenant in (1, 2):
+            await store.commit(Put(KEYS.part(tenant, "storage"), raw % (b"x" * 1_400_000)))
+        await publisher.put(1, "storage", {"uploadQuotaGb": 1, "extra": {"x": None, "token": None}})
+        assert (await publisher.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 1}
+        await publisher.delete(2)
+        assert await publisher.read(2) == {}
+        await publisher.rollback(2, 0)
+        assert await publisher.read(2) == {}
+
+    async def test_what_one_commit_takes_is_taken_with_its_history(
+        self, store: Store, publisher: Publisher
+    ):
+        """Whatever passes the estimate fits the store, secrets and all."""
+        for n, extra in enumerate(
+            (
+                {"x": "a" * 690_000},
+                {f"token{n}": "x" for n in range(2000)},
+                {"token": "x" * 300_000},
+                {"x": "\x00" * 80_000},
+                {"x": "默" * 80_000},
+            )
+        ):
+            await publisher.put(100 + n, "storage", {"extra": cast(JSON, extra)})
+            await publisher.delete(100 + n)
+
+    async def test_a_split_publish_that_is_overtaken_goes_on(self, store: Store):
+        """Somebody else publishes between its parts: both are there at the end."""
+        one, other = Publisher(store, ring=RING), Publisher(store, ring=RING)
+
+        async def small() -> None:
+            for n in range(10):
+                await other.put(1, "storage", {"uploadQuotaGb": n})
+
+        told, _ = await asyncio.gather(one.apply(parse(huge(400))), small())
+        assert len({change.path for change in told.changes}) == 401
+        assert (await other.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 9}
+        await whole(store)
