@@ -1,4 +1,12 @@
-"""Tenant configuration: published atomically with its indexes, read from immutable snapshots."""
+"""Tenant configuration: published atomically with its indexes, read from immutable snapshots.
+
+what lies where             keys · values · secrets · tenant
+a file, and its rules       document · files · rules · merging
+publishing, decided         publishing · indexing · stages · history
+publishing, done            publisher · scribe · erasing · rekeying · settings · work · finding
+reading, decided            reading · snapshot · claims · resolver
+reading, done               provider · outlook · pacing · copy · live · caches · context
+"""
 
 from __future__ import annotations
 
