@@ -26,8 +26,7 @@ run: setup  ## start Mooring on the embedded store
 	$(BIN)/mooring serve
 
 test: check tools  ## lint, types and tests; brings what they need
-	$(BIN)/pytest -n 6 --dist worksteal -m 'not timed'
-	$(BIN)/pytest -n 3 --dist worksteal -m timed
+	$(BIN)/python tools/run_tests.py
 
 check: $(VENV)/.developing  ## lint and types
 	$(BIN)/ruff format --check .
@@ -42,7 +41,7 @@ bench: $(VENV)/.developing  ## compare with the bare driver and the peers (some 
 	$(BIN)/python -m bench $(ARGS)
 
 soak: tools  ## long fault campaigns; SOAK=10m says how long
-	$(BIN)/pytest -m soak --soak=$(SOAK)
+	$(BIN)/pytest -m soak --soak=$(SOAK) -o faulthandler_timeout=0
 
 tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redis 7.0, Envoy, older protobufs
 	@$(BIN)/python tools/fetch.py
