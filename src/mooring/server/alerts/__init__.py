@@ -1,0 +1,1 @@
+"""What is wrong, in words, and who is told."""

@@ -1,0 +1,1 @@
+"""One module a noun, each with its `ENDPOINTS`; `endpoints()` is the whole table."""

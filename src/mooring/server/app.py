@@ -1,0 +1,140 @@
+"""The HTTP face: every request goes through here, from its first byte to the audit.
+
+The order is the safety: the Host, then the route, then who asks, then whether they may on that very
+route, then whether the request came from our own page, and only then what it says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from mooring.errors import MooringError
+from mooring.server.access.principals import Principal, objection
+from mooring.server.http import errors
+from mooring.server.http.answers import Answer, matches, tag
+from mooring.server.http.calls import NOBODY, Call, parse_query, read_body
+from mooring.server.http.endpoint import SAFE, Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.routing import Router
+from mooring.server.parts import Parts
+
+log = logging.getLogger(__name__)
+
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Application:
+    """An ASGI application of a table of endpoints."""
+
+    def __init__(self, parts: Parts, endpoints: Iterable[Endpoint]) -> None:
+        self._parts, self._router = parts, Router(endpoints)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        request = Request(scope, receive)
+        response = await self._respond(request)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        call: Call | None = None
+        try:
+            answer = Answer(status=500)
+            self._parts.origins.check_host(request)
+            raw_path: bytes = request.scope["raw_path"]
+            endpoint, path = self._router.match(request.method, raw_path)
+            call = Call(self._parts, request, endpoint, path)
+            answer = await self._handle(call)
+        except Refused as refused:
+            answer = errors.answer(refused)
+        except MooringError as error:
+            answer = errors.answer(errors.refusal(error))
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            failed = Refused(500, "internal", "this is a mistake of ours: the server's log has it")
+            answer = errors.answer(failed)
+        if call is not None and call.endpoint.audited:
+            self._parts.audit.write(call, answer.status)
+        return self._response(request, answer)
+
+    async def _handle(self, call: Call) -> Answer:
+        endpoint, request = call.endpoint, call.request
+        self._parts.limits.check(call.client)
+        call.principal = self._admit(call)
+        if request.method not in SAFE:
+            self._parts.origins.check_origin(request, call.principal)
+            self._parts.limits.check_write(call.principal)
+        call.query = parse_query(endpoint, request.scope["query_string"])
+        if request.method not in SAFE:
+            most = self._parts.limits.body
+            call.body = await read_body(endpoint, request, most=most)
+        return await endpoint.handler(call)
+
+    def _admit(self, call: Call) -> Principal:
+        """Who asks, if they may. Raises `Refused`: they did not say who (401), or may not (403)."""
+        wanted = call.endpoint.needs
+        if wanted.roles is None:
+            return NOBODY
+        principal = self._principal(call)
+        tenant = call.tenant if wanted.within == "tenant" else None
+        service = call.path.get("service", "")
+        if why := objection(principal, wanted, service=service, tenant=tenant):
+            raise Refused(403, "forbidden", why)
+        return principal
+
+    def _principal(self, call: Call) -> Principal:
+        """Whose token or session this is; a token that was sent counts alone."""
+        header = call.request.headers.get("authorization")
+        if header is not None:
+            scheme, _, token = header.partition(" ")
+            principal = (
+                self._parts.tokens.bearer(token.strip()) if scheme.lower() == "bearer" else None
+            )
+        else:
+            principal = self._parts.sessions.principal(call.request)
+        if principal is None:
+            self._parts.limits.failed(call.client)
+            raise Refused(
+                401,
+                "unauthenticated",
+                "say who you are: Authorization: Bearer TOKEN (see `mooring token create`), or log "
+                "in with the link that `mooring login` prints",
+                headers={"WWW-Authenticate": 'Bearer realm="mooring"'},
+            )
+        call.principal = principal  # for the audit, whether or not they may
+        return principal
+
+    def _response(self, request: Request, answer: Answer) -> Response:
+        headers = {**HEADERS, **answer.headers}
+        if answer.stream is not None:
+            return StreamingResponse(
+                answer.stream, answer.status, headers=headers, media_type=answer.media
+            )
+        body = answer.body()
+        if request.method in SAFE and answer.status == 200:
+            headers["ETag"] = f'W/"{answer.etag}"' if answer.etag else tag(body)
+            headers["Cache-Control"] = answer.headers.get("Cache-Control", "private, no-cache")
+            if matches(request.headers.get("if-none-match", ""), headers["ETag"]):
+                return Response(status_code=304, headers=headers)
+        media = answer.media if body else None
+        return Response(body, answer.status, headers=headers, media_type=media)

@@ -1,0 +1,1 @@
+"""Active health checks: one checker a protocol, and who runs them."""

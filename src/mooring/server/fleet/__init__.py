@@ -1,0 +1,1 @@
+"""What is registered, live: one picture for the API, the stream, metrics, alerts and checks."""

@@ -1,0 +1,116 @@
+"""A request, as a handler sees it: who asks, for what, with everything checked."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from mooring.server.access.principals import Principal
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+
+if TYPE_CHECKING:
+    from mooring.server.parts import Parts
+
+NOBODY = Principal("nobody", "viewer", frozenset(), frozenset())
+"""Who asks for what is open to all, and did not say who it is."""
+
+
+@dataclass(slots=True)
+class Call:
+    parts: Parts
+    request: Request
+    endpoint: Endpoint
+    path: Mapping[str, str]
+    """The parameters of the path."""
+    principal: Principal = NOBODY
+    query: Any = None
+    """What the endpoint's `query` says, filled."""
+    body: Any = None
+    """What the endpoint's `body` says, filled."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the audit shall say beside who asked for what: a reason, what it was before."""
+
+    @property
+    def client(self) -> str:
+        """The address of who asks."""
+        return self.request.client.host if self.request.client else ""
+
+    @property
+    def service(self) -> str:
+        return self.path["service"]
+
+    @property
+    def tenant(self) -> int:
+        return tenant_id(self.path["tenant"])
+
+    @property
+    def here(self) -> str:
+        """The path as it was sent."""
+        return self.request.scope["raw_path"].decode("ascii", "replace")
+
+
+def tenant_id(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise Refused(400, "bad_request", f"{text[:40]!r} is no tenant's id: it is a number")
+    return int(text)
+
+
+def parse_query(endpoint: Endpoint, query: bytes) -> Any:
+    """What a query says. Raises `Refused` (400) for what is not asked for here, is said twice, or
+    cannot be."""
+    try:
+        told = urllib.parse.parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=bool(query),
+            errors="strict",
+            max_num_fields=50,
+        )
+    except ValueError as error:
+        raise Refused(400, "bad_query", f"the query cannot be read: {error}") from error
+    fields = dict(told)
+    if len(fields) != len(told):
+        raise Refused(400, "bad_query", "a parameter of the query is said twice")
+    if endpoint.query is None:
+        if fields:
+            raise Refused(400, "bad_query", f"{next(iter(fields))!r} is not asked for here")
+        return None
+    names = endpoint.query.__struct_encode_fields__
+    for name in fields:
+        if name not in names:
+            known = ", ".join(names)
+            raise Refused(400, "bad_query", f"{name!r} is not asked for here: there is {known}")
+    try:
+        return msgspec.convert(fields, endpoint.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(400, "bad_query", f"the query: {error}") from error
+
+
+async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
+    """The body of a request. Raises `Refused` for one that is too large (413), does not call itself
+    JSON (415), or is not what is asked for here (400)."""
+    received = bytearray()
+    try:
+        async for chunk in request.stream():
+            received += chunk
+            if len(received) > most:
+                raise Refused(413, "too_large", f"the body is over the limit of {most} bytes")
+    except ClientDisconnect:
+        raise Refused(400, "bad_request", "the body ended before its end") from None
+    if endpoint.body is None:
+        if received.strip() not in (b"", b"{}"):
+            raise Refused(400, "bad_request", "this takes no body")
+        return None
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise Refused(415, "bad_media", "the body must be JSON: Content-Type: application/json")
+    try:
+        return msgspec.json.decode(bytes(received), type=endpoint.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, "bad_request", f"the body: {error}") from error

@@ -1,0 +1,117 @@
+"""OpenAPI 3.1 of a table of endpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from mooring.server.http.endpoint import SAFE, Endpoint
+from mooring.server.http.errors import ErrorBody
+
+REF = "#/components/schemas/{name}"
+
+Schema = dict[str, Any]
+
+
+def describe(endpoints: Iterable[Endpoint], *, title: str, version: str) -> Schema:
+    listed = sorted(endpoints, key=lambda each: (each.path, each.method))
+    types = [ErrorBody]
+    for endpoint in listed:
+        types += [each for each in (endpoint.body, endpoint.query) if each is not None]
+        types += [each for each in endpoint.answers.values() if each is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    by_type = dict(zip(map(_key, types), schemas, strict=True))
+    paths: dict[str, dict[str, Schema]] = {}
+    for endpoint in listed:
+        told = paths.setdefault(endpoint.path, {})
+        told[endpoint.method.lower()] = _operation(endpoint, by_type, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": "mooring-session"},
+            },
+        },
+    }
+
+
+def _key(kind: Any) -> str:
+    return repr(kind)
+
+
+def _operation(
+    endpoint: Endpoint, by_type: Mapping[str, Schema], components: Mapping[str, Any]
+) -> Schema:
+    operation: Schema = {
+        "operationId": _name(endpoint),
+        "summary": endpoint.summary,
+        "tags": [endpoint.path.strip("/").split("/")[0] or "console"],
+        "security": [{"token": []}, {"session": []}] if endpoint.needs.roles else [],
+        "responses": _responses(endpoint, by_type),
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in endpoint.parameters
+    ]
+    if endpoint.query is not None:
+        parameters += _query(by_type[_key(endpoint.query)], components)
+    if parameters:
+        operation["parameters"] = parameters
+    if endpoint.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": by_type[_key(endpoint.body)]}},
+        }
+    return operation
+
+
+def _name(endpoint: Endpoint) -> str:
+    words = re.findall(r"[A-Za-z0-9]+", endpoint.path)
+    return "_".join([endpoint.method.lower(), *words])
+
+
+def _query(schema: Schema, components: Mapping[str, Any]) -> list[Schema]:
+    if "$ref" in schema:
+        schema = components[schema["$ref"].rpartition("/")[2]]
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": told}
+        for name, told in schema["properties"].items()
+    ]
+
+
+def _responses(endpoint: Endpoint, by_type: Mapping[str, Schema]) -> Schema:
+    responses: Schema = {}
+    for status, kind in sorted(endpoint.answers.items()):
+        told: Schema = {"description": HTTPStatus(status).phrase}
+        if kind is not None:
+            told["content"] = {"application/json": {"schema": by_type[_key(kind)]}}
+        elif status == 200:
+            told["content"] = {endpoint.media: {"schema": {"type": "string"}}}
+        responses[str(status)] = told
+    if endpoint.method in SAFE and 200 in endpoint.answers and endpoint.needs.roles:
+        responses["304"] = {"description": HTTPStatus(304).phrase}
+    for status in errors_of(endpoint):
+        content = {"application/json": {"schema": by_type[_key(ErrorBody)]}}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    return responses
+
+
+def errors_of(endpoint: Endpoint) -> list[int]:
+    """The errors that an endpoint may answer with."""
+    told = {400, 421, 429, *endpoint.fails}
+    if endpoint.needs.roles is not None:
+        told |= {401, 403, 503}
+    if endpoint.parameters:
+        told |= {404}
+    if endpoint.method not in SAFE:
+        told |= {409, 413, 415, 504, 507}
+    return sorted(told)

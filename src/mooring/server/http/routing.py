@@ -1,0 +1,108 @@
+"""Which endpoint a request means, by its raw path.
+
+A parameter is one segment as it was sent, decoded once: `Common%2FAuth` is one service, and no
+encoding of a fixed part means that part. What is not in the table does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+
+
+class Match(NamedTuple):
+    endpoint: Endpoint
+    parameters: dict[str, str]
+
+
+class _Node:
+    __slots__ = ("endpoints", "fixed", "free")
+
+    def __init__(self) -> None:
+        self.fixed: dict[bytes, _Node] = {}
+        self.free: _Node | None = None
+        self.endpoints: dict[str, Endpoint] = {}
+
+
+class Router:
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._root = _Node()
+        for endpoint in endpoints:
+            self._add(endpoint)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        node = self._root
+        for segment in endpoint.path.encode().split(b"/")[1:]:
+            if segment.startswith(b"{"):
+                node.free = node.free or _Node()
+                node = node.free
+            else:
+                node = node.fixed.setdefault(segment, _Node())
+        if endpoint.method in node.endpoints:
+            raise ValueError(f"{endpoint.method} {endpoint.path} is there twice")
+        node.endpoints[endpoint.method] = endpoint
+
+    def match(self, method: str, raw_path: bytes) -> Match:
+        """Raises `Refused`: nothing is at this path (404), or nothing of this method (405)."""
+        node: _Node | None = self._root
+        values: list[bytes] = []
+        for segment in raw_path.split(b"/")[1:]:
+            assert node is not None
+            found = node.fixed.get(segment)
+            if found is None:
+                found = node.free
+                values.append(segment)
+            node = found
+            if node is None:
+                raise _nothing(raw_path)
+        if node is None or not node.endpoints or not raw_path.startswith(b"/"):
+            raise _nothing(raw_path)
+        endpoint = node.endpoints.get("GET" if method == "HEAD" else method)
+        if endpoint is None:
+            raise _no_method(method, raw_path, node.endpoints)
+        named = zip(endpoint.parameters, map(decoded, values), strict=True)
+        return Match(endpoint, dict(named))
+
+
+def decoded(segment: bytes) -> str:
+    """A segment of a path as it is meant. Raises `Refused` (400) for what is no text."""
+    if not segment:
+        raise Refused(404, "not_found", "a part of the path is empty")
+    if b"%" not in segment:
+        parts = [segment]
+    else:
+        first, *rest = segment.split(b"%")
+        parts = [first]
+        for part in rest:
+            if len(part) < 2 or not _HEX.issuperset(part[:2]):
+                raise Refused(400, "bad_path", "the path has a % that begins no two hex digits")
+            parts += [bytes([int(part[:2], 16)]), part[2:]]
+    try:
+        text = b"".join(parts).decode()
+    except UnicodeDecodeError:
+        raise Refused(400, "bad_path", "the path is no text in UTF-8") from None
+    if not text.isprintable():
+        raise Refused(400, "bad_path", "the path has a control character")
+    return text
+
+
+def _nothing(raw_path: bytes) -> Refused:
+    shown = raw_path.decode("ascii", "backslashreplace")[:200]
+    return Refused(
+        404,
+        "not_found",
+        f"there is nothing at {shown}: see /admin/openapi.json. A service with a group is one "
+        "segment, its slash written %2F",
+    )
+
+
+def _no_method(method: str, raw_path: bytes, there: Mapping[str, Endpoint]) -> Refused:
+    allowed = ", ".join(sorted({*there, *(["HEAD"] if "GET" in there else [])}))
+    return Refused(
+        405, "bad_method", f"this takes {allowed}, not {method[:20]}", headers={"Allow": allowed}
+    )
