@@ -8,7 +8,9 @@ For the tests, which is what is brought where nothing is said:
 - Debian's Redis 7.0, unless this machine has one: that of the wheel is 6.2 and speaks no TLS;
 - older protobuf runtimes, for our messages must work with each;
 - other people's etcd clients, for our server must work with them;
-- Envoy, which our control plane feeds.
+- Envoy, which our control plane feeds;
+- Debian's Chromium, unless this machine has one, with every library that it misses here, and a font
+  that has Chinese.
 
 For the benchmarks: Debian's ZooKeeper, and the Java that it needs unless this machine has one.
 """
@@ -36,6 +38,7 @@ ZOOKEEPER = (
     "libslf4j-java",
     "libsnappy-java",
 )
+CHROMIUM = ("chromium", "fonts-dejavu-core", "fonts-wqy-zenhei")
 JAVA = ("openjdk-17-jre-headless",)
 PYTHON_PACKAGES = {
     "protobuf-5": ("--no-deps", "protobuf==5.29.6"),
@@ -58,7 +61,7 @@ def main() -> int:
 
 
 def fetch_for_tests() -> int:
-    return fetch_etcd() or fetch_redis() or fetch_python_packages()
+    return fetch_etcd() or fetch_redis() or fetch_chromium() or fetch_python_packages()
 
 
 def fetch_etcd() -> int:
@@ -77,6 +80,14 @@ def fetch_redis() -> int:
         return unpack(TOOLS / "redis-7.0", REDIS, missing=str(missing))
 
 
+def fetch_chromium() -> int:
+    target = TOOLS / "chromium"
+    if shutil.which("chromium") is not None or (target / "usr/lib/chromium/chromium").exists():
+        return 0
+    missing = "there is no chromium on PATH: install one, the console is tested in it"
+    return unpack(target, CHROMIUM, missing=missing, download=download_with_dependencies)
+
+
 def fetch_zookeeper() -> int:
     failed = 0
     if not (TOOLS / "zookeeper").exists():
@@ -88,7 +99,34 @@ def fetch_zookeeper() -> int:
     return failed
 
 
-def unpack(target: Path, packages: tuple[str, ...], *, missing: str) -> int:
+def download(folder: str, packages: tuple[str, ...]) -> bool:
+    command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode == 0
+
+
+def download_with_dependencies(folder: str, packages: tuple[str, ...]) -> bool:
+    """These, and of what they need all that is not installed: a browser needs a hundred more on a
+    machine without a screen."""
+    (Path(folder) / "partial").mkdir(exist_ok=True)
+    options = {
+        "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "root",
+        "Debug::NoLocking": "true",
+        "Dir::Cache::archives": folder,
+    }
+    command = ["apt-get", "install", "--download-only", "-qq", "-y"]
+    command += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    done = subprocess.run([*command, *packages], check=False, capture_output=True)
+    return done.returncode == 0
+
+
+def unpack(
+    target: Path,
+    packages: tuple[str, ...],
+    *,
+    missing: str,
+    download: Callable[[str, tuple[str, ...]], bool] = download,
+) -> int:
     """Download Debian packages and unpack them into a folder. `missing` is said where this is no
     Debian."""
     if shutil.which("apt-get") is None:
@@ -104,11 +142,6 @@ def unpack(target: Path, packages: tuple[str, ...], *, missing: str) -> int:
             subprocess.run(["dpkg", "-x", package, target], check=True)
     relink(target)
     return 0
-
-
-def download(folder: str, packages: tuple[str, ...]) -> bool:
-    command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
-    return subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode == 0
 
 
 def relink(target: Path) -> None:

@@ -1,0 +1,86 @@
+"""The Chromium of this machine, or the one that `make tools` brought below .tools.
+
+That one has its libraries and fonts beside it: nothing of it is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNPACKED = Path(__file__).parents[3] / ".tools/chromium"
+_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
+FLAGS = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-sandbox",
+)
+"""No word to anybody but the page's own server."""
+
+_FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "urn:fontconfig:fonts.dtd">
+<fontconfig>
+{folders}
+  <cachedir>{cache}</cachedir>
+{families}
+</fontconfig>
+"""
+_FAMILIES = {
+    "sans-serif": ("DejaVu Sans", "WenQuanYi Zen Hei"),
+    "system-ui": ("DejaVu Sans", "WenQuanYi Zen Hei"),
+    "monospace": ("DejaVu Sans Mono", "WenQuanYi Zen Hei Mono"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chromium:
+    path: str
+    environment: dict[str, str]
+
+
+def find_chromium(scratch: Path) -> Chromium:
+    """Where it is, and what it must find in its environment. `scratch` takes what it writes."""
+    environment = {
+        **os.environ,
+        "FONTCONFIG_FILE": str(_fonts(scratch)),
+        "HOME": str(scratch),
+        "XDG_CACHE_HOME": str(scratch),
+        "XDG_CONFIG_HOME": str(scratch),
+    }
+    unpacked = _UNPACKED.resolve() / "usr/lib/chromium/chromium"
+    if unpacked.exists():
+        environment["LD_LIBRARY_PATH"] = ":".join(_libraries())
+        return Chromium(str(unpacked), environment)
+    if (installed := shutil.which("chromium")) is not None:
+        return Chromium(installed, environment)
+    raise FileNotFoundError("there is no Chromium here: `make tools` brings one")
+
+
+def _libraries() -> list[str]:
+    root = _UNPACKED.resolve()
+    found = [root / each for each in _LIBRARIES if (root / each).exists()]
+    found += [root / each.removeprefix("usr/") for each in _LIBRARIES]
+    more = [folder / name for folder in found for name in ("nss", "pulseaudio")]
+    return [str(each) for each in [*found, *more] if each.exists()]
+
+
+def _fonts(scratch: Path) -> Path:
+    """Fontconfig's settings: the fonts of the machine, and ours, in a fixed order."""
+    folders = [Path("/usr/share/fonts"), _UNPACKED.resolve() / "usr/share/fonts"]
+    families = [
+        f"  <alias><family>{name}</family><prefer>"
+        + "".join(f"<family>{each}</family>" for each in fonts)
+        + "</prefer></alias>"
+        for name, fonts in _FAMILIES.items()
+    ]
+    file = scratch / "fonts.conf"
+    told = "\n".join(f"  <dir>{each}</dir>" for each in folders)
+    cache = scratch / "fontconfig"
+    file.write_text(_FONTS.format(folders=told, cache=cache, families="\n".join(families)))
+    return file
