@@ -1,0 +1,90 @@
+"""The console's own files: a table of what is in the package, read once. They tell nothing; all
+that they show comes from the API, to who may see it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+from mooring.server.access.principals import OPEN
+from mooring.server.http.answers import Answer, tag
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+
+MEDIA = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/manifest+json",
+    "svg": "image/svg+xml",
+}
+"""What is served, by how its name ends."""
+
+
+class File(NamedTuple):
+    body: bytes
+    media: str
+    etag: str
+
+
+@functools.cache
+def files() -> Mapping[str, File]:
+    """Every file of the console, by its path below the folder."""
+    return dict(_read(resources.files("mooring.server") / "console", ""))
+
+
+def _read(folder: Traversable, below: str) -> Iterator[tuple[str, File]]:
+    for entry in folder.iterdir():
+        path = f"{below}{entry.name}"
+        media = MEDIA.get(entry.name.rpartition(".")[2])
+        if entry.is_dir():
+            yield from _read(entry, f"{path}/")
+        elif media is not None:
+            body = entry.read_bytes()
+            yield path, File(body, media, tag(body).strip('"'))
+
+
+async def _page(call: Call) -> Answer:
+    return _answer("index.html")
+
+
+async def _file(call: Call) -> Answer:
+    return _answer("/".join(call.path.values()))
+
+
+def _answer(path: str) -> Answer:
+    file = files().get(path)
+    if file is None:
+        raise Refused(404, "not_found", "the console has no such file")
+    return Answer(
+        file.body, media=file.media, etag=file.etag, headers={"Cache-Control": "no-cache"}
+    )
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/", OPEN, _page, "The console", answers={200: None}, media="text/html"),
+    Endpoint(
+        "GET",
+        "/console/{file}",
+        OPEN,
+        _file,
+        "A file of the console",
+        answers={200: None},
+        fails=(404,),
+        media="*/*",
+    ),
+    Endpoint(
+        "GET",
+        "/console/{folder}/{file}",
+        OPEN,
+        _file,
+        "A file of the console, one folder down",
+        answers={200: None},
+        fails=(404,),
+        media="*/*",
+    ),
+)
