@@ -1,0 +1,309 @@
+"""What is wrong with what is registered, the worst first. Pure: a picture in, problems out.
+
+A problem has a key that stays the same for as long as it lasts, though its numbers change, so that
+who tells people can tell news from what they know. Its text is English; `kind` and `params` are the
+same for who says it in another language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+
+from mooring.model import Instance, Time
+from mooring.names import split_service
+from mooring.server.fleet.summary import UNOBSERVED, Observed
+from mooring.server.fleet.timeline import Event
+from mooring.server.fleet.timeline import Kind as Happened
+
+Severity = Literal["critical", "warning", "info"]
+
+Kind = Literal[
+    "stale",
+    "no_instances",
+    "none_callable",
+    "brake",
+    "unhealthy",
+    "silent",
+    "check_failing",
+    "draining",
+    "disabled",
+]
+KINDS: Mapping[Kind, Severity] = {
+    "stale": "critical",
+    "no_instances": "critical",
+    "none_callable": "critical",
+    "brake": "critical",
+    "unhealthy": "warning",
+    "silent": "warning",
+    "check_failing": "warning",
+    "draining": "warning",
+    "disabled": "info",
+}
+"""How bad each is; the order is the rank."""
+
+_RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+_NAMED = 3
+"""So many instances are named; the rest is counted."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    key: str
+    """The same for as long as the problem lasts, whatever its numbers."""
+    severity: Severity
+    kind: Kind
+    service: str
+    """Empty where it is about everything."""
+    id: str
+    """The instance, where it is about one alone."""
+    since: Time | None
+    text: str
+    """What is wrong, for a person; it does not change with the time alone."""
+    hint: str
+    """What to do about it."""
+    params: Mapping[str, str | int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may be as they are, in seconds."""
+
+    draining: float = 600.0
+
+
+class Known(Protocol):
+    """A service, as the fleet knows it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def instances(self) -> Mapping[str, Instance]: ...
+    @property
+    def changed(self) -> Time: ...
+    @property
+    def emptied(self) -> Time | None: ...
+
+
+class Picture(Protocol):
+    """What of the fleet is looked at."""
+
+    @property
+    def stale(self) -> bool: ...
+    @property
+    def error(self) -> str: ...
+    def names(self) -> Sequence[str]: ...
+    def service(self, name: str, /) -> Known | None: ...
+    def observed(self, service: str, /) -> Mapping[str, Observed]: ...
+    def brake(self, service: str, /) -> str: ...
+    def timeline(self, service: str, /) -> Sequence[Event]: ...
+
+
+def problems(
+    picture: Picture,
+    now: Time,
+    *,
+    patience: Patience | None = None,
+    stale_since: Time | None = None,
+) -> list[Problem]:
+    """Everything that is wrong, the worst first."""
+    patience = patience or Patience()
+    found: list[Problem] = []
+    if picture.stale:
+        found.append(_stale(picture.error, stale_since))
+    for name in picture.names():
+        known = picture.service(name)
+        if known is not None:
+            found += of_service(picture, known, now, patience)
+    return sorted(found, key=_rank)
+
+
+def seen_by(told: Iterable[Problem], sees: Callable[[str], bool]) -> list[Problem]:
+    """Those that somebody may see; what is about everything is for all."""
+    return [each for each in told if not each.service or sees(each.service)]
+
+
+def _rank(problem: Problem) -> tuple[int, str, str]:
+    return _RANK[problem.kind], *split_service(problem.service or "-")
+
+
+def of_service(picture: Picture, known: Known, now: Time, patience: Patience) -> Iterator[Problem]:
+    """What is wrong with one service. Of what an instance has, the worst counts alone: one that is
+    unhealthy is no news for being silent too."""
+    name, instances = known.name, known.instances
+    moments = _Moments(picture, name)
+    if words := picture.brake(name):
+        since = moments.of("", "brake")
+        yield _problem("brake", name, since=since, text=f"{name}: {words}", params={"words": words})
+    if not instances:
+        if known.emptied is not None:
+            yield _empty(name, known.emptied)
+        return
+    if not any(_callable(each) for each in instances.values()):
+        yield _none_callable(known)
+    seen, observed = _Seen(), picture.observed(name)
+    for id, instance in instances.items():
+        _look(seen, instance, observed.get(id, UNOBSERVED), moments, now, patience)
+    yield from seen.told(name, len(instances))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The instances of a service by what is wrong with them."""
+
+    by_kind: dict[Kind, list[tuple[str, Time | None, str]]] = field(default_factory=dict)
+
+    def add(self, kind: Kind, id: str, since: Time | None, detail: str = "") -> None:
+        self.by_kind.setdefault(kind, []).append((id, since, detail))
+
+    def told(self, service: str, total: int) -> Iterator[Problem]:
+        for kind in sorted(self.by_kind, key=_RANK.__getitem__):
+            yield _of_some(kind, service, self.by_kind[kind], total)
+
+
+class _Moments:
+    """When things last happened to the instances of a service. Looked up only if asked for: most
+    services are well."""
+
+    def __init__(self, picture: Picture, service: str) -> None:
+        self._picture, self._service = picture, service
+        self._found: dict[tuple[str, Happened], Time] | None = None
+
+    def of(self, id: str, kind: Happened) -> Time | None:
+        if self._found is None:
+            told = self._picture.timeline(self._service)
+            self._found = {(event.id, event.kind): event.time for event in told}
+        return self._found.get((id, kind))
+
+
+def _look(
+    seen: _Seen,
+    instance: Instance,
+    observed: Observed,
+    moments: _Moments,
+    now: Time,
+    patience: Patience,
+) -> None:
+    id, status = instance.id, instance.status
+    if not status.healthy:
+        seen.add("unhealthy", id, moments.of(id, "health"))
+    elif observed.late:
+        seen.add("silent", id, observed.last_heartbeat)
+    elif observed.check_failure:
+        seen.add("check_failing", id, moments.of(id, "check"), observed.check_failure)
+    elif status.state == "draining":
+        since = moments.of(id, "state")
+        if since is not None and (now - since).total_seconds() > patience.draining:
+            seen.add("draining", id, since)
+    elif not instance.enabled:
+        seen.add("disabled", id, moments.of(id, "enabled"))
+
+
+def _callable(instance: Instance) -> bool:
+    return instance.enabled and instance.status.healthy and instance.status.state == "up"
+
+
+def _stale(error: str, since: Time | None) -> Problem:
+    why = error or "it does not answer"
+    return _problem(
+        "stale",
+        "",
+        since=since,
+        text=f"the registry cannot be read, what is shown here may be old: {why}",
+        params={"error": why},
+    )
+
+
+def _empty(service: str, since: Time) -> Problem:
+    return _problem(
+        "no_instances",
+        service,
+        since=since,
+        text=f"{service} has no instance: the last one left",
+    )
+
+
+def _none_callable(known: Known) -> Problem:
+    total = len(known.instances)
+    return _problem(
+        "none_callable",
+        known.name,
+        text=f"{known.name}: {_counted(total)} registered, and none of them can be called",
+        params={"total": total},
+    )
+
+
+_WORDS: Mapping[Kind, tuple[str, str]] = {
+    "unhealthy": ("says that it is unhealthy", "say that they are unhealthy"),
+    "silent": ("gives no sign of life", "give no sign of life"),
+    "check_failing": ("fails its health check", "fail their health checks"),
+    "draining": ("is draining, and does not end", "are draining, and do not end"),
+    "disabled": ("is taken out of rotation", "are taken out of rotation"),
+}
+
+HINTS: Mapping[Kind, str] = {
+    "stale": "See whether the store answers: `mooring doctor`.",
+    "no_instances": "Start one, or deregister what is left of it. Callers of it fail now.",
+    "none_callable": "See why each is out: `mooring explain SERVICE`. Callers of it fail now.",
+    "brake": (
+        "So many at once is rather a network's fault than theirs: see whether they run. If they "
+        "are gone, release it: `mooring brake release SERVICE`."
+    ),
+    "unhealthy": "Look at its own log: it said so itself.",
+    "silent": "See whether the process runs, and whether it reaches the registry.",
+    "check_failing": "See whether it answers from this machine at the address that it registered.",
+    "draining": "It was told to stop: see what it still waits for, or end the process.",
+    "disabled": "An operator took it out: put it back once what was wrong with it is mended.",
+}
+
+
+def _of_some(
+    kind: Kind, service: str, which: Sequence[tuple[str, Time | None, str]], total: int
+) -> Problem:
+    ids = [id for id, _, _ in which]
+    one, several = _WORDS[kind]
+    if len(which) == 1:
+        subject = f"{service}: {ids[0]} {one}"
+    else:
+        subject = f"{service}: {len(which)} of {_counted(total)} {several} ({_named(ids)})"
+    detail = which[0][2]
+    moments = [since for _, since, _ in which if since is not None]
+    return _problem(
+        kind,
+        service,
+        id=ids[0] if len(which) == 1 else "",
+        since=min(moments, default=None),
+        text=f"{subject}: {detail}" if detail else subject,
+        params={
+            "count": len(which),
+            "total": total,
+            "ids": ", ".join(ids[:_NAMED]),
+            "detail": detail,
+        },
+    )
+
+
+def _named(ids: Collection[str]) -> str:
+    shown = list(ids)[:_NAMED]
+    rest = len(ids) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def _counted(count: int) -> str:
+    return "1 instance" if count == 1 else f"{count} instances"
+
+
+def _problem(
+    kind: Kind,
+    service: str,
+    *,
+    text: str,
+    id: str = "",
+    since: Time | None = None,
+    params: Mapping[str, str | int] | None = None,
+) -> Problem:
+    hint = HINTS[kind].replace("SERVICE", service)
+    key = f"{kind}:{service}"
+    return Problem(key, KINDS[kind], kind, service, id, since, text, hint, params or {})
