@@ -31,7 +31,7 @@ LAYERS = [
 
 DRIVERS = {
     "cryptography": ("tenants/secrets.py",),
-    "grpc": ("grpc/", "store/etcd", "store/embedded/wire", "xds/"),
+    "grpc": ("grpc/", "server/checks/grpc.py", "store/etcd", "store/embedded/wire", "xds/"),
     "google": ("descriptors.py", "store/etcd"),
     "hprose": ("hprose/",),
     "httpx": ("httpx/",),

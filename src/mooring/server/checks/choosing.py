@@ -1,0 +1,86 @@
+"""Which checker is for which protocol: those that come with Mooring, and those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from mooring.errors import InvalidRequest
+from mooring.names import nearest
+from mooring.server.checks import connecting, grpc
+from mooring.server.checks.contract import Checker
+from mooring.server.checks.http import HTTPChecker
+from mooring.server.checks.settings import NONE
+from mooring.server.checks.tcp import TCPChecker
+from mooring.server.checks.websocket import WebSocketChecker
+
+GROUP = "mooring.health_checkers"
+"""Of entry points: the name is the protocol, and what is called without arguments its checker."""
+
+
+class Checkers:
+    """By protocol. One without a checker is not probed: udp, where silence says nothing, and any
+    that nobody told us how to speak. To connect is a check only for those that are told so
+    (`protocols: {redis: tcp}`)."""
+
+    def __init__(self, by_protocol: Mapping[str, Checker] | None = None) -> None:
+        self._by_protocol = dict(by_protocol or {})
+
+    def register(self, protocol: str, checker: Checker) -> None:
+        """Let this one check a protocol from now on, in the place of any other."""
+        self._by_protocol[protocol] = checker
+
+    def remove(self, protocol: str) -> None:
+        """Let nobody check a protocol."""
+        self._by_protocol.pop(protocol, None)
+
+    def of(self, protocol: str) -> Checker | None:
+        return self._by_protocol.get(protocol)
+
+    def protocols(self) -> list[str]:
+        return sorted(self._by_protocol)
+
+
+def built_in(ca: str = "") -> dict[str, Checker]:
+    context = connecting.tls(ca)
+    return {
+        "http": HTTPChecker(),
+        "https": HTTPChecker(context),
+        "ws": WebSocketChecker(),
+        "wss": WebSocketChecker(context),
+        "tcp": TCPChecker(),
+        "grpc": grpc.GRPCChecker(),
+        "grpcs": grpc.GRPCChecker(grpc.credentials(ca)),
+    }
+
+
+def choose(protocols: Mapping[str, str] | None = None, *, ca: str = "") -> Checkers:
+    """Those of entry points over those that come with Mooring, and over both what the settings
+    say: a protocol and the name of the one whose checker it shares, or "none".
+
+    Raises `InvalidRequest` for a name that nobody has, and for one that cannot be loaded.
+    """
+    known = built_in(ca)
+    known.update({point.name: _load(point) for point in entry_points(group=GROUP)})
+    checkers = Checkers(known)
+    for protocol, name in (protocols or {}).items():
+        if name == NONE:
+            checkers.remove(protocol)
+        elif name in known:
+            checkers.register(protocol, known[name])
+        else:
+            raise InvalidRequest(
+                f"checks.protocols.{protocol}: no checker {name!r}{nearest(name, [*known, NONE])}"
+            )
+    return checkers
+
+
+def _load(point: EntryPoint) -> Checker:
+    try:
+        make: Callable[[], Checker] = point.load()
+        return make()
+    except Exception as error:
+        raise InvalidRequest(
+            f"the health checker {point.name!r} of the entry point {point.value} cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
