@@ -267,6 +267,14 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     ttl: float
 
 
+class LeaseTime(msgspec.Struct, frozen=True, gc=False):
+    """A lease that lives: what it was granted for, and what is left of it since it was last
+    renewed. Both in seconds; a store may count whole ones alone, and rounds down what is left."""
+
+    ttl: float
+    remaining: float
+
+
 class Guarantees(msgspec.Struct, frozen=True, gc=False):
     """What a store promises beyond this contract. A difference between backends is data."""
 
@@ -390,6 +398,10 @@ class Store(ABC):
     @abstractmethod
     async def revoke(self, lease: int) -> None:
         """End a lease and delete its keys. Raises `LeaseNotFound` where it is gone already."""
+
+    @abstractmethod
+    async def remaining(self, lease: int) -> LeaseTime | None:
+        """What is left of a lease. Its time goes on: this renews nothing. None where it is gone."""
 
     @abstractmethod
     async def compact(self, revision: int) -> None:

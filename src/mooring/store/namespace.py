@@ -13,6 +13,7 @@ from mooring.store.contract import (
     Entry,
     Event,
     Lease,
+    LeaseTime,
     Order,
     Put,
     Query,
@@ -88,6 +89,9 @@ class Namespaced(Store):
 
     async def revoke(self, lease: int) -> None:
         await self._store.revoke(lease)
+
+    async def remaining(self, lease: int) -> LeaseTime | None:
+        return await self._store.remaining(lease)
 
     async def compact(self, revision: int) -> None:
         await self._store.compact(revision)

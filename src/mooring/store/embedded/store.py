@@ -13,6 +13,7 @@ from mooring.store.contract import (
     Check,
     Committed,
     Lease,
+    LeaseTime,
     Member,
     Order,
     Query,
@@ -82,6 +83,14 @@ class EmbeddedStore(Store):
     async def revoke(self, lease: int) -> None:
         check_number("lease", lease)
         await self._open().write(lambda engine, now: engine.revoke(lease, now))
+
+    async def remaining(self, lease: int) -> LeaseTime | None:
+        check_number("lease", lease)
+        host = self._open()
+        held = host.read(lambda engine: engine.leases.seen(lease))
+        if held is None:
+            return None
+        return LeaseTime(float(held.ttl), min(max(held.deadline - host.now(), 0.0), held.ttl))
 
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)

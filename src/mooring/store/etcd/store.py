@@ -27,6 +27,7 @@ from mooring.store.contract import (
     Entry,
     Guarantees,
     Lease,
+    LeaseTime,
     Member,
     Order,
     Put,
@@ -235,6 +236,15 @@ class EtcdStore(Store):
         request = proto.LeaseRevokeRequest(ID=lease)
         await self._call(_REVOKE, request, f"revocation of lease {lease:x}", lease=lease)
 
+    async def remaining(self, lease: int) -> LeaseTime | None:
+        check_number("lease", lease)
+        request = proto.LeaseTimeToLiveRequest(ID=lease)
+        what = f"read of lease {lease:x}"
+        answer = await self._call(_TIME_TO_LIVE, request, what, writes=False, lease=lease)
+        if answer.TTL < 0:
+            return None
+        return LeaseTime(float(answer.grantedTTL), float(min(answer.TTL, answer.grantedTTL)))
+
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)
         request = proto.CompactionRequest(revision=revision)
@@ -411,3 +421,4 @@ _TXN = attrgetter("txn")
 _GRANT = attrgetter("grant")
 _REVOKE = attrgetter("revoke")
 _COMPACT = attrgetter("compact")
+_TIME_TO_LIVE = attrgetter("time_to_live")
