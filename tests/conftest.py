@@ -18,6 +18,7 @@ from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
+from tests.admin import Admin
 
 # A test asserts no time but a promised one: many run at once.
 settings.register_profile("mooring", deadline=None)
@@ -178,6 +179,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 async def store(store_url: str) -> AsyncIterator[Store]:
     async with open_store(store_url) as opened:
         yield opened
+
+
+@pytest.fixture
+async def admin(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
+    """The HTTP face of `mooring serve` over that store."""
+    async with Admin(store_url, folder=tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

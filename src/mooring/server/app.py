@@ -6,8 +6,9 @@ route, then whether the request came from our own page, and only then what it sa
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -41,11 +42,22 @@ HEADERS = {
 }
 
 
+_PATIENCE = 30.0
+"""Seconds for the body of a request."""
+
+
 class Application:
     """An ASGI application of a table of endpoints."""
 
     def __init__(self, parts: Parts, endpoints: Iterable[Endpoint]) -> None:
         self._parts, self._router = parts, Router(endpoints)
+        self._streams: set[asyncio.Timeout] = set()
+
+    def end_streams(self) -> None:
+        """End answers that last as long as the client listens: the server is about to stop."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._streams:
+            limit.reschedule(now)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +99,11 @@ class Application:
         call.query = parse_query(endpoint, request.scope["query_string"])
         if request.method not in SAFE:
             most = self._parts.limits.body
-            call.body = await read_body(endpoint, request, most=most)
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    call.body = await read_body(endpoint, request, most=most)
+            except TimeoutError:
+                raise Refused(408, "too_slow", "the body did not come in time") from None
         return await endpoint.handler(call)
 
     def _admit(self, call: Call) -> Principal:
@@ -104,16 +120,16 @@ class Application:
 
     def _principal(self, call: Call) -> Principal:
         """Whose token or session this is; a token that was sent counts alone."""
-        header = call.request.headers.get("authorization")
-        if header is not None:
-            scheme, _, token = header.partition(" ")
-            principal = (
-                self._parts.tokens.bearer(token.strip()) if scheme.lower() == "bearer" else None
-            )
+        headers = call.request.headers.getlist("authorization")
+        if headers:
+            scheme, _, token = headers[0].partition(" ")
+            good = len(headers) == 1 and scheme.lower() == "bearer"
+            principal = self._parts.tokens.bearer(token.strip()) if good else None
         else:
             principal = self._parts.sessions.principal(call.request)
         if principal is None:
-            self._parts.limits.failed(call.client)
+            if headers:  # who says nothing, or has a session that is over, tries nothing
+                self._parts.limits.failed(call.client)
             raise Refused(
                 401,
                 "unauthenticated",
@@ -127,8 +143,9 @@ class Application:
     def _response(self, request: Request, answer: Answer) -> Response:
         headers = {**HEADERS, **answer.headers}
         if answer.stream is not None:
+            stream = self._until_the_end(answer.stream)
             return StreamingResponse(
-                answer.stream, answer.status, headers=headers, media_type=answer.media
+                stream, answer.status, headers=headers, media_type=answer.media
             )
         body = answer.body()
         if request.method in SAFE and answer.status == 200:
@@ -138,3 +155,16 @@ class Application:
                 return Response(status_code=304, headers=headers)
         media = answer.media if body else None
         return Response(body, answer.status, headers=headers, media_type=media)
+
+    async def _until_the_end(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._streams.add(limit)
+                try:
+                    async for frame in stream:
+                        yield frame
+                finally:
+                    self._streams.discard(limit)
+        except TimeoutError:
+            if not self._parts.readiness.stopping:
+                raise

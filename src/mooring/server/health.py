@@ -1,4 +1,4 @@
-"""The HTTP face: is the process alive, and can it serve?"""
+"""Is the process alive, and can it serve?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub
@@ -35,24 +30,15 @@ class Readiness:
     """What must be answered to be ready, once everything listens."""
     stopping: bool = False
 
-
-def application(readiness: Readiness) -> Starlette:
-    async def healthz(_: Request) -> Response:
-        """200 as long as the process answers."""
-        return PlainTextResponse("ok\n")
-
-    async def readyz(_: Request) -> Response:
-        """200 while store and registry can be read and we are not about to stop."""
-        if readiness.stopping:
-            return PlainTextResponse("stopping\n", 503)
-        if readiness.questions is None:
-            return PlainTextResponse("starting\n", 503)
-        told = await asyncio.gather(*(_problem(question) for question in readiness.questions))
-        if problems := [problem for problem in told if problem]:
-            return PlainTextResponse("".join(f"{problem}\n" for problem in problems), 503)
-        return PlainTextResponse("ok\n")
-
-    return Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz)])
+    async def problems(self) -> list[str]:
+        """Why it is not ready, in words; nothing while store and registry can be read and it is
+        not about to stop."""
+        if self.stopping:
+            return ["stopping"]
+        if self.questions is None:
+            return ["starting"]
+        told = await asyncio.gather(*map(_problem, self.questions))
+        return [problem for problem in told if problem]
 
 
 def questions(hub: Hub, *, apart: bool, store: bool) -> Iterator[Question]:

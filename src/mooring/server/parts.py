@@ -5,28 +5,84 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mooring.server.access.audit import Audit
+from mooring.server.access.folder import Folder
+from mooring.server.access.limits import Limits
+from mooring.server.access.origins import Origins
+from mooring.server.access.sessions import Sessions
+from mooring.server.access.tokens import Tokens
 from mooring.server.health import Readiness
+from mooring.server.http.errors import Refused
+from mooring.server.settings import ServerSettings, split
 
 if TYPE_CHECKING:
     from mooring.hub import Hub
-    from mooring.server.access.audit import Audit
-    from mooring.server.access.limits import Limits
-    from mooring.server.access.origins import Origins
-    from mooring.server.access.sessions import Sessions
-    from mooring.server.access.tokens import Tokens
+    from mooring.server.alerts.outlook import Outlook
     from mooring.server.fleet.live import Fleet
-    from mooring.server.settings import ServerSettings
+    from mooring.server.stream import Stream
 
 
 @dataclass(slots=True)
 class Parts:
     settings: ServerSettings
     readiness: Readiness
+    folder: Folder
     tokens: Tokens
     sessions: Sessions
     origins: Origins
     limits: Limits
     audit: Audit
-    hub: Hub | None = field(default=None)
-    """None until the store is open: the HTTP face is up before it."""
-    fleet: Fleet | None = field(default=None)
+    _hub: Hub | None = field(default=None)
+    _fleet: Fleet | None = field(default=None)
+    outlook: Outlook | None = field(default=None)
+    """What is wrong with the fleet."""
+    stream: Stream | None = field(default=None)
+    """Who tells of its changes."""
+
+    @property
+    def hub(self) -> Hub:
+        """Raises `Refused` (503) until the store is open: the HTTP face is up before it."""
+        if self._hub is None:
+            raise self._not_open()
+        return self._hub
+
+    @property
+    def fleet(self) -> Fleet:
+        """Raises `Refused` (503) like `hub`."""
+        if self._fleet is None:
+            raise self._not_open()
+        return self._fleet
+
+    def open(self, hub: Hub, fleet: Fleet | None) -> None:
+        """From now on requests are about these."""
+        self._hub, self._fleet = hub, fleet
+
+    def close(self) -> None:
+        """They are about to be closed."""
+        self._hub = self._fleet = None
+
+    def _not_open(self) -> Refused:
+        stopping = self.readiness.stopping
+        code, doing = ("stopping", "is about to stop") if stopping else ("starting", "is starting")
+        message = f"the server {doing}: its store is not open; try again in a second"
+        return Refused(503, code, message, headers={"Retry-After": "1"})
+
+
+def prepare(settings: ServerSettings, readiness: Readiness) -> Parts:
+    """All but the hub and what hangs on it. Makes the data folder and the admin token where they
+    are not there. Raises `StoreError` or `InvalidRequest` for a folder that cannot be used."""
+    folder = Folder(settings.folder())
+    folder.prepare()
+    tokens = Tokens(folder)
+    tokens.open()
+    host, _ = split("--http", settings.http)
+    return Parts(
+        settings,
+        readiness,
+        folder,
+        tokens,
+        Sessions(tokens, secure=settings.tls is not None),
+        Origins([host, *settings.hosts]),
+        Limits(settings.rates),
+        Audit(folder),
+    )

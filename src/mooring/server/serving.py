@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
-import uvicorn
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mooring.durations import show
-from mooring.errors import StoreError
 from mooring.hub import Hub, connect, open_host
 from mooring.locks.contests import Contests
-from mooring.server.health import Readiness, application, questions
-from mooring.server.settings import ServerSettings, split
+from mooring.server.access.tokens import ADMIN
+from mooring.server.api import endpoints
+from mooring.server.app import Application
+from mooring.server.fleet.live import Fleet
+from mooring.server.health import Readiness, questions
+from mooring.server.listening import GRACE, listen
+from mooring.server.parts import Parts, prepare
+from mooring.server.settings import ServerSettings
 from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.embedded.wire.tls import ServerTLS
@@ -29,9 +30,6 @@ from mooring.xds.server import ControlPlane
 
 if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
-
-GRACE = 10.0
-"""Seconds that calls under way have to finish when it is told to stop."""
 
 
 async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
@@ -43,9 +41,9 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         tls.check()
     async with contextlib.AsyncExitStack() as stack:
         # First up and last down, so that probes are answered all the while.
-        health = ""
+        face = None
         if settings.http != "off":
-            health = await stack.enter_async_context(_http(settings, readiness))
+            face = await stack.enter_async_context(_http(settings, readiness))
         has_store = settings.url().scheme not in REDIS
         apart = bool(settings.registry) or not has_store
         hub = await stack.enter_async_context(_hub(settings))
@@ -61,14 +59,28 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         if settings.xds != "off":
             plane = await stack.enter_async_context(ControlPlane(hub, bind=settings.xds, tls=tls))
             say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
-        if health:
-            say(f"health   {health}/healthz and /readyz")
+        if face is not None:
+            await stack.enter_async_context(_fleet(hub, face.parts))
+            say(f"health   {face.url}/healthz and /readyz")
+            if settings.console:
+                code = face.parts.sessions.issue(ADMIN)
+                say(f"console  {face.url}/login?code={code}")
         readiness.questions = tuple(questions(hub, store=has_store, apart=apart))
         say("ready    Ctrl-C stops it")
         await stop.wait()
         say("stopping")
         readiness.stopping = True
+        if face is not None:
+            face.application.end_streams()
     say("stopped")
+
+
+class _Face(NamedTuple):
+    """The HTTP face."""
+
+    url: str
+    parts: Parts
+    application: Application
 
 
 def _hub(settings: ServerSettings) -> Hub:
@@ -133,45 +145,32 @@ async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _http(settings: ServerSettings, readiness: Readiness) -> AsyncIterator[str]:
-    """The HTTP face; the address that it listens at."""
-    host, port = split("--http", settings.http)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except (OSError, TypeError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
-        raise StoreError(
-            f"cannot listen at {settings.http} ({reason}): choose another with --http"
-        ) from error
-    tls = settings.tls
-    config = uvicorn.Config(
-        application(readiness),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=int(GRACE),
-        ssl_certfile=tls.cert if tls else None,
-        ssl_keyfile=tls.key if tls else None,
-        ssl_ca_certs=tls.client_ca or None if tls else None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
-    )
-    server = _Uvicorn(config)
-    tasks = Tasks()
-    running = tasks.start(server.serve(sockets=[listening]), name="http")
-    scheme = "https" if tls else "http"
-    try:
-        yield f"{scheme}://{host}:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await asyncio.wait([running], timeout=GRACE)
-        await tasks.aclose()
-        listening.close()
+async def _http(settings: ServerSettings, readiness: Readiness) -> AsyncIterator[_Face]:
+    """The HTTP face, up, and told to the commands on this machine."""
+    parts = prepare(settings, readiness)
+    application = Application(parts, endpoints(console=settings.console))
+    async with listen(application, settings) as url:
+        near = _near(url)
+        parts.folder.announce(near)
+        try:
+            yield _Face(near, parts, application)
+        finally:
+            parts.folder.retract(near)
 
 
-class _Uvicorn(uvicorn.Server):
-    """Signals are `serve`'s business, for all faces alike."""
+def _near(url: str) -> str:
+    """The same server, as it is called on this machine."""
+    for anywhere, loopback in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
+        url = url.replace(anywhere, loopback)
+    return url
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+
+@contextlib.asynccontextmanager
+async def _fleet(hub: Hub, parts: Parts) -> AsyncIterator[None]:
+    """What is registered, for the API; while it is there, so is the API."""
+    async with Fleet(hub.registry) as fleet:
+        parts.open(hub, fleet)
+        try:
+            yield
+        finally:
+            parts.close()

@@ -17,6 +17,9 @@ from mooring.heartbeat.settings import RegistrySettings
 from mooring.heartbeat.settings import parse as parse_registry
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
+from mooring.server.access.limits import Rates
+from mooring.server.alerts.settings import AlertSettings
+from mooring.server.alerts.settings import parse as parse_alerts
 from mooring.store.url import REDIS, StoreURL, parse
 
 HTTP = "127.0.0.1:7480"
@@ -51,6 +54,16 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names and passwords; with any, every call over etcd's API needs a login."""
     insecure: bool = False
     """Listen beyond loopback without TLS or without users."""
+    data: str = ""
+    """The folder of tokens and the audit, and of the store where none is named; by default the
+    user's."""
+    hosts: tuple[str, ...] = ()
+    """The names by which the HTTP face may be called, beside those of loopback and the address that
+    it listens at."""
+    console: bool = True
+    """Whether the HTTP face has the console and its login, beside the API."""
+    rates: Rates = Rates()
+    alerts: AlertSettings = AlertSettings()
 
     def __repr__(self) -> str:
         return (
@@ -59,7 +72,11 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def url(self) -> StoreURL:
-        return parse(self.store) if self.store else StoreURL("sqlite", str(data_folder() / "store"))
+        return parse(self.store) if self.store else StoreURL("sqlite", str(self.folder() / "store"))
+
+    def folder(self) -> Path:
+        """Where the server keeps what is its own."""
+        return Path(self.data).absolute() if self.data else data_folder()
 
     def registry_url(self) -> StoreURL:
         return parse(self.registry) if self.registry else self.url()
@@ -76,7 +93,8 @@ def data_folder() -> Path:
         return Path(base).expanduser() / "mooring"
     except RuntimeError as error:
         raise InvalidRequest(
-            "this user has no home folder: name a file with --store sqlite:///path"
+            "this user has no home folder: name one with --data, or a file with --store "
+            "sqlite:///path and --http off"
         ) from error
 
 
@@ -92,8 +110,10 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
     for name in told:
         if name not in known:
             raise InvalidRequest(f"{file} has no setting {name!r}{nearest(str(name), known)}")
-    if told.get("cleanup") in ("on", "off"):
-        told["cleanup"] = told["cleanup"] == "on"
+    for switch in ("cleanup", "console"):
+        if told.get(switch) in ("on", "off"):
+            told[switch] = told[switch] == "on"
+    alerts = parse_alerts(told.pop("alerts", None))
     for face in ("http", "etcd", "xds"):
         if told.get(face) is False:
             told[face] = "off"  # as YAML reads an `off` without quotes
@@ -101,6 +121,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
         settings = msgspec.convert(told, ServerSettings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{file or 'the settings'}: {error}") from error
+    settings = msgspec.structs.replace(settings, alerts=alerts)
     if section is not None:
         inner = parse_registry({"registry": section})
         settings = msgspec.structs.replace(settings, registry_settings=inner)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from mooring.server.api import console
+from mooring.server.api import audit, console, login, openapi, probes, tokens
 from mooring.server.http.endpoint import Endpoint
 
-_MODULES = (console,)
+_MODULES = (
+    audit,
+    console,
+    login,
+    openapi,
+    probes,
+    tokens,
+)
+_OF_THE_CONSOLE = (console, login)
 
 
-def endpoints() -> tuple[Endpoint, ...]:
-    return tuple(endpoint for module in _MODULES for endpoint in module.ENDPOINTS)
+def endpoints(*, console: bool = True) -> tuple[Endpoint, ...]:
+    """The whole table; without the `console` there are no pages and no sessions."""
+    modules = [each for each in _MODULES if console or each not in _OF_THE_CONSOLE]
+    return tuple(endpoint for module in modules for endpoint in module.ENDPOINTS)

@@ -1,0 +1,214 @@
+"""Who did what: a line of JSON for every write, on the disk before it is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooring.server.access.folder import Folder
+from mooring.server.access.limits import Buckets
+from mooring.server.http.answers import shown
+
+if TYPE_CHECKING:
+    from mooring.server.http.calls import Call
+
+log = logging.getLogger(__name__)
+
+LARGEST = 10 * 1024 * 1024
+"""Bytes of a file before another is begun."""
+KEPT = 5
+"""Files that are kept beside the one that is written."""
+_LONGEST = 2000
+_LONGEST_NOTES = 8000
+_STRANGERS = 60.0
+"""Entries a minute about people who did not say who they are: nobody shall be able to push out what
+others did."""
+_BLOCK = 64 * 1024
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from"}):
+    """What somebody did, or tried to."""
+
+    id: str
+    """Later ones are larger."""
+    time: str
+    who: str
+    role: str = ""
+    token: str = ""
+    """The id of the token."""
+    session: str = ""
+    """The id of the browser's session, where it was one."""
+    client: str = ""
+    """The address that it came from."""
+    method: str
+    path: str
+    service: str = ""
+    tenant: str = ""
+    status: int
+    notes: dict[str, Any] = {}
+    """What the action itself has to say: a reason, what it was before."""
+    left_out: int = 0
+    """Requests of strangers before this one that were too many to write down."""
+
+
+_decoder = msgspec.json.Decoder(Entry)
+
+
+class Audit:
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        largest: int = LARGEST,
+        kept: int = KEPT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder, self._largest, self._kept, self._clock = folder, largest, kept, clock
+        self._strangers = Buckets(_STRANGERS / 60, _STRANGERS, most=1)
+        self._left_out = 0
+        self._last = 0
+        self._torn = False
+        self.failures = 0
+        """Entries that could not be written."""
+
+    def write(self, call: Call, status: int) -> None:
+        """Write down how a call was answered: never its body, nor its query. A failure is logged
+        and counted, and does not undo what was done."""
+        who = call.principal
+        if not who.token and status >= 400 and self._strangers.take(""):
+            self._left_out += 1
+            return
+        entry = Entry(
+            id=self._next(),
+            time=shown(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)) or "",
+            who=who.name if who.token else "nobody",
+            role=who.role if who.token else "",
+            token=who.token,
+            session=who.session,
+            client=call.client,
+            method=call.request.method[:20],
+            path=call.here[:_LONGEST],
+            service=call.path.get("service", "")[:_LONGEST],
+            tenant=call.path.get("tenant", "")[:_LONGEST],
+            status=status,
+            notes=_bounded(call.notes),
+            left_out=self._left_out,
+        )
+        self.append(entry)
+
+    def append(self, entry: Entry) -> None:
+        try:
+            self._append(msgspec.json.encode(entry) + b"\n")
+            self._left_out = 0
+        except OSError as error:
+            self.failures += 1
+            log.error(
+                "the audit lost what %s did (%s %s, answered %d): %s: %s",
+                entry.who,
+                entry.method,
+                entry.path,
+                entry.status,
+                self._folder.audit,
+                error.strerror,
+            )
+
+    def read(
+        self,
+        *,
+        limit: int,
+        before: str = "",
+        matches: Callable[[Entry], bool] = lambda entry: True,
+    ) -> list[Entry]:
+        """The newest first, and of those older than `before`, the id of an entry. Blocks on the
+        disk. Lines that are no entries are passed over. Raises `OSError`."""
+        found: list[Entry] = []
+        for line in self._lines():
+            try:
+                entry = _decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if before and entry.id >= before:
+                continue
+            if matches(entry):
+                found.append(entry)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _next(self) -> str:
+        self._last = max(self._last + 1, int(self._clock() * 1_000_000))
+        return f"{self._last:014x}{secrets.token_hex(2)}"
+
+    def _append(self, line: bytes) -> None:
+        file = self._folder.audit
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(file, flags, 0o600)
+        try:
+            if self._torn:
+                line = b"\n" + line  # the last one has no end
+            written = os.write(descriptor, line)
+            self._torn = written < len(line)
+            if self._torn:
+                raise OSError(28, "the disk is full, and the entry cut short")
+            full = os.fstat(descriptor).st_size >= self._largest
+        finally:
+            os.close(descriptor)
+        if full:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        with self._folder.locked():
+            file = self._folder.audit
+            if file.stat().st_size < self._largest:
+                return  # another server was faster
+            for number in range(self._kept - 1, 0, -1):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(self._numbered(number), self._numbered(number + 1))
+            os.replace(file, self._numbered(1))
+
+    def _numbered(self, number: int) -> Path:
+        return self._folder.audit.with_name(f"{self._folder.audit.name}.{number}")
+
+    def _lines(self) -> Iterator[bytes]:
+        """All that are kept, the last first."""
+        for file in (self._folder.audit, *map(self._numbered, range(1, self._kept + 1))):
+            with contextlib.suppress(FileNotFoundError):
+                yield from _backwards(file)
+
+
+def _backwards(file: Path) -> Iterator[bytes]:
+    """The lines of a file from its end to its beginning, but for a last one without an end."""
+    with file.open("rb") as opened:
+        position = opened.seek(0, os.SEEK_END)
+        rest = b""
+        first = True
+        while position:
+            step = min(_BLOCK, position)
+            position -= step
+            opened.seek(position)
+            lines = (opened.read(step) + rest).split(b"\n")
+            rest = lines[0]
+            for line in reversed(lines[1:]):
+                if line and not first:
+                    yield line
+                first = False
+        if rest and not first:
+            yield rest
+
+
+def _bounded(notes: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if len(msgspec.json.encode(notes)) <= _LONGEST_NOTES:
+            return dict(notes)
+    except (TypeError, ValueError):
+        return {"notes": "these cannot be written as JSON"}
+    return {name[:100]: str(value)[:200] for name, value in list(notes.items())[:30]}

@@ -1,0 +1,78 @@
+"""`/admin/audit`: who did what."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from typing import Annotated
+
+import msgspec
+
+from mooring.server.access.audit import Entry
+from mooring.server.access.principals import need
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    after: _Text = ""
+    """The id that the last page ended with."""
+    who: _Text = ""
+    """The name of a token."""
+    token: _Text = ""
+    """The id of a token."""
+    service: _Text = ""
+    tenant: _Text = ""
+    method: _Text = ""
+    refused: bool | None = None
+    """Only what was refused, or only what was done."""
+
+    def matches(self, entry: Entry) -> bool:
+        return (
+            (not self.who or entry.who == self.who)
+            and (not self.token or entry.token == self.token)
+            and (not self.service or entry.service == self.service)
+            and (not self.tenant or entry.tenant == self.tenant)
+            and (not self.method or entry.method == self.method.upper())
+            and (self.refused is None or (entry.status >= 400) is self.refused)
+        )
+
+
+async def audit(call: Call) -> Answer:
+    query: AuditQuery = call.query
+    kept = call.parts.audit
+    try:
+        found = await asyncio.to_thread(
+            kept.read, limit=query.limit + 1, before=query.after, matches=query.matches
+        )
+    except OSError as error:
+        raise Refused(503, "unavailable", f"the audit cannot be read: {error.strerror}") from error
+    some = found[: query.limit]
+    headers = {"X-Audit-Failures": str(kept.failures)}
+    if len(found) > len(some):
+        told = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in msgspec.structs.asdict(query).items()
+            if value not in ("", None)
+        }
+        following = urllib.parse.urlencode({**told, "after": some[-1].id})
+        headers["Link"] = f'<{call.here}?{following}>; rel="next"'
+    return Answer(some, headers=headers)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/audit",
+        need("admin", "everything"),
+        audit,
+        "Who did what, the newest first",
+        query=AuditQuery,
+        answers={200: list[Entry]},
+    ),
+)

@@ -1,0 +1,177 @@
+"""The console's door: `/login` and `/logout`.
+
+A link with a code is only looked at by GET, since programs that preview links do that too; the code
+is used up by the POST of the page's button.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+import msgspec
+
+from mooring.server.access.principals import OPEN, ROLES, Need, need
+from mooring.server.access.sessions import CODE_LASTS
+from mooring.server.access.tokens import utcnow
+from mooring.server.http.answers import Answer, shown
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+
+_HTML = "text/html; charset=utf-8"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    # With the policy of the other pages the form's own Origin would be `null`.
+    "Referrer-Policy": "same-origin",
+}
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex">
+<title>Mooring: log in</title>
+<h1>Mooring</h1>
+{content}
+</html>
+"""
+_FORM = """<form method="post" action="/login?code={code}">
+<p>This link logs you in once. 此链接只能登录一次。</p>
+<p><button type="submit" autofocus>Log in 登录</button></p>
+</form>"""
+_NO_CODE = """<p>Run <code>mooring login</code> where the server runs,
+and open the link that it prints.</p>
+<p>请在服务器所在的机器上运行 <code>mooring login</code>，然后打开它输出的链接。</p>"""
+_SPENT = (
+    """<p><strong>This link is no longer good: it was used, or is too old.</strong></p>
+<p><strong>此链接已使用或已过期。</strong></p>
+"""
+    + _NO_CODE
+)
+
+
+class Code(msgspec.Struct, frozen=True):
+    code: Annotated[str, msgspec.Meta(max_length=100)] = ""
+
+
+class CodeNeeded(msgspec.Struct, frozen=True):
+    code: Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class TokenShown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: Annotated[str, msgspec.Meta(max_length=1000)]
+
+    def __repr__(self) -> str:
+        return "TokenShown(token=…)"
+
+
+class LoginLink(msgspec.Struct, frozen=True):
+    """A link that logs its opener in once, as who asked for it."""
+
+    url: str
+    expires: str
+
+
+async def page(call: Call) -> Answer:
+    code: str = call.query.code
+    # Of any other text there is none in the page: there is nothing to escape.
+    good = code.isascii() and code.replace("-", "").replace("_", "").isalnum()
+    content = _FORM.format(code=code) if good else _NO_CODE
+    return _page(content, 200)
+
+
+async def login(call: Call) -> Answer:
+    begun = call.parts.sessions.redeem(call.query.code)
+    if begun is None:
+        call.parts.limits.failed(call.client)
+        return _page(_SPENT, 401)
+    call.principal, cookie = begun
+    return Answer(
+        b"", 303, headers={**_HEADERS, "Location": "/", "Set-Cookie": cookie}, media=_HTML
+    )
+
+
+async def login_with_token(call: Call) -> Answer:
+    begun = call.parts.sessions.begin(call.body.token)
+    if begun is None:
+        call.parts.limits.failed(call.client)
+        raise Refused(401, "unauthenticated", "this token is unknown, revoked or expired")
+    call.principal, cookie = begun
+    return Answer(status=204, headers={"Set-Cookie": cookie})
+
+
+async def logout(call: Call) -> Answer:
+    call.parts.sessions.end(call.request)
+    headers = {"Set-Cookie": call.parts.sessions.farewell, "Clear-Site-Data": '"cache"'}
+    return Answer(status=204, headers=headers)
+
+
+async def link(call: Call) -> Answer:
+    if call.principal.session:
+        raise Refused(
+            403,
+            "forbidden",
+            "a session cannot begin another: ask with the token itself (`mooring login`)",
+        )
+    code = call.parts.sessions.issue(call.principal.token)
+    if not code:
+        raise Refused(401, "unauthenticated", "the token was revoked this very moment")
+    request = call.request
+    expires = utcnow() + datetime.timedelta(seconds=CODE_LASTS)
+    url = f"{request.url.scheme}://{request.headers['host']}/login?code={code}"
+    return Answer(LoginLink(url, shown(expires) or ""), 201)
+
+
+def _page(content: str, status: int) -> Answer:
+    return Answer(_PAGE.format(content=content).encode(), status, headers=_HEADERS, media=_HTML)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/login",
+        OPEN,
+        page,
+        "The page of a login link; it uses up nothing",
+        query=Code,
+        answers={200: None},
+        media=_HTML,
+    ),
+    Endpoint(
+        "POST",
+        "/login",
+        OPEN,
+        login,
+        "Use up the code of a login link and begin a session",
+        query=CodeNeeded,
+        answers={303: None},
+        fails=(401, 403),
+        media=_HTML,
+    ),
+    Endpoint(
+        "POST",
+        "/admin/sessions",
+        OPEN,
+        login_with_token,
+        "Begin a browser's session with a token",
+        body=TokenShown,
+        answers={204: None},
+        fails=(401, 403),
+    ),
+    Endpoint(
+        "POST",
+        "/logout",
+        Need(frozenset(ROLES)),
+        logout,
+        "End the session of the caller's cookie",
+        answers={204: None},
+    ),
+    Endpoint(
+        "POST",
+        "/admin/login-codes",
+        need("viewer"),
+        link,
+        "A link that logs its opener in once, as the caller",
+        answers={201: LoginLink},
+    ),
+)

@@ -1,0 +1,37 @@
+"""`/admin/openapi.json`: what can be asked, for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooring import __version__
+from mooring.server.access.principals import ROLES, Need
+from mooring.server.http.answers import Answer, encode
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.openapi import describe
+
+_written: dict[bool, bytes] = {}
+"""With the console and without."""
+
+
+async def openapi(call: Call) -> Answer:
+    from mooring.server.api import endpoints  # which lists this one too
+
+    console = call.parts.settings.console
+    if console not in _written:
+        listed = endpoints(console=console)
+        _written[console] = encode(describe(listed, title="Mooring", version=__version__))
+    return Answer(_written[console])
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/openapi.json",
+        Need(frozenset(ROLES)),
+        openapi,
+        "This description",
+        answers={200: dict[str, Any]},
+    ),
+)

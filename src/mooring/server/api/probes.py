@@ -1,0 +1,45 @@
+"""`/healthz` and `/readyz`, for who watches over the process. Open to all: they tell nothing."""
+
+from __future__ import annotations
+
+from mooring.server.access.principals import OPEN
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+
+_TEXT = "text/plain; charset=utf-8"
+_FRESH = {"Cache-Control": "no-store"}
+
+
+async def healthz(_: Call) -> Answer:
+    """200 as long as the process answers."""
+    return Answer(b"ok\n", headers=_FRESH, media=_TEXT)
+
+
+async def readyz(call: Call) -> Answer:
+    """200 while store and registry can be read and we are not about to stop."""
+    problems = await call.parts.readiness.problems()
+    told = "".join(f"{problem}\n" for problem in problems) or "ok\n"
+    return Answer(told.encode(), 503 if problems else 200, headers=_FRESH, media=_TEXT)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/healthz",
+        OPEN,
+        healthz,
+        "Whether the process answers",
+        answers={200: None},
+        media=_TEXT,
+    ),
+    Endpoint(
+        "GET",
+        "/readyz",
+        OPEN,
+        readyz,
+        "Whether store and registry can be read",
+        answers={200: None, 503: None},
+        media=_TEXT,
+    ),
+)

@@ -1,0 +1,191 @@
+"""Tokens: `/admin/tokens`, and who the caller is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+
+from mooring import durations
+from mooring.errors import InvalidRequest
+from mooring.server.access.principals import ROLES, Need, Role, need
+from mooring.server.access.tokens import Token, Tokens, utcnow
+from mooring.server.http.answers import Answer, shown
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.paging import Page, cut
+
+NEVER = "never"
+ADMINISTERING = need("admin", "everything")
+ANYBODY = Need(frozenset(ROLES))
+
+
+class TokenShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A token as it is listed: what opens the door is not among it."""
+
+    id: str
+    name: str
+    role: Role
+    groups: tuple[str, ...]
+    """The groups that it is scoped to; with no tenants either: everything."""
+    tenants: tuple[int, ...]
+    state: str
+    """valid, expired or revoked"""
+    created: str
+    expires: str | None
+    revoked: str | None
+    last_used: str | None
+    """As far as this server knows since it started."""
+
+
+class TokenMade(TokenShown, frozen=True, kw_only=True, rename="camel"):
+    token: str
+    """What its holder shows. It is told here and never again."""
+
+    def __repr__(self) -> str:
+        return f"TokenMade(id={self.id!r}, name={self.name!r})"
+
+
+class TokenWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    """Who it is for: the audit says so."""
+    role: Role
+    groups: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=255)]], msgspec.Meta(max_length=1000)
+    ] = []
+    tenants: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=0, le=10**18)]], msgspec.Meta(max_length=1000)
+    ] = []
+    expires: Annotated[str, msgspec.Meta(max_length=40)] = "90d"
+    """After how long it is of no more use (`30d`, `12h`), or `never`."""
+
+
+class Whoami(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and what they may."""
+
+    name: str
+    role: Role
+    groups: list[str] | None
+    """The groups that it is scoped to; null: all."""
+    tenants: list[int] | None
+    token: str
+    """The id of the token."""
+    session: bool
+    """Whether it is a browser's session, not the token itself."""
+    expires: str | None
+
+
+async def whoami(call: Call) -> Answer:
+    who = call.principal
+    token = _found(call.parts.tokens, who.token)
+    return Answer(
+        Whoami(
+            name=who.name,
+            role=who.role,
+            groups=None if who.groups is None else sorted(who.groups),
+            tenants=None if who.tenants is None else sorted(who.tenants),
+            token=who.token,
+            session=bool(who.session),
+            expires=shown(token.expires) if token else None,
+        )
+    )
+
+
+async def listed(call: Call) -> Answer:
+    tokens = call.parts.tokens
+    told = sorted((_shown(tokens, each) for each in tokens.listed()), key=lambda each: each.id)
+    some, headers = cut(told, call.query, lambda each: each.id, path=call.here)
+    return Answer(some, headers=headers)
+
+
+async def create(call: Call) -> Answer:
+    wanted: TokenWanted = call.body
+    if not wanted.name.isprintable() or not wanted.name.strip():
+        raise Refused(400, "bad_request", "a token's name must be words that can be printed")
+    lasts = None if wanted.expires == NEVER else durations.parse(wanted.expires)
+    tokens = call.parts.tokens
+    made, text = await asyncio.to_thread(
+        tokens.create,
+        wanted.name,
+        wanted.role,
+        groups=wanted.groups,
+        tenants=wanted.tenants,
+        lasts=lasts,
+    )
+    call.notes.update(id=made.id, name=made.name, role=made.role)
+    if made.groups or made.tenants:
+        call.notes.update(groups=made.groups, tenants=made.tenants)
+    told = msgspec.structs.asdict(_shown(tokens, made))
+    return Answer(TokenMade(**told, token=text), 201)
+
+
+async def revoke(call: Call) -> Answer:
+    id = call.path["token"]
+    try:
+        revoked = await asyncio.to_thread(call.parts.tokens.revoke, id)
+    except InvalidRequest as error:
+        raise Refused(409, "refused", str(error)) from error
+    if revoked is None:
+        raise Refused(404, "not_found", f"there is no token {id[:100]!r}: see `mooring token list`")
+    call.notes.update(name=revoked.name, role=revoked.role)
+    return Answer(_shown(call.parts.tokens, revoked))
+
+
+def _shown(tokens: Tokens, token: Token) -> TokenShown:
+    state = "revoked" if token.revoked else "valid" if token.is_valid(utcnow()) else "expired"
+    return TokenShown(
+        id=token.id,
+        name=token.name,
+        role=token.role,
+        groups=token.groups,
+        tenants=token.tenants,
+        state=state,
+        created=shown(token.created) or "",
+        expires=shown(token.expires),
+        revoked=shown(token.revoked),
+        last_used=shown(tokens.used.get(token.id)),
+    )
+
+
+def _found(tokens: Tokens, id: str) -> Token | None:
+    return next((each for each in tokens.listed() if each.id == id), None)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/whoami",
+        ANYBODY,
+        whoami,
+        "Who the caller is, and what they may",
+        answers={200: Whoami},
+    ),
+    Endpoint(
+        "GET",
+        "/admin/tokens",
+        ADMINISTERING,
+        listed,
+        "All tokens, without what opens the door",
+        query=Page,
+        answers={200: list[TokenShown]},
+    ),
+    Endpoint(
+        "POST",
+        "/admin/tokens",
+        ADMINISTERING,
+        create,
+        "Make a token; what its holder shows is told once",
+        body=TokenWanted,
+        answers={201: TokenMade},
+    ),
+    Endpoint(
+        "DELETE",
+        "/admin/tokens/{token}",
+        ADMINISTERING,
+        revoke,
+        "Revoke a token, and end the sessions that began with it",
+        answers={200: TokenShown},
+    ),
+)

@@ -1,0 +1,137 @@
+"""How HTTP is listened to: uvicorn on one socket, with bounds on what a client can keep busy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from asyncio import TimerHandle
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mooring.errors import StoreError
+from mooring.server.settings import ServerSettings, split
+from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+GRACE = 10.0
+"""Seconds that calls under way have to finish when it is told to stop."""
+LARGEST_HEAD = 64 * 1024
+"""Bytes of a request before its body."""
+PATIENCE = 30.0
+"""Seconds for a request's head, from its first byte or from the connection."""
+KEPT_ALIVE = 75
+"""Seconds for which a connection is kept that is not used."""
+CONNECTIONS = 5_000
+"""At once; more are told to come back."""
+
+
+@contextlib.asynccontextmanager
+async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterator[str]:
+    """Answer over HTTP; the URL where. Raises `StoreError` where it cannot listen there."""
+    host, port = split("--http", settings.http)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, TypeError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
+        raise StoreError(
+            f"cannot listen at {settings.http} ({reason}): choose another with --http"
+        ) from error
+    tls = settings.tls
+    config = uvicorn.Config(
+        application,
+        http=_Connection,
+        ws="none",
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=KEPT_ALIVE,
+        timeout_graceful_shutdown=int(GRACE),
+        ssl_certfile=tls.cert if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+        ssl_ca_certs=tls.client_ca or None if tls else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
+    )
+    server = _Uvicorn(config)
+    tasks = Tasks()
+    running = tasks.start(server.serve(sockets=[listening]), name="http")
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        yield f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await asyncio.wait([running], timeout=GRACE)
+        await tasks.aclose()
+        listening.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are `serve`'s business, for all faces alike."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection whose requests have heads of a bounded size that come in bounded time."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head = 0
+        self._late: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._come()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._head += len(data)
+        super().data_received(data)
+        if self._late is not None and self._head > LARGEST_HEAD:
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._late is None:
+            self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._come()
+        super().on_headers_complete()
+
+    def _wait(self) -> None:
+        self._head = 0
+        self._late = self.loop.call_later(PATIENCE, self._too_late)
+
+    def _come(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        self._late = None
+        self._refuse(b"408 Request Timeout")
+
+    def _refuse(self, status: bytes) -> None:
+        self._come()
+        if not self.transport.is_closing():
+            head = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % status)
+            self.transport.close()

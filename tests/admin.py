@@ -1,0 +1,169 @@
+"""The real HTTP face over a store, in this process on a free port, for tests of the API.
+
+    async def test_services_are_listed(admin: Admin):          # fixture of tests/conftest.py
+        answer = await admin.get("/admin/registry/services", as_="viewer")
+        assert answer.status_code == 200
+
+or, over any URL:
+
+    async with Admin(store_url, folder=tmp_path) as admin:
+        await admin.hub...                          # what the API looks at
+        await admin.post("/admin/...", {"json": 1}, as_="operator")
+        async with admin.client("service") as client:   # an httpx.AsyncClient with its token
+            ...
+
+There is a token for each role without a scope (`admin.tokens["viewer"]`); more are made by
+`admin.token("operator", groups=["Common"], tenants=[7])`. `as_=None` says nothing about who asks.
+Everything is like under `mooring serve`: the same application, limits, audit and uvicorn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.parse
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from mooring.hub import Hub, connect
+from mooring.server.access.principals import ROLES, Role
+from mooring.server.access.tokens import ADMIN
+from mooring.server.api import endpoints
+from mooring.server.app import Application
+from mooring.server.fleet.live import Fleet
+from mooring.server.health import Readiness, questions
+from mooring.server.listening import listen
+from mooring.server.parts import Parts, prepare
+from mooring.server.settings import ServerSettings, checked
+from mooring.store.url import REDIS, parse
+
+
+class Admin:
+    """`store_url` may be any that `connect` takes; `settings` are those of the file."""
+
+    def __init__(
+        self, store_url: str, *, folder: Path, registry: str = "", **settings: Any
+    ) -> None:
+        told = {
+            "store": store_url,
+            "registry": registry,
+            "data": str(folder / "data"),
+            "http": "127.0.0.1:0",
+            "etcd": "off",
+            "cleanup": False,
+            **settings,
+        }
+        self.settings = checked(msgspec.convert(told, ServerSettings))
+        self.tokens: dict[str, str] = {}
+        """What a bearer of each role shows."""
+        self.readiness = Readiness()
+        self.parts: Parts
+        self.hub: Hub
+        self.fleet: Fleet
+        self.url = ""
+        self._opened = contextlib.AsyncExitStack()
+        self._client: httpx.AsyncClient
+
+    async def __aenter__(self) -> Self:
+        settings = self.settings
+        async with contextlib.AsyncExitStack() as opened:
+            self.parts = prepare(settings, self.readiness)
+            self.application = Application(self.parts, endpoints(console=settings.console))
+            self.url = await opened.enter_async_context(listen(self.application, settings))
+            self.tokens = {role: self.token(role) for role in ROLES if role != "admin"}
+            self.tokens["admin"] = self.parts.folder.read_admin_token()
+            self._client = await opened.enter_async_context(self.client())
+            self.hub = await opened.enter_async_context(
+                connect(
+                    settings.store, registry=settings.registry, settings=settings.registry_settings
+                )
+            )
+            self.fleet = await opened.enter_async_context(Fleet(self.hub.registry))
+            self.parts.open(self.hub, self.fleet)
+            opened.callback(self._stop)
+            has_store = parse(settings.store).scheme not in REDIS
+            apart = bool(settings.registry) or not has_store
+            self.readiness.questions = tuple(questions(self.hub, store=has_store, apart=apart))
+            self._opened = opened.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    def _stop(self) -> None:
+        self.readiness.stopping = True
+        self.application.end_streams()
+        self.parts.close()
+
+    def token(
+        self,
+        role: Role,
+        *,
+        groups: Collection[str] = (),
+        tenants: Collection[int] = (),
+        lasts: float | None = 3600.0,
+        name: str = "",
+    ) -> str:
+        """Another token: what its bearer shows."""
+        _, text = self.parts.tokens.create(
+            name or f"a-{role}", role, groups=groups, tenants=tenants, lasts=lasts
+        )
+        return text
+
+    def client(self, as_: str | None = None) -> httpx.AsyncClient:
+        """A client of its own: with the token of a role, or a token itself, or none."""
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self.headers(as_), timeout=60, trust_env=False
+        )
+
+    def headers(self, as_: str | None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.tokens.get(as_, as_)}"} if as_ else {}
+
+    async def log_in(self, token: str = ADMIN) -> httpx.AsyncClient:
+        """A browser with a session of a token, by its id. Its client must be closed."""
+        client = self.client()
+        client.headers["Origin"] = self.url
+        code = self.parts.sessions.issue(token)
+        answer = await client.post("/login", params={"code": code})
+        assert answer.status_code == 303, answer.text
+        return client
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        as_: str | None = "admin",
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        told = {**self.headers(as_), **(headers or {})}
+        content = None
+        if body is not None:
+            content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            told.setdefault("Content-Type", "application/json")
+        if query:
+            path += f"?{urllib.parse.urlencode(query)}"
+        return await self._client.request(method, path, content=content, headers=told)
+
+    async def get(self, path: str, *, as_: str | None = "viewer", **named: Any) -> httpx.Response:
+        return await self.request("GET", path, as_=as_, **named)
+
+    async def post(
+        self, path: str, body: object = None, *, as_: str | None = "operator", **named: Any
+    ) -> httpx.Response:
+        return await self.request("POST", path, body, as_=as_, **named)
+
+    async def put(
+        self, path: str, body: object = None, *, as_: str | None = "operator", **named: Any
+    ) -> httpx.Response:
+        return await self.request("PUT", path, body, as_=as_, **named)
+
+    async def delete(
+        self, path: str, *, as_: str | None = "operator", **named: Any
+    ) -> httpx.Response:
+        return await self.request("DELETE", path, as_=as_, **named)
