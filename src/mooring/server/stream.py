@@ -14,16 +14,32 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar, get_args
 from weakref import WeakSet
 
 import msgspec
 
+from mooring.model import now
 from mooring.names import split_service
 from mooring.server.alerts.conditions import Problem, seen_by
+from mooring.server.fleet.summary import (
+    UNOBSERVED,
+    Health,
+    InstanceDetail,
+    ServiceSummary,
+    Tally,
+    health,
+    instance_detail,
+    service_summary,
+    tally,
+)
 from mooring.server.http.answers import encode
 from mooring.server.metrics import RESETS
 from mooring.tasks import Tasks
+
+if TYPE_CHECKING:
+    from mooring.server.alerts.outlook import Outlook
+    from mooring.server.fleet.live import Fleet
 
 K = TypeVar("K", bound=Hashable)
 
@@ -116,6 +132,47 @@ class _Scope:
     """What is said in them; since when is not news."""
     problems_at: int = 0
     listeners: WeakSet[Listener] = field(default_factory=WeakSet)
+
+
+class Shapes:
+    """A fleet, told as the API shows it."""
+
+    def __init__(self, fleet: Fleet, outlook: Outlook) -> None:
+        self._fleet, self._outlook = fleet, outlook
+        self._tallies: dict[str, tuple[int, Tally]] = {}
+
+    def service(self, name: str) -> ServiceSummary | None:
+        known = self._fleet.service(name)
+        if known is None:
+            self._tallies.pop(name, None)
+            return None
+        observed = self._fleet.observed(name)
+        return service_summary(name, known.instances, observed, changed=known.changed)
+
+    def instance(self, service: str, id: str) -> InstanceDetail | None:
+        known = self._fleet.service(service)
+        instance = None if known is None else known.instances.get(id)
+        if instance is None:
+            return None
+        return instance_detail(instance, self._fleet.observed(service).get(id, UNOBSERVED))
+
+    def health(self, sees: Callable[[str], bool]) -> Health:
+        seen = (name for name in self._fleet.names() if sees(name))
+        return health(sum(map(self._tally, seen), start=Tally()), now())
+
+    def _tally(self, name: str) -> Tally:
+        """What health is reckoned from, anew only for what changed: this is done all the time."""
+        known = self._fleet.service(name)
+        if known is None:
+            return Tally()
+        version, told = self._tallies.get(name, (-1, Tally()))
+        if version != known.version:
+            told = tally(known.instances, self._fleet.observed(name))
+            self._tallies[name] = known.version, told
+        return told
+
+    def problems(self) -> list[Problem]:
+        return self._outlook.problems()
 
 
 class TooMany(Exception):

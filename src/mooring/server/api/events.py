@@ -1,0 +1,94 @@
+"""`/admin/events`: what changes, as it changes, as server-sent events.
+
+`hello` comes first. `services` and `instances` name what changed, as the API shows it, and what is
+gone; `health` and `problems` are told whole. `reset` means that something was missed: read anew.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from mooring.names import is_service
+from mooring.server.access.principals import READING
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.stream import KINDS, Ask, Told, TooMany
+
+MEDIA = "text/event-stream"
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    service: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """The service whose instances are told of, too."""
+    kind: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    """Some of `services,instances,health,problems`; by default all."""
+
+
+async def _events(call: Call) -> Answer:
+    wanted: Wanted = call.query
+    ask = Ask(call.principal.groups, _service(call, wanted.service), _kinds(wanted.kind))
+    stream = call.parts.stream
+    call.parts.fleet  # noqa: B018 - raises while there is none
+    if stream is None or stream.closed:
+        raise Refused(503, "starting", "there is no stream yet: try again in a second")
+    if call.request.method == "HEAD":
+        return Answer(b"", media=MEDIA)
+    last = call.request.headers.get("last-event-id", "")
+    try:
+        listener = stream.open(ask, last[:100], may=lambda: _may(call))
+    except TooMany:
+        raise Refused(
+            503,
+            "too_many_streams",
+            "as many follow this server as it can bear: try again later, or ask another",
+            headers={"Retry-After": "10"},
+        ) from None
+    headers = {"X-Accel-Buffering": "no"}  # nginx would keep the words to itself
+    return Answer(stream=listener.frames(), media=MEDIA, headers=headers)
+
+
+def _service(call: Call, service: str) -> str:
+    if not service:
+        return ""
+    if not is_service(service):
+        raise Refused(400, "bad_query", "the service is none: write it as group/name, or name")
+    if not call.principal.sees_service(service):
+        raise Refused(403, "forbidden", f"{service} is outside of the groups of this token")
+    return service
+
+
+def _kinds(kind: str) -> frozenset[Told]:
+    named = {each.strip() for each in kind.split(",")} if kind else set(KINDS)
+    if unknown := named - KINDS:
+        known = ", ".join(sorted(KINDS))
+        raise Refused(400, "bad_query", f"there is no kind {min(unknown)!r}: there is {known}")
+    return frozenset(each for each in KINDS if each in named)
+
+
+def _may(call: Call) -> bool:
+    """Whether who began to listen is still who they were: neither revoked, expired nor scoped
+    otherwise."""
+    header = call.request.headers.get("authorization")
+    if header is not None:
+        principal = call.parts.tokens.bearer(header.partition(" ")[2].strip())
+    else:
+        principal = call.parts.sessions.principal(call.request)
+    return principal == call.principal
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/events",
+        READING,
+        _events,
+        "What changes, as it changes (server-sent events)",
+        query=Wanted,
+        answers={200: None},
+        media=MEDIA,
+    ),
+)

@@ -1,0 +1,134 @@
+"""`/admin/overview`: how everything is, what is wrong and what happened, in one request."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mooring.model import Time, now
+from mooring.names import split_service
+from mooring.server.access.principals import READING, Principal
+from mooring.server.alerts.conditions import Problem, problems, seen_by
+from mooring.server.fleet.live import Fleet
+from mooring.server.fleet.summary import Health, Observed, Tally, health, percentile, tally
+from mooring.server.fleet.timeline import Event
+from mooring.server.http.answers import Answer, shown
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+
+RECENT = 50
+"""So many events are shown."""
+_OF_ONE = 20
+"""So many of them of one service."""
+
+
+class GroupCounts(msgspec.Struct, frozen=True, rename="camel"):
+    group: str
+    total_services: int
+    total_instances: int
+    healthy_instances: int
+    active_instances: int
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Milliseconds since the last sign of life of each instance; null where none is known."""
+
+    max: float | None
+    p99: float | None
+    count: int
+
+
+class EventShown(msgspec.Struct, frozen=True):
+    time: str
+    service: str
+    id: str
+    kind: str
+    text: str
+
+
+class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    version: int
+    stale: bool
+    """Whether what is shown may be old."""
+    error: str
+    health: Health
+    problems: Sequence[Problem]
+    """The worst first."""
+    groups: Sequence[GroupCounts]
+    heartbeat_lag: Lag
+    events: Sequence[EventShown]
+    """The newest first."""
+
+
+def overview(fleet: Fleet, told: Iterable[Problem], principal: Principal, at: Time) -> Overview:
+    """What a principal may see of a fleet."""
+    by_group: dict[str, Tally] = {}
+    silences: list[float] = []
+    names = [name for name in fleet.names() if principal.sees_service(name)]
+    for name in names:
+        known = fleet.service(name)
+        if known is None:
+            continue
+        observed = fleet.observed(name)
+        group = split_service(name)[0]
+        by_group[group] = by_group.get(group, Tally()) + tally(known.instances, observed)
+        silences += _delays(known.instances, observed)
+    silences.sort()
+    return Overview(
+        version=fleet.version,
+        stale=fleet.stale,
+        error=fleet.error,
+        health=health(sum(by_group.values(), start=Tally()), at),
+        problems=seen_by(told, principal.sees_service),
+        groups=[_counts(group, by_group[group]) for group in sorted(by_group)],
+        heartbeat_lag=lag(silences),
+        events=[_shown(event) for event in recent(fleet, names)],
+    )
+
+
+def lag(ordered: Sequence[float]) -> Lag:
+    """Of delays in order."""
+    if not ordered:
+        return Lag(None, None, 0)
+    return Lag(ordered[-1], percentile(ordered, 0.99), len(ordered))
+
+
+def recent(fleet: Fleet, names: Iterable[str]) -> list[Event]:
+    """The last events of some services and of the picture as a whole, the newest first."""
+    events = list(fleet.timeline()[-_OF_ONE:])
+    for name in names:
+        events += fleet.timeline(name)[-_OF_ONE:]
+    return heapq.nlargest(RECENT, events, key=lambda event: event.time)
+
+
+def _delays(instances: Iterable[str], observed: Mapping[str, Observed]) -> list[float]:
+    delays = (observed[id].heartbeat_delay for id in instances if id in observed)
+    return [delay for delay in delays if delay is not None]
+
+
+def _counts(group: str, told: Tally) -> GroupCounts:
+    return GroupCounts(group, told.services, told.instances, told.healthy, told.active)
+
+
+def _shown(event: Event) -> EventShown:
+    return EventShown(shown(event.time) or "", event.service, event.id, event.kind, event.text)
+
+
+async def _overview(call: Call) -> Answer:
+    fleet, outlook = call.parts.fleet, call.parts.outlook
+    told = problems(fleet, now()) if outlook is None else outlook.problems()
+    return Answer(overview(fleet, told, call.principal, now()))
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/overview",
+        READING,
+        _overview,
+        "How everything is: health, what is wrong, and what happened",
+        answers={200: Overview},
+    ),
+)

@@ -1,0 +1,267 @@
+"""For Prometheus: `/metrics`, and `/prometheus/targets`, the instances to scrape (HTTP SD).
+
+Metrics are by service, never by instance: how many series there are does not depend on how often
+instances come and go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+from prometheus_client import REGISTRY, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from mooring.addresses import join
+from mooring.model import Instance
+from mooring.names import split_service
+from mooring.server.access.principals import READING
+from mooring.server.alerts.conditions import seen_by
+from mooring.server.fleet.live import Fleet
+from mooring.server.fleet.summary import UNOBSERVED, Observed, percentile
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.parts import Parts
+from mooring.version import VERSION
+
+STATES = ("up", "unhealthy", "silent", "failing", "draining", "down", "disabled")
+"""An instance is in one of them, so that their sum is all of them."""
+QUANTILES = (0.5, 0.99, 1.0)
+SEVERITIES = ("critical", "warning", "info")
+LONGEST = 1024
+"""Characters of a label; what is longer is left out."""
+
+Sees = Callable[[str], bool]
+
+
+def state_of(instance: Instance, observed: Observed) -> str:
+    """The one state that counts: the first that is true, of what is wrong."""
+    if not instance.status.healthy:
+        return "unhealthy"
+    if observed.late:
+        return "silent"
+    if observed.check_failure:
+        return "failing"
+    if instance.status.state != "up":
+        return instance.status.state
+    return "up" if instance.enabled else "disabled"
+
+
+class Exposed(Collector):
+    """What is told to one scraper: everything of this process, and the fleet as far as it may see
+    it."""
+
+    def __init__(self, parts: Parts, sees: Sees) -> None:
+        self._parts, self._sees = parts, sees
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in REGISTRY.collect():
+            metric.samples = [s for s in metric.samples if self._may(s.labels)]
+            yield metric
+        yield from of_server(self._parts)
+        fleet = self._parts.fleet
+        yield from of_fleet(fleet, [name for name in fleet.names() if self._sees(name)])
+        yield self._problems()
+
+    def _may(self, labels: Mapping[str, str]) -> bool:
+        service = labels.get("service")
+        return service is None or self._sees(service)
+
+    def _problems(self) -> Metric:
+        outlook = self._parts.outlook
+        told = [] if outlook is None else seen_by(outlook.problems(), self._sees)
+        family = GaugeMetricFamily("mooring_problems", "What is wrong now", labels=["severity"])
+        for severity in SEVERITIES:
+            count = sum(each.severity == severity for each in told)
+            family.add_metric([severity], count)
+        return family
+
+
+def of_server(parts: Parts) -> Iterator[Metric]:
+    build = GaugeMetricFamily("mooring_build_info", "Which Mooring this is", labels=["version"])
+    build.add_metric([VERSION], 1)
+    yield build
+    clients = 0 if parts.stream is None else parts.stream.clients
+    yield GaugeMetricFamily(
+        "mooring_sse_clients", "Clients that follow the live stream", value=clients
+    )
+    yield CounterMetricFamily(
+        "mooring_audit_failures", "Entries that the audit lost", value=parts.audit.failures
+    )
+
+
+def of_fleet(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
+    """What is registered, by service."""
+    count = 0
+    instances = GaugeMetricFamily(
+        "mooring_instances", "Instances by their state", labels=["service", "state"]
+    )
+    delays = GaugeMetricFamily(
+        "mooring_heartbeat_delay_seconds",
+        "Since the last sign of life of each instance; the quantile 1 is the longest",
+        labels=["service", "quantile"],
+    )
+    brakes = GaugeMetricFamily(
+        "mooring_brake", "1 while so many fell silent that none is taken out", labels=["service"]
+    )
+    for name in names:
+        known = fleet.service(name)
+        if known is None:
+            continue
+        count += 1
+        counts, silences = _looked_at(known.instances, fleet.observed(name))
+        for state in STATES:
+            instances.add_metric([name, state], counts[state])
+        for quantile in QUANTILES if silences else ():
+            delays.add_metric([name, f"{quantile:g}"], percentile(silences, quantile))
+        brakes.add_metric([name], int(bool(fleet.brake(name))))
+    yield GaugeMetricFamily("mooring_services", "Services that are known", value=count)
+    yield instances
+    yield delays
+    yield brakes
+    yield GaugeMetricFamily(
+        "mooring_fleet_stale",
+        "1 while the registry cannot be read, and all of this may be old",
+        value=int(fleet.stale),
+    )
+
+
+def _looked_at(
+    instances: Mapping[str, Instance], observed: Mapping[str, Observed]
+) -> tuple[dict[str, int], list[float]]:
+    counts, silences = dict.fromkeys(STATES, 0), []
+    for id, instance in instances.items():
+        seen = observed.get(id, UNOBSERVED)
+        counts[state_of(instance, seen)] += 1
+        if seen.silence is not None:
+            silences.append(seen.silence)
+    return counts, sorted(silences)
+
+
+async def _metrics(call: Call) -> Answer:
+    call.parts.fleet  # noqa: B018 - raises while there is none
+    exposed = Exposed(call.parts, call.principal.sees_service)
+    accepted = call.request.headers.get("accept", "")
+    if openmetrics_wanted(accepted):
+        return Answer(openmetrics.generate_latest(exposed), media=openmetrics.CONTENT_TYPE_LATEST)
+    return Answer(generate_latest(exposed), media=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def openmetrics_wanted(accepted: str) -> bool:
+    """Whether an `Accept` names OpenMetrics. Which version and with which weight does not matter:
+    what is sent is the oldest of them, which all that speak it read."""
+    named = (each.partition(";")[0].strip().lower() for each in accepted.split(","))
+    return "application/openmetrics-text" in named
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What Prometheus calls a target group."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    group: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    service: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    port: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    """The name of a port, of those that have it, or a number; by default the main one."""
+
+
+def targets(fleet: Fleet, names: Iterable[str], port: str = "") -> list[Targets]:
+    """The instances of some services, in order. `port` is the name of one of theirs, or a number:
+    by default their main one."""
+    found: list[Targets] = []
+    for name in names:
+        known = fleet.service(name)
+        instances = {} if known is None else known.instances
+        told = (_target(instances[id], port) for id in sorted(instances))
+        found += [target for target in told if target is not None]
+    return found
+
+
+def _target(instance: Instance, port: str) -> Targets | None:
+    number = instance.port if not port else instance.ports.get(port)
+    if port.isascii() and port.isdecimal():
+        number = int(port)
+    if not instance.host or not number:
+        return None
+    return Targets([join(instance.host, number)], labels(instance))
+
+
+def labels(instance: Instance) -> dict[str, str]:
+    """What is said of a target. Everything begins with `__meta_mooring_`: nothing that somebody
+    registers can take the place of a label of Prometheus' own."""
+    group, name = split_service(instance.service)
+    told = {
+        "service": instance.service,
+        "group": group,
+        "name": name,
+        "id": instance.id,
+        "zone": instance.zone,
+        "version": instance.version,
+        "protocol": instance.protocol,
+        "state": instance.status.state,
+        "healthy": str(instance.status.healthy).lower(),
+        "enabled": str(instance.enabled).lower(),
+    }
+    for key, value in sorted(instance.metadata.items()):
+        told.setdefault(f"metadata_{label_name(key)}", value)
+    return {
+        f"__meta_mooring_{name}": value
+        for name, value in told.items()
+        if len(name) <= LONGEST and len(value) <= LONGEST
+    }
+
+
+def label_name(text: str) -> str:
+    """A text as a part of a label's name: what cannot be in one becomes an underscore."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", text)
+
+
+async def _targets(call: Call) -> Answer:
+    wanted: Wanted = call.query
+    fleet = call.parts.fleet
+    if not fleet.loaded:
+        # An empty list would make Prometheus forget all of them; an error leaves it as it is.
+        raise Refused(503, "unavailable", f"the registry has not been read yet: {fleet.error}")
+    port = wanted.port
+    if port.isascii() and port.isdecimal() and not 0 < int(port) < 65536:
+        raise Refused(400, "bad_query", f"{port[:10]} is no port: it is 1 to 65535, or a name")
+    names = [
+        name
+        for name in fleet.names()
+        if call.principal.sees_service(name)
+        and (not wanted.group or split_service(name)[0] == wanted.group)
+        and (not wanted.service or name == wanted.service)
+    ]
+    return Answer(targets(fleet, names, port))
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/metrics",
+        READING,
+        _metrics,
+        "Metrics for Prometheus",
+        answers={200: None},
+        media="text/plain",
+    ),
+    Endpoint(
+        "GET",
+        "/prometheus/targets",
+        READING,
+        _targets,
+        "The instances to scrape, for Prometheus' http_sd_configs",
+        query=Wanted,
+        answers={200: list[Targets]},
+    ),
+)
