@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import urllib.parse
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -122,14 +122,15 @@ class Admin:
     def headers(self, as_: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.tokens.get(as_, as_)}"} if as_ else {}
 
-    async def log_in(self, token: str = ADMIN) -> httpx.AsyncClient:
-        """A browser with a session of a token, by its id. Its client must be closed."""
-        client = self.client()
-        client.headers["Origin"] = self.url
-        code = self.parts.sessions.issue(token)
-        answer = await client.post("/login", params={"code": code})
-        assert answer.status_code == 303, answer.text
-        return client
+    @contextlib.asynccontextmanager
+    async def browser(self, token: str = ADMIN) -> AsyncIterator[httpx.AsyncClient]:
+        """A browser on our own page, with a session of a token, by its id."""
+        async with self.client() as client:
+            client.headers["Origin"] = self.url
+            code = self.parts.sessions.issue(token)
+            answer = await client.post("/login", params={"code": code})
+            assert answer.status_code == 303, answer.text
+            yield client
 
     async def request(
         self,
