@@ -38,6 +38,7 @@ from mooring.server.health import Readiness, questions
 from mooring.server.listening import listen
 from mooring.server.parts import Parts, prepare
 from mooring.server.settings import ServerSettings, checked
+from mooring.server.watching import watching
 from mooring.store.url import REDIS, parse
 
 
@@ -83,6 +84,7 @@ class Admin:
             )
             self.fleet = await opened.enter_async_context(Fleet(self.hub.registry))
             self.parts.open(self.hub, self.fleet)
+            await opened.enter_async_context(watching(self.parts))
             opened.callback(self._stop)
             has_store = parse(settings.store).scheme not in REDIS
             apart = bool(settings.registry) or not has_store

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 
 from starlette.requests import Request
@@ -22,6 +23,7 @@ from mooring.server.http.calls import NOBODY, Call, parse_query, read_body
 from mooring.server.http.endpoint import SAFE, Endpoint
 from mooring.server.http.errors import Refused
 from mooring.server.http.routing import Router
+from mooring.server.metrics import answered
 from mooring.server.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Application:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
+        started = time.perf_counter()
         call: Call | None = None
         try:
             answer = Answer(status=500)
@@ -87,6 +90,8 @@ class Application:
             answer = errors.answer(failed)
         if call is not None and call.endpoint.audited:
             self._parts.audit.write(call, answer.status)
+        route = "" if call is None else call.endpoint.path
+        answered(request.method, route, answer.status, time.perf_counter() - started)
         return self._response(request, answer)
 
     async def _handle(self, call: Call) -> Answer:

@@ -21,6 +21,7 @@ from mooring.server.health import Readiness, questions
 from mooring.server.listening import GRACE, listen
 from mooring.server.parts import Parts, prepare
 from mooring.server.settings import ServerSettings
+from mooring.server.watching import watching
 from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.embedded.wire.tls import ServerTLS
@@ -171,6 +172,7 @@ async def _fleet(hub: Hub, parts: Parts) -> AsyncIterator[None]:
     async with Fleet(hub.registry) as fleet:
         parts.open(hub, fleet)
         try:
-            yield
+            async with watching(parts):
+                yield
         finally:
             parts.close()

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from mooring.server.api import audit, console, login, openapi, probes, tokens
+from mooring.server.api import (
+    audit,
+    console,
+    events,
+    login,
+    openapi,
+    overview,
+    probes,
+    prometheus,
+    tokens,
+)
 from mooring.server.http.endpoint import Endpoint
 
 _MODULES = (
     audit,
     console,
+    events,
     login,
     openapi,
+    overview,
     probes,
+    prometheus,
     tokens,
 )
 _OF_THE_CONSOLE = (console, login)
