@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 
 from mooring.durations import show
@@ -25,8 +24,6 @@ def in_words(error: BaseException, *, timeout: float) -> str:
     match error:
         case Unhealthy():
             return str(error)
-        case socket.gaierror() | socket.herror():
-            return "its name cannot be looked up"
         case TimeoutError():
             return f"no answer within {show(timeout)}"
         case ssl.SSLCertVerificationError():

@@ -19,7 +19,7 @@ from mooring.durations import show
 from mooring.model import Instance
 from mooring.server.checks import targets
 from mooring.server.checks.choosing import Checkers, choose
-from mooring.server.checks.contract import Checker, Outcome
+from mooring.server.checks.contract import Checker, Outcome, Target
 from mooring.server.checks.failures import in_words
 from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.targets import Lookups, NotProbed, Policy, Resolver
@@ -203,13 +203,20 @@ class Checks:
             failure = "".join(c if c.isprintable() else "�" for c in outcome.failure[:_LONGEST])
             self._fleet.report_check(*patient.key, None, failure or "its check failed")
 
+    async def _targets(self, instance: Instance) -> list[Target]:
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                return await targets.targets(instance, self._settings, self._policy, self._resolve)
+        except OSError as error:
+            in_time = "" if not isinstance(error, TimeoutError) else " in time"
+            raise NotProbed(f"its name cannot be looked up{in_time}") from error
+
     async def _probe(self, instance: Instance, checker: Checker) -> Outcome:
         """How an instance is, at the first of its addresses where it is well."""
         timeout = self._settings.timeout
         outcome = Outcome(False, 0.0, "its name leads nowhere")
         try:
-            async with asyncio.timeout(timeout):
-                found = await targets.targets(instance, self._settings, self._policy, self._resolve)
+            found = await self._targets(instance)
             end = asyncio.get_running_loop().time() + timeout
             for target in found:
                 left = end - asyncio.get_running_loop().time()

@@ -1,0 +1,123 @@
+"""The settings of active checks, and which checker is for which protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.errors import InvalidRequest
+from mooring.server.checks import choosing
+from mooring.server.checks.choosing import choose
+from mooring.server.checks.contract import Outcome, Target
+from mooring.server.checks.settings import CheckSettings, is_path, parse
+
+
+def test_they_are_off_by_default():
+    assert not CheckSettings().enabled
+    assert parse(None) == parse({}) == CheckSettings()
+
+
+def test_durations_are_written_as_elsewhere():
+    told = parse({"enabled": True, "interval": "1m30s", "timeout": "250ms"})
+    assert (told.interval, told.timeout) == (90.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"intervall": "1s"}, "checks.intervall is no setting, did you mean 'interval'"),
+        ({"interval": 10}, "checks.interval"),
+        ({"interval": "0s"}, "checks.interval"),
+        ({"budget": 0}, "checks.budget"),
+        ({"failures": 0}, "checks.failures"),
+        ({"path": "up"}, "checks.path: 'up' is no path"),
+        ({"paths": {"orders": "//a"}}, "checks.paths.orders: '//a' is no path"),
+        ({"networks": ["10.0.0.1/8"]}, "checks.networks: '10.0.0.1/8' is no network"),
+        ({"networks": ["here"]}, "checks.networks: 'here' is no network"),
+        ({"ca": "/nowhere/ca.pem"}, "checks.ca: there is no file"),
+        ({"services": "orders"}, "checks.services"),
+        ([], "checks must hold settings"),
+    ],
+)
+def test_what_cannot_be_is_told_in_words(told: object, says: str):
+    with pytest.raises(InvalidRequest, match=says.replace(".", r"\.")):
+        parse(told)
+
+
+def test_services_are_named_or_meant_by_a_pattern():
+    told = parse({"services": ["orders", "shop/*"]})
+    assert told.checks("orders")
+    assert told.checks("shop/basket")
+    assert not told.checks("orders2")
+    assert not told.checks("other/orders")
+    assert CheckSettings().checks("any/thing")
+
+
+@given(st.text(max_size=250))
+def test_a_path_can_stand_in_a_request_line(text: str):
+    if is_path(text):
+        line = f"GET {text} HTTP/1.1".encode("ascii")
+        assert len(line.split()) == 3
+        assert text.startswith("/")
+        assert not text.startswith("//")
+        assert len(text) <= 200
+
+
+class Own:
+    async def check(self, target: Target, *, timeout: float) -> Outcome:
+        return Outcome(True, 1.0)
+
+
+def test_each_protocol_of_the_contract_has_a_checker_but_udp():
+    checkers = choose()
+    assert checkers.protocols() == ["grpc", "grpcs", "http", "https", "tcp", "ws", "wss"]
+    assert checkers.of("udp") is None
+    assert checkers.of("redis") is None
+
+
+def test_a_protocol_can_share_anothers_checker_or_have_none():
+    checkers = choose({"redis": "tcp", "grpc": "none"})
+    assert checkers.of("redis") is checkers.of("tcp")
+    assert checkers.of("grpc") is None
+
+
+def test_off_without_quotes_is_none():
+    assert parse({"protocols": {"grpc": False}}).protocols == {"grpc": "none"}
+
+
+def test_a_checker_that_nobody_has_is_named():
+    with pytest.raises(
+        InvalidRequest, match=r"checks.protocols.redis: no checker 'htttp', did you"
+    ):
+        choose({"redis": "htttp"})
+
+
+def test_one_of_ones_own_can_be_registered():
+    checkers, own = choose(), Own()
+    checkers.register("redis", own)
+    assert checkers.of("redis") is own
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """A package with one entry point, as pip leaves it."""
+    info = folder / "probing-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: probing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{choosing.GROUP}]\n{line}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_package_can_bring_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, monkeypatch, f"redis = {__name__}:Own")
+    checkers = choose({"valkey": "redis"})
+    assert type(checkers.of("redis")).__name__ == "Own"
+    assert checkers.of("valkey") is checkers.of("redis")
+
+
+def test_one_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, monkeypatch, "redis = nowhere.at_all:Own")
+    with pytest.raises(InvalidRequest, match=r"health checker 'redis' of the entry point nowhere"):
+        choose()
