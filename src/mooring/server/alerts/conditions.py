@@ -15,7 +15,7 @@ import msgspec
 
 from mooring.model import Instance, Time
 from mooring.names import split_service
-from mooring.server.fleet.summary import UNOBSERVED, Observed
+from mooring.server.fleet.summary import UNOBSERVED, Observed, active, healthy
 from mooring.server.fleet.timeline import Event
 from mooring.server.fleet.timeline import Kind as Happened
 
@@ -141,11 +141,13 @@ def of_service(picture: Picture, known: Known, now: Time, patience: Patience) ->
         if known.emptied is not None:
             yield _empty(name, known.emptied)
         return
-    if not any(_callable(each) for each in instances.values()):
+    observed = picture.observed(name)
+    pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
+    if not any(active(*pair) and healthy(*pair) for pair in pairs):
         yield _none_callable(known)
-    seen, observed = _Seen(), picture.observed(name)
-    for id, instance in instances.items():
-        _look(seen, instance, observed.get(id, UNOBSERVED), moments, now, patience)
+    seen = _Seen()
+    for pair in pairs:
+        _look(seen, *pair, moments, now, patience)
     yield from seen.told(name, len(instances))
 
 
@@ -199,10 +201,6 @@ def _look(
             seen.add("draining", id, since)
     elif not instance.enabled:
         seen.add("disabled", id, moments.of(id, "enabled"))
-
-
-def _callable(instance: Instance) -> bool:
-    return instance.enabled and instance.status.healthy and instance.status.state == "up"
 
 
 def _stale(error: str, since: Time | None) -> Problem:

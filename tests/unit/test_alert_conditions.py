@@ -1,0 +1,219 @@
+"""What is wrong, in words: the worst first, with keys that last."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from mooring.model import Instance, Status, Time
+from mooring.server.alerts.conditions import HINTS, KINDS, Patience, Problem, problems, seen_by
+from mooring.server.fleet.summary import Observed
+from mooring.server.fleet.timeline import Event
+
+NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
+
+
+def ago(seconds: float) -> Time:
+    return NOW - datetime.timedelta(seconds=seconds)
+
+
+@dataclass
+class Service:
+    name: str
+    instances: Mapping[str, Instance] = field(default_factory=dict)
+    emptied: Time | None = None
+    changed: Time = NOW
+
+
+@dataclass
+class Seen:
+    """A picture of a fleet as plain data."""
+
+    services: dict[str, Service] = field(default_factory=dict)
+    stale: bool = False
+    error: str = ""
+    observations: dict[str, dict[str, Observed]] = field(default_factory=dict)
+    brakes: dict[str, str] = field(default_factory=dict)
+    events: dict[str, list[Event]] = field(default_factory=dict)
+
+    def names(self) -> Sequence[str]:
+        return sorted(self.services)
+
+    def service(self, name: str) -> Service | None:
+        return self.services.get(name)
+
+    def observed(self, service: str) -> Mapping[str, Observed]:
+        return self.observations.get(service, {})
+
+    def brake(self, service: str) -> str:
+        return self.brakes.get(service, "")
+
+    def timeline(self, service: str) -> Sequence[Event]:
+        return self.events.get(service, [])
+
+
+def having(service: str, *statuses: Status, **changes: Any) -> Service:
+    instances = [
+        Instance(service, "10.0.0.1", 80 + number, status=status, **changes)
+        for number, status in enumerate(statuses)
+    ]
+    return Service(service, {each.id: each for each in instances})
+
+
+def of(*services: Service, **named: Any) -> Seen:
+    return Seen({each.name: each for each in services}, **named)
+
+
+def only(found: list[Problem]) -> Problem:
+    (problem,) = found
+    return problem
+
+
+WELL = Status()
+UNWELL = Status(healthy=False)
+
+
+def test_nothing_is_wrong_with_what_is_well():
+    assert problems(of(having("orders", WELL, WELL)), NOW) == []
+
+
+def test_a_registry_that_cannot_be_read_comes_first():
+    seen = of(having("orders", UNWELL), stale=True, error="connection refused")
+    first, *rest = problems(seen, NOW, stale_since=ago(60))
+    assert (first.kind, first.severity, first.service) == ("stale", "critical", "")
+    assert "connection refused" in first.text
+    assert first.since == ago(60)
+    assert [each.kind for each in rest] == ["none_callable", "unhealthy"]
+
+
+def test_a_service_that_lost_its_last_instance_has_none():
+    problem = only(problems(of(Service("orders", emptied=ago(90))), NOW))
+    assert (problem.kind, problem.severity, problem.since) == ("no_instances", "critical", ago(90))
+    assert problem.text == "orders has no instance: the last one left"
+
+
+def test_a_service_that_never_had_an_instance_is_no_problem():
+    assert problems(of(Service("described-only")), NOW) == []
+
+
+def test_nobody_to_call_is_said_though_there_are_instances():
+    seen = of(having("orders", WELL, WELL, enabled=False))
+    assert [each.kind for each in problems(seen, NOW)] == ["none_callable", "disabled"]
+
+
+def test_a_brake_is_told_in_its_own_words():
+    since = ago(30)
+    seen = of(
+        having("orders", WELL),
+        brakes={"orders": "9 of 10 fell silent at once: none is taken out"},
+        events={"orders": [Event(since, "orders", "", "brake", "…")]},
+    )
+    problem = only(problems(seen, NOW))
+    assert (problem.kind, problem.since) == ("brake", since)
+    assert problem.text.startswith("orders: 9 of 10")
+    assert "mooring brake release orders" in problem.hint
+
+
+def test_one_that_is_unwell_is_named():
+    told = Event(ago(5), "orders", "10.0.0.1:81", "health", "unhealthy by its own account")
+    problem = only(problems(of(having("orders", WELL, UNWELL), events={"orders": [told]}), NOW))
+    assert problem.id == "10.0.0.1:81"
+    assert problem.text == "orders: 10.0.0.1:81 says that it is unhealthy"
+    assert problem.since == ago(5)
+    assert problem.params["count"] == 1
+
+
+def test_several_are_counted_and_the_first_named():
+    problem = only(problems(of(having("orders", WELL, *[UNWELL] * 5)), NOW))
+    assert problem.id == ""
+    assert "5 of 6 instances say that they are unhealthy" in problem.text
+    assert "10.0.0.1:81, 10.0.0.1:82, 10.0.0.1:83 and 2 more" in problem.text
+
+
+def test_what_is_wrong_with_an_instance_is_said_once():
+    service = having("orders", WELL, Status(state="draining", healthy=False))
+    seen = of(service, observations={"orders": {"10.0.0.1:81": Observed(late=True)}})
+    assert [each.kind for each in problems(seen, NOW)] == ["unhealthy"]
+
+
+def test_silence_and_failing_checks_are_told_apart():
+    seen = of(
+        having("orders", WELL, WELL, WELL),
+        observations={
+            "orders": {
+                "10.0.0.1:80": Observed(silence=60.0, sampled=NOW, late=True),
+                "10.0.0.1:81": Observed(check_failure="it refused the connection"),
+            }
+        },
+    )
+    silent, failing = problems(seen, NOW)
+    assert (silent.kind, silent.id, silent.since) == ("silent", "10.0.0.1:80", ago(60))
+    assert failing.text.endswith("fails its health check: it refused the connection")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(599, []), (601, ["draining"])])
+def test_draining_is_a_problem_only_where_it_does_not_end(seconds: float, told: list[str]):
+    began = Event(ago(seconds), "orders", "10.0.0.1:81", "state", "up → draining")
+    service = having("orders", WELL, Status(state="draining"))
+    seen = of(service, events={"orders": [began]})
+    assert [each.kind for each in problems(seen, NOW, patience=Patience(600.0))] == told
+
+
+def test_the_worst_comes_first_and_services_in_order():
+    seen = of(
+        having("b/one", WELL, UNWELL),
+        having("a/two", WELL, UNWELL),
+        Service("z", emptied=NOW),
+        having("orders", WELL),
+        brakes={"orders": "paused"},
+    )
+    assert [each.key for each in problems(seen, NOW)] == [
+        "no_instances:z",
+        "brake:orders",
+        "unhealthy:a/two",
+        "unhealthy:b/one",
+    ]
+
+
+def test_a_problem_keeps_its_key_though_its_numbers_change():
+    one = only(problems(of(having("orders", WELL, UNWELL)), NOW))
+    two = only(problems(of(having("orders", WELL, UNWELL, UNWELL)), NOW))
+    assert one.key == two.key
+    assert one.text != two.text
+
+
+def test_its_words_do_not_change_with_the_time_alone():
+    later = NOW + datetime.timedelta(hours=5)
+    began = Event(ago(5000), "orders", "10.0.0.1:80", "state", "…")
+    late = Observed(silence=60.0, sampled=NOW, late=True)
+    seen = of(
+        having("orders", Status(state="draining"), WELL),
+        Service("gone", emptied=ago(10)),
+        observations={"orders": {"10.0.0.1:81": late}},
+        events={"orders": [began]},
+    )
+    texts = [each.text for each in problems(seen, NOW)]
+    assert [each.text for each in problems(seen, later)] == texts
+    assert len(texts) == 4
+
+
+def test_everybody_hears_of_the_store_and_of_their_own_services_alone():
+    seen = of(having("a/x", WELL, UNWELL), having("b/y", WELL, UNWELL), stale=True)
+    told = seen_by(problems(seen, NOW), lambda service: service.startswith("a/"))
+    assert [each.key for each in told] == ["stale:", "unhealthy:a/x"]
+
+
+def test_every_kind_has_a_severity_and_a_hint():
+    assert KINDS.keys() == HINTS.keys()
+
+
+def test_problems_can_be_written_as_json():
+    told = problems(of(having("orders", UNWELL), stale=True), NOW, stale_since=NOW)
+    first = msgspec.json.decode(msgspec.json.encode(told))[0]
+    assert first["since"] == "2026-03-01T03:00:00Z"
+    assert set(first) >= {"key", "severity", "kind", "text", "hint", "params", "service", "id"}

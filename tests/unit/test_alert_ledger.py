@@ -1,0 +1,99 @@
+"""What is news: what lasts, what is over, and nothing twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from mooring.errors import InvalidRequest
+from mooring.server.alerts.conditions import Problem
+from mooring.server.alerts.ledger import Ledger
+from mooring.server.alerts.settings import parse
+
+
+def problem(name: str, text: str = "") -> Problem:
+    return Problem(f"unhealthy:{name}", "warning", "unhealthy", name, "", None, text, "")
+
+
+A, B = problem("a"), problem("b")
+
+
+def test_a_problem_is_told_once_it_has_lasted():
+    ledger = Ledger(after=30)
+    assert not ledger.look([A], 0)
+    assert not ledger.look([A], 29)
+    notice = ledger.look([A], 30)
+    assert notice.firing == (A,)
+    ledger.told(notice)
+    assert not ledger.look([A], 1000)
+
+
+def test_one_that_comes_and_goes_is_not_told():
+    ledger = Ledger(after=30)
+    for second in range(0, 600, 20):
+        assert not ledger.look([A] if second % 40 else [], second)
+
+
+def test_it_is_over_once_it_has_been_gone():
+    ledger = Ledger(after=30)
+    ledger.look([A], 0)
+    ledger.told(ledger.look([A], 30))
+    assert not ledger.look([], 31)
+    assert not ledger.look([A], 50)  # back again: it never was over
+    assert not ledger.look([], 60)
+    notice = ledger.look([], 90)
+    assert notice.resolved == (A,)
+    ledger.told(notice)
+    assert not ledger.look([], 200)
+
+
+def test_what_could_not_be_told_is_due_again_as_it_is_then():
+    ledger = Ledger(after=30)
+    ledger.look([A], 0)
+    assert ledger.look([A], 30).firing == (A,)
+    worse = problem("a", "worse")
+    assert ledger.look([worse, B], 60).firing == (worse,)
+    assert ledger.look([B], 90).firing == (B,)  # it went before anybody heard of it
+
+
+@given(some.lists(some.sets(some.sampled_from("abc")), max_size=30), some.integers(0, 3))
+def test_who_hears_everything_knows_what_holds(states: list[set[str]], after: int):
+    ledger, heard = Ledger(after=after), set[str]()
+    states += [states[-1] if states else set()] * (after + 1)
+    for second, names in enumerate(states):
+        notice = ledger.look(map(problem, sorted(names)), second)
+        fired = {each.service for each in notice.firing}
+        over = {each.service for each in notice.resolved}
+        assert not fired & heard
+        assert over <= heard
+        heard = heard - over | fired
+        ledger.told(notice)
+    assert heard == states[-1]
+
+
+def test_the_webhook_is_never_shown_whole():
+    settings = parse({"webhook": "https://hooks.example/T0/B0/secret?key=secret", "after": "5s"})
+    assert settings.where == "https://hooks.example/…"
+    assert "secret" not in repr(settings)
+    assert settings.after == 5.0
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"webhok": "https://x"}, "did you mean 'webhook'"),
+        ({"webhook": "ftp://x/y"}, "is no URL"),
+        ({"webhook": "https://"}, "is no URL"),
+        ({"webhook": "https://x:99999/"}, "is no URL"),
+        ({"webhook": "https://user:pass@x/"}, "token_file"),
+        ({"webhook": "https://x/a b"}, "character"),
+        ({"after": 30}, "duration"),
+        ({"severity": "fatal"}, "alerts.severity"),
+        ({"ca": "/nowhere"}, "no webhook"),
+        ({"webhook": "https://x/", "token_file": "/nowhere"}, "there is no file"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(told: dict[str, object], said: str):
+    with pytest.raises(InvalidRequest, match=said):
+        parse(told)
