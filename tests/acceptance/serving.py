@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Self
@@ -29,8 +30,9 @@ class Served:
             *(arguments or [f"--etcd={self.etcd}"]),
         ]
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        if folder is not None:
-            self.environment["XDG_DATA_HOME"] = str(folder)
+        self._spare = None if folder else tempfile.TemporaryDirectory(prefix="mooring-")
+        self.folder = folder or Path(self._spare.name if self._spare else "")
+        self.environment["XDG_DATA_HOME"] = str(self.folder)
         self.lines: list[str] = []
         self.ready_after = 0.0
 
@@ -51,6 +53,20 @@ class Served:
                 return self
         raise AssertionError(f"it did not start: {self.lines}")
 
+    @property
+    def data(self) -> Path:
+        """The server's data folder."""
+        return self.folder / "mooring"
+
+    @property
+    def login(self) -> str:
+        """The link that it printed."""
+        return next(line.split()[1] for line in self.lines if line.startswith("console "))
+
+    @property
+    def admin_token(self) -> str:
+        return (self.data / "admin-token").read_text().strip()
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -64,3 +80,5 @@ class Served:
         assert self.process.stdout is not None
         self.lines += [line.rstrip() for line in self.process.stdout]
         self.process.stdout.close()
+        if self._spare is not None:
+            self._spare.cleanup()

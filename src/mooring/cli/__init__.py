@@ -15,6 +15,7 @@ from mooring.cli import (
     instances,
     lock,
     locks,
+    login,
     migrate,
     register,
     resolve,
@@ -22,6 +23,7 @@ from mooring.cli import (
     services,
     store,
     tenant,
+    token,
     watch,
     xds,
 )
@@ -68,6 +70,8 @@ app.command(rich_help_panel=_OPERATE)(cleanup.cleanup)
 app.add_typer(cleanup.app, name="brake", rich_help_panel=_OPERATE)
 
 app.command(rich_help_panel=_STORE)(serve.serve)
+app.command(rich_help_panel=_STORE)(login.login)
+app.add_typer(token.app, name="token", rich_help_panel=_STORE)
 app.add_typer(xds.app, name="xds", rich_help_panel=_STORE)
 app.add_typer(store.app, name="store", rich_help_panel=_STORE)
 app.add_typer(migrate.app, name="migrate", rich_help_panel=_STORE)

@@ -29,7 +29,12 @@ def serve(
             help="where the registry is, if not in the store: redis://…, which is cleaned up too",
         ),
     ] = "",
-    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="health probes")] = "",
+    http: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="console, API, metrics and probes; default 127.0.0.1:7480"
+        ),
+    ] = "",
     etcd: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="etcd's API; default 127.0.0.1:2379")
     ] = "",
@@ -37,22 +42,38 @@ def serve(
         str,
         typer.Option(metavar="HOST:PORT", help="what is registered, for Envoy and xds:/// of gRPC"),
     ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MOORING_DATA",
+            metavar="FOLDER",
+            help="where tokens and the audit are kept; default: the user's data folder",
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="a YAML file; flags win over it")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="beyond loopback without TLS and users")
     ] = False,
 ) -> None:
-    """Serve a store: etcd's API for an embedded one, and HTTP health probes.
+    """Serve a store: the console and its API, and etcd's API for an embedded one.
 
-    Of a registry on Redis it takes out the dead. With --xds it feeds Envoy and gRPC.
+    It prints a link that logs you into the console; `mooring login` prints another. Of a registry
+    on Redis it takes out the dead. With --xds it feeds Envoy and gRPC.
     """
     try:
         from mooring.server import serving, settings
     except ImportError as error:
         raise MissingExtra("mooring serve", "server") from error
     told = settings.load(
-        config, store=store, registry=registry, http=http, etcd=etcd, xds=xds, insecure=insecure
+        config,
+        store=store,
+        registry=registry,
+        http=http,
+        etcd=etcd,
+        xds=xds,
+        data=str(data) if data else "",
+        insecure=insecure,
     )
     hear_crashes()
-    hear("mooring.registry.redis.cleanup", "mooring.xds")
+    hear("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
     run(serving.serve(told, lambda text: typer.echo(text)))
