@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from mooring.mirror import Feed
-from mooring.model import JSON, Config, Group, Instance, Service
+from mooring.model import JSON, Config, Group, Instance, Service, State
 from mooring.registry.layouts.contract import Problem
 
 
@@ -100,6 +100,19 @@ class Enrolment(ABC):
 class Registry(ABC):
     url: str
     """Where it is, with any password masked."""
+class Entered(NamedTuple):
+    """A registration whose beats come from elsewhere: see `Registry.enter`."""
+
+    instance: Instance
+    """As it is held, with its id and incarnation."""
+    ttl: float
+    """Seconds that it stays without a beat."""
+    every: float
+    """Seconds to let pass between two beats."""
+    lost: tuple[str, ...] = ()
+    """The fields that this registry cannot hold."""
+
+
     guarantees: RegistryGuarantees
 
     @abstractmethod
@@ -118,6 +131,35 @@ class Registry(ABC):
 
     @abstractmethod
     async def groups(self) -> list[str]: ...
+
+    @abstractmethod
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
+        """Register an instance of which nothing is kept here: whoever lives there sends the beats,
+        through any process. Without an incarnation it is a new start, and the successor of whoever
+        had its place; with one it comes back as that one, as a repair.
+
+        Raises `InvalidRequest`; of who comes back, `Superseded` and `Removed`; or what a store
+        raises. After `OutcomeUnknown` it may be there until its time is over: enter again.
+        """
+
+    @abstractmethod
+    async def beat(
+        self,
+        service: str,
+        id: str,
+        incarnation: str,
+        *,
+        healthy: bool | None = None,
+        state: State | None = None,
+        metrics: Mapping[str, JSON] | None = None,
+    ) -> bool:
+        """A sign of life of one that entered, with what it says of its status. Whether it is still
+        registered; where not, it enters again with the same incarnation. Raises `Superseded`,
+        `Removed`, `InvalidRequest`, or what a store raises."""
+
+    @abstractmethod
+    async def leave(self, service: str, id: str, incarnation: str) -> bool:
+        """Take out one that entered, never another incarnation. Whether it was there."""
 
     @abstractmethod
     async def services(self, group: str = "") -> list[ServiceCount]:

@@ -12,12 +12,13 @@ import msgspec
 
 from mooring.errors import Conflict, InUse, InvalidRequest
 from mooring.mirror import Feed, Mirror, RangeFeed
-from mooring.model import JSON, Group, Instance, Service, new_incarnation
+from mooring.model import JSON, Group, Instance, Service, State, new_incarnation
 from mooring.names import check_name
 from mooring.registry.batches import Batches
 from mooring.registry.contract import (
     Enrolment,
     Listing,
+    Entered,
     Registry,
     RegistryGuarantees,
     ServiceCount,
@@ -29,6 +30,7 @@ from mooring.registry.layouts.contract import Layout, Malformed, Place
 from mooring.registry.leases import SharedLease
 from mooring.registry.revisions import Revisions
 from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
+from mooring.registry.remote import BEATS, Said, StoreRemote
 from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
     MAX_REQUEST_BYTES,
@@ -65,6 +67,7 @@ class StoreRegistry(Registry):
         self._vicinities: dict[Range, Vicinity] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()
+        self._remote = StoreRemote(store, layout)
 
     def canonical(self, service: str) -> str:
         return self.layout.canonical(service)
@@ -149,6 +152,28 @@ class StoreRegistry(Registry):
     async def groups(self) -> list[str]:
         found: dict[str, None] = {}
         for root in self.layout.roots():
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
+        ttl = self.layout.ttl if ttl is None else ttl
+        check_ttl(ttl)
+        ready, lost = self.prepare(instance)
+        entered, stays = await self._remote.enter(ready, ttl=ttl, back=instance.incarnation)
+        return Entered(entered, stays, stays / BEATS, tuple(lost))
+
+    async def beat(
+        self,
+        service: str,
+        id: str,
+        incarnation: str,
+        *,
+        healthy: bool | None = None,
+        state: State | None = None,
+        metrics: Mapping[str, JSON] | None = None,
+    ) -> bool:
+        return await self._remote.beat(service, id, incarnation, Said(healthy, state, metrics))
+
+    async def leave(self, service: str, id: str, incarnation: str) -> bool:
+        return await self._remote.leave(service, id, incarnation)
+
             async for place in self._places(root, by_group=True):
                 found[place.group] = None
         return list(found)

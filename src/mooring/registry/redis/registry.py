@@ -17,12 +17,14 @@ from mooring.model import (
     Group,
     Instance,
     Service,
+    State,
     check_text,
     new_incarnation,
 )
 from mooring.names import check_name, split_service
 from mooring.registry.contract import (
     Enrolment,
+    Entered,
     Listing,
     Registry,
     RegistryGuarantees,
@@ -40,8 +42,10 @@ from mooring.registry.redis.following import ServiceFeed
 from mooring.registry.redis.keys import Keys, check_service
 from mooring.registry.redis.reading import Reader, of_each, with_config
 from mooring.registry.redis.scripts import EDIT
+from mooring.registry.redis.remote import RedisRemote
 from mooring.registry.redis.service import LiveService, message_head
 from mooring.store.rules import check_ttl
+from mooring.registry.remote import Said
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +69,11 @@ class RedisRegistry(Registry):
         self._enrolled: set[tuple[str, str]] = set()
 
     @property
+        self._remote = RedisRemote(
+            *(connection, keys, self.reader),
+            timeout=settings.cleanup.global_timeout,
+            most=settings.redis.metadata_limit,
+        )
     def timeout(self) -> float:
         """Seconds without a heartbeat after which an instance is left out here."""
         redis = self.settings.redis
@@ -114,14 +123,43 @@ class RedisRegistry(Registry):
     def _live(self, service: str) -> LiveService:
         live = self._services.get(service)
         if live is None:
-            live = self._services[service] = LiveService(
-                *(self.connection, self.keys, self._changes, service),
-                timeout=self.settings.cleanup.global_timeout,
-            )
+            live = self._services[service] = self._apart(service)
         return live
 
     async def groups(self) -> list[str]:
         listed, described = await self._listed(), await self._described()
+    def _apart(self, service: str) -> LiveService:
+        """For one call, in which nobody registered here takes part."""
+        return LiveService(
+            *(self.connection, self.keys, self._changes, service),
+            timeout=self.settings.cleanup.global_timeout,
+        )
+
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
+        """As everywhere; its time-to-live is that of cleanup, whatever is asked for."""
+        if ttl is not None:
+            check_ttl(ttl)
+        ready, lost = self.prepare(instance)
+        live = self._apart(ready.service)
+        await self._remote.enter(live, ready, back=bool(instance.incarnation))
+        every = self.settings.heartbeat.heartbeat_interval
+        return Entered(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
+
+    async def beat(
+        self,
+        service: str,
+        id: str,
+        incarnation: str,
+        *,
+        healthy: bool | None = None,
+        state: State | None = None,
+        metrics: Mapping[str, JSON] | None = None,
+    ) -> bool:
+        return await self._remote.beat(service, id, incarnation, Said(healthy, state, metrics))
+
+    async def leave(self, service: str, id: str, incarnation: str) -> bool:
+        return await self._remote.leave(self._apart(check_service(service)), id, incarnation)
+
         found = {split_service(name)[0] for name in (*listed, *described) if _is_service(name)}
         return sorted(found | {name[:-1] for name in described if _is_group(name)})
 
@@ -217,10 +255,7 @@ class RedisRegistry(Registry):
 
     async def deregister(self, service: str, id: str) -> bool:
         check_text("id", id)
-        live = LiveService(
-            *(self.connection, self.keys, self._changes, check_service(service)),
-            timeout=self.settings.cleanup.global_timeout,
-        )
+        live = self._apart(check_service(service))
         return await live.deregister(id, "", head=message_head(service, id))
 
     async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
