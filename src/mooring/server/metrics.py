@@ -18,7 +18,7 @@ LATENCY = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 
-RESETS = Counter("mooring_sse_resets", "Clients of the stream that must read everything anew")
+RESETS = Counter("mooring_sse_resets", "Words of the stream that say: read everything anew")
 
 NOTICES = Counter("mooring_alert_notices", "What was told to the webhook", ["outcome"])
 """`sent` or `failed`."""

@@ -311,6 +311,7 @@ class Stream:
         """The first words; with everything that is told whole, unless it goes on from before."""
         blocks = [_block("hello", encode({"version": self._position, "resumed": resumed}))]
         if reset:
+            RESETS.inc()
             blocks.append(_block("reset", encode({"reason": reset})))
         if not resumed:
             blocks += self._whole(ask, since=-1)
@@ -380,8 +381,6 @@ class Listener:
             position = stream.position if resumed is None else resumed
             missed = "it is not known what was missed" if self._last and resumed is None else ""
             yield stream.hello(self.ask, reset=missed, resumed=resumed is not None)
-            if missed:
-                RESETS.inc()
             spoke = asked = loop.time()
             while not stream.closed:
                 if loop.time() - asked >= ALIVE:
