@@ -49,6 +49,9 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     """Every change reaches consumers by itself; otherwise they also look at an interval."""
     describes: bool
     """Groups and services have descriptions, instances status and configuration."""
+    late: float | None = None
+    """Seconds of silence from which on an instance is late; None where it is then as good as
+    gone."""
 
 
 class Enrolment(ABC):
@@ -97,9 +100,6 @@ class Enrolment(ABC):
         not withdrawn is left to expire."""
 
 
-class Registry(ABC):
-    url: str
-    """Where it is, with any password masked."""
 class Entered(NamedTuple):
     """A registration whose beats come from elsewhere: see `Registry.enter`."""
 
@@ -113,6 +113,9 @@ class Entered(NamedTuple):
     """The fields that this registry cannot hold."""
 
 
+class Registry(ABC):
+    url: str
+    """Where it is, with any password masked."""
     guarantees: RegistryGuarantees
 
     @abstractmethod
@@ -128,9 +131,6 @@ class Entered(NamedTuple):
     def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
         """A place for an instance that was prepared. Raises `InUse` where this registry object
         holds that place already."""
-
-    @abstractmethod
-    async def groups(self) -> list[str]: ...
 
     @abstractmethod
     async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
@@ -162,6 +162,9 @@ class Entered(NamedTuple):
         """Take out one that entered, never another incarnation. Whether it was there."""
 
     @abstractmethod
+    async def groups(self) -> list[str]: ...
+
+    @abstractmethod
     async def services(self, group: str = "") -> list[ServiceCount]:
         """The services that are known, in order; those of one group where it is given."""
 
@@ -173,6 +176,21 @@ class Entered(NamedTuple):
     @abstractmethod
     def follow(self, service: str) -> Feed[str, Instance]:
         """The same, to be followed: instances by id."""
+
+    @abstractmethod
+    def follow_all(self) -> Feed[tuple[str, str], Instance]:
+        """Everything registered, to be followed: the instances of all services as the operator
+        wants them, by service and id. Raises `InvalidRequest` where services cannot be listed."""
+
+    @abstractmethod
+    async def silence(self, service: str) -> Mapping[str, float]:
+        """Seconds since each instance of a service gave its last sign of life, by id; of whom that
+        cannot be told is left out. On a store that is the last renewal of its lease, to a second;
+        on Redis its last heartbeat."""
+
+    @abstractmethod
+    async def brakes(self) -> Mapping[str, str]:
+        """The services of which nobody expires at present, with the reason, in words."""
 
     @abstractmethod
     async def deregister(self, service: str, id: str) -> bool:

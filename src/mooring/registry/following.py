@@ -6,14 +6,19 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Generic, Protocol, TypeVar
 
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.layouts.contract import Assembled, File, Layout, Malformed, Place, Problem
-from mooring.store.contract import Entry, Store
+from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+
+FOREIGN = "is not a key of this layout"
 
 
 class Assembly:
@@ -32,18 +37,28 @@ class Assembly:
 
     def put(self, key: bytes, entry: Entry | None) -> set[str]:
         """One key changed; the ids of the instances that this may touch."""
-        old = self.entries.pop(key, None)
-        if entry is not None:
-            self.entries[key] = entry
-        self.problems.pop(key, None)
+        old = self._hold(key, entry)
         place = self._layout.locate(key)
         if place is None:
             if entry is not None:
-                self._report(Problem(key, "is not a key of this layout"), entry, old)
+                self._report(Problem(key, FOREIGN), entry, old)
             return set()
         if place.service != self._service or place.file == "info":
             return set()
         return self._file(place, key, entry)
+
+    def take(self, place: Place, key: bytes, entry: Entry | None) -> set[str]:
+        """The same of a key that is known to be one of this service, and no `info`."""
+        self._hold(key, entry)
+        return self._file(place, key, entry)
+
+    def _hold(self, key: bytes, entry: Entry | None) -> Entry | None:
+        """Keep it; what it was before."""
+        old = self.entries.pop(key, None)
+        if entry is not None:
+            self.entries[key] = entry
+        self.problems.pop(key, None)
+        return old
 
     def _file(self, place: Place, key: bytes, entry: Entry | None) -> set[str]:
         if not place.id:
@@ -140,34 +155,52 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, Malformed) else f"cannot be understood ({error!r})"
 
 
-class InstancesFeed:
-    """Instances by id. The mark is the store's revision.
+class Gathered(Protocol[K]):
+    """Keys that are put together into instances: an `Assembly`, or `everything.Everything`."""
 
-    A service may lie in several ranges. Each is followed by itself, from its own mark: a range
-    where nothing happens must not hold back the others until their past is compacted.
+    instances: dict[K, Instance]
+
+    @property
+    def problems(self) -> dict[bytes, Problem]: ...
+
+    def put(self, key: bytes, entry: Entry | None) -> set[K]: ...
+
+    def build(self, touched: Iterable[K], /) -> list[tuple[K, Instance | None]]: ...
+
+    def replace(self, entries: Iterable[Entry]) -> None: ...
+
+
+class InstancesFeed(Generic[K]):
+    """Instances of one service by id, or of all by service and id. The mark is the store's
+    revision.
+
+    They may lie in several ranges. Each is followed by itself, from its own mark: a range where
+    nothing happens must not hold back the others until their past is compacted.
     """
 
-    def __init__(self, store: Store, layout: Layout, service: str) -> None:
-        self.name = f"{store.url} {service}"
-        self._assembly = Assembly(layout, service)
-        self._feeds = [RangeFeed(store, range) for range in layout.ranges(service)]
+    def __init__(
+        self, store: Store, ranges: Sequence[Range], gathered: Gathered[K], *, name: str
+    ) -> None:
+        self.name = f"{store.url} {name}"
+        self._gathered = gathered
+        self._feeds = [RangeFeed(store, range) for range in ranges]
         self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
         self._marks = [0] * len(self._feeds)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return tuple(self._assembly.problems.values())
+        return tuple(self._gathered.problems.values())
 
-    async def snapshot(self) -> tuple[dict[str, Instance], int]:
+    async def snapshot(self) -> tuple[dict[K, Instance], int]:
         for number, feed in enumerate(self._feeds):
             self._held[number], self._marks[number] = await feed.snapshot()
-        self._assembly.replace(entry for held in self._held for entry in held.values())
-        return dict(self._assembly.instances), max(self._marks)
+        self._gathered.replace(entry for held in self._held for entry in held.values())
+        return dict(self._gathered.instances), max(self._marks)
 
     @asynccontextmanager
     async def follow(
-        self, mark: int, held: Mapping[str, Instance], *, known: float
-    ) -> AsyncIterator[Steps[str, Instance]]:
+        self, mark: int, held: Mapping[K, Instance], *, known: float
+    ) -> AsyncIterator[Steps[K, Instance]]:
         async with AsyncExitStack() as stack:
             sources = [
                 await stack.enter_async_context(feed.follow(seen, entries, known=known))
@@ -177,26 +210,32 @@ class InstancesFeed:
             stack.push_async_callback(merged.aclose)
             yield merged
 
-    def _apply(self, source: int, step: Step[bytes, Entry]) -> Step[str, Instance]:
+    def _apply(self, source: int, step: Step[bytes, Entry]) -> Step[K, Instance]:
         self._marks[source] = step.mark
-        touched: set[str] = set()
+        touched: set[K] = set()
         held = self._held[source]
         for key, entry in step.changes:
             if entry is None:
                 held.pop(key, None)
             else:
                 held[key] = entry
-            touched |= self._assembly.put(key, entry)
-        return Step(max(self._marks), self._assembly.build(touched))
+            touched |= self._gathered.put(key, entry)
+        return Step(max(self._marks), self._gathered.build(touched))
 
 
-_Apply = Callable[[int, Step[bytes, Entry]], Step[str, Instance]]
+def service_feed(store: Store, layout: Layout, service: str) -> InstancesFeed[str]:
+    """The instances of a service, by id."""
+    return InstancesFeed(store, layout.ranges(service), Assembly(layout, service), name=service)
 
 
-class _Merged:
+class _Merged(Generic[K]):
     """The steps of several ranges, one after another."""
 
-    def __init__(self, sources: Sequence[Steps[bytes, Entry]], apply: _Apply) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Steps[bytes, Entry]],
+        apply: Callable[[int, Step[bytes, Entry]], Step[K, Instance]],
+    ) -> None:
         self._sources, self._apply = sources, apply
         self._arrived: asyncio.Queue[tuple[int, Step[bytes, Entry] | Exception]] = asyncio.Queue(1)
         self._tasks = Tasks()
@@ -205,7 +244,7 @@ class _Merged:
     def heard(self) -> float:
         return min(source.heard for source in self._sources)
 
-    async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
+    async def __aiter__(self) -> AsyncIterator[Step[K, Instance]]:
         if len(self._sources) == 1:
             async for step in self._sources[0]:
                 yield self._apply(0, step)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -17,20 +18,21 @@ from mooring.names import check_name
 from mooring.registry.batches import Batches
 from mooring.registry.contract import (
     Enrolment,
-    Listing,
     Entered,
+    Listing,
     Registry,
     RegistryGuarantees,
     ServiceCount,
 )
 from mooring.registry.enrolment import Shared, StoreEnrolment
-from mooring.registry.following import Assembly, InstancesFeed
+from mooring.registry.everything import everything_feed
+from mooring.registry.following import Assembly, service_feed
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout, Malformed, Place
 from mooring.registry.leases import SharedLease
+from mooring.registry.remote import BEATS, Said, StoreRemote
 from mooring.registry.revisions import Revisions
 from mooring.registry.tombstones import KEPT, tombstone_key, tombstone_value
-from mooring.registry.remote import BEATS, Said, StoreRemote
 from mooring.registry.vicinity import Vicinity
 from mooring.store.contract import (
     MAX_REQUEST_BYTES,
@@ -45,6 +47,7 @@ from mooring.store.contract import (
 from mooring.store.rules import check_ttl
 
 _PAGE = 1000
+_LEASES = 20  # of which it is asked at once how long they live
 _MUCH = 10_000  # characters of metadata from which on it is worth to count the bytes
 
 
@@ -64,10 +67,10 @@ class StoreRegistry(Registry):
         self._shared = Shared(
             *(store, layout, Batches(store), Revisions(store)), described=set(), leave=self._leave
         )
+        self._remote = StoreRemote(store, layout)
         self._vicinities: dict[Range, Vicinity] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()
-        self._remote = StoreRemote(store, layout)
 
     def canonical(self, service: str) -> str:
         return self.layout.canonical(service)
@@ -149,9 +152,6 @@ class StoreRegistry(Registry):
             if (mirror := self._configs.pop(service, None)) is not None:
                 await mirror.aclose()
 
-    async def groups(self) -> list[str]:
-        found: dict[str, None] = {}
-        for root in self.layout.roots():
     async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
         ttl = self.layout.ttl if ttl is None else ttl
         check_ttl(ttl)
@@ -174,6 +174,9 @@ class StoreRegistry(Registry):
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
         return await self._remote.leave(service, id, incarnation)
 
+    async def groups(self) -> list[str]:
+        found: dict[str, None] = {}
+        for root in self.layout.roots():
             async for place in self._places(root, by_group=True):
                 found[place.group] = None
         return list(found)
@@ -225,7 +228,43 @@ class StoreRegistry(Registry):
         return assembly, min(part.revision for part in found)
 
     def follow(self, service: str) -> Feed[str, Instance]:
-        return InstancesFeed(self.store, self.layout, service)
+        return service_feed(self.store, self.layout, service)
+
+    def follow_all(self) -> Feed[tuple[str, str], Instance]:
+        return everything_feed(self.store, self.layout)
+
+    async def silence(self, service: str) -> Mapping[str, float]:
+        service = self.layout.canonical(service)
+        ids: dict[int, list[str]] = {}
+        for where in self.layout.ranges(service):
+            for entry in (await self.store.read(where, keys_only=True)).entries:
+                place = self.layout.locate(entry.key)
+                if place is None or place.service != service or place.file != "data":
+                    continue
+                if entry.lease:
+                    ids.setdefault(entry.lease, []).append(place.id)
+        silent = await self._unrenewed(ids)
+        return {id: silent[lease] for lease in silent for id in ids[lease]}
+
+    async def _unrenewed(self, leases: Iterable[int]) -> dict[int, float]:
+        """Seconds since each of these leases was renewed; those that are gone are left out."""
+        found: dict[int, float] = {}
+        waiting = list(leases)
+
+        async def ask() -> None:
+            while waiting:
+                lease = waiting.pop()
+                if (told := await self.store.remaining(lease)) is not None:
+                    found[lease] = told.ttl - told.remaining
+
+        try:
+            await asyncio.gather(*(ask() for _ in range(min(_LEASES, len(waiting)))))
+        finally:
+            waiting.clear()
+        return found
+
+    async def brakes(self) -> Mapping[str, str]:
+        return {}
 
     async def deregister(self, service: str, id: str) -> bool:
         service = self.layout.canonical(service)

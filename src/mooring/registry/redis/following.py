@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager
 
 from mooring.mirror import Step, Steps
@@ -37,6 +37,15 @@ def differing(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> 
     return changes + [(id, each) for id, each in after.items() if before.get(id) != each]
 
 
+class Pulse:
+    """When Redis last answered to anything that was asked of it for the same purpose."""
+
+    __slots__ = ("answered",)
+
+    def __init__(self) -> None:
+        self.answered = 0.0
+
+
 class ServiceFeed:
     """Instances by id. The mark is the server's time in ms.
 
@@ -53,6 +62,7 @@ class ServiceFeed:
         where: str,
         timeout: float,
         grace: float,
+        pulse: Pulse | None = None,
     ) -> None:
         self.name = f"{where} {service.name}"
         self._reader, self._changes, self._service = reader, changes, service
@@ -63,7 +73,7 @@ class ServiceFeed:
         self._config: Mapping[str, Config] = {}
         self._problems: dict[str, Problem] = {}
         self._notes: tuple[Problem, ...] = ()
-        self._answered = 0.0
+        self._pulse = pulse or Pulse()
         self._breaks = changes.breaks
         self.gone: set[str] = set()
         """Those of whom it was heard that they left, and after which nobody looked yet."""
@@ -74,6 +84,10 @@ class ServiceFeed:
         self._braked = self._unheard = False
         self._late: set[str] = set()
         self._mark = 0
+
+    @property
+    def service(self) -> str:
+        return self._service.name
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -179,10 +193,11 @@ class ServiceFeed:
     def _hear_of_a_break(self, asked: float) -> None:
         """An answer has come to what was asked: was there a break before it?"""
         moment, breaks = time.monotonic(), self._changes.breaks
-        silent = self._answered and moment - self._answered > SILENCE
+        answered = self._pulse.answered
+        silent = answered and moment - answered > SILENCE
         if silent or moment - asked > STALL or breaks != self._breaks:
             self.broke()
-        self._answered, self._breaks = moment, breaks
+        self._pulse.answered, self._breaks = moment, breaks
 
     def _hear_of_the_brake(self, state: State) -> None:
         self._notes, brake = state.problems, state.brake
@@ -215,68 +230,91 @@ class ServiceFeed:
         self, mark: int, held: Mapping[str, Instance], *, known: float
     ) -> AsyncIterator[Steps[str, Instance]]:
         following = _Following(self, held)
-        end = self._changes.listen(self._service.name, following.hear)
+        end = self.listen(following.attention)
         try:
             await self._reader.state(self._service)  # who does not answer is not followed
             yield following
         finally:
             end()
 
+    def listen(self, attention: Attention) -> Callable[[], None]:
+        """Let it hear of the changes; what is returned ends it."""
+        return self._changes.listen(self._service.name, attention.hear)
+
     def heard(self) -> float:
         hears = self._changes.hears(self._service.name)
-        return max(self._answered, self._changes.heard if hears else 0.0)
+        return max(self._pulse.answered, self._changes.heard if hears else 0.0)
 
     @property
     def deaf(self) -> bool:
         return not self._changes.hears(self._service.name)
 
 
-class _Following:
-    def __init__(self, feed: ServiceFeed, held: Mapping[str, Instance]) -> None:
-        self._feed, self._held = feed, held
-        self._wake = asyncio.Event()
-        self._ids: set[str] = set()
-        self._whole = False
-        self._begun = False
+class Attention:
+    """What was heard of a service, and not yet looked after. `wake` is called when there is
+    something."""
 
-    @property
-    def heard(self) -> float:
-        return self._feed.heard()
+    def __init__(self, feed: ServiceFeed, wake: Callable[[], None]) -> None:
+        self._feed, self._wake = feed, wake
+        self._ids: set[str] = set()
+        self.whole = False
+        """Whether everything must be looked at."""
+        self._begun = False
 
     def hear(self, message: Message | None) -> None:
         if message is None:
             self._feed.read_all()  # what changed before the channel was heard
             if self._begun:
                 self._feed.broke()
-            self._begun = self._whole = True
+            self._begun = self.whole = True
         elif not message.instance_id:
-            self._whole = True
+            self.whole = True
         else:
             self._ids.add(message.instance_id)
             if message.action == "removed":
                 self._feed.gone.add(message.instance_id)
             elif message.action == "added":
                 self._feed.gone.discard(message.instance_id)
-        self._wake.set()
+        self._wake()
+
+    @property
+    def waiting(self) -> bool:
+        return self.whole or bool(self._ids)
+
+    async def look(self, held: Mapping[str, Instance]) -> Changed:
+        """Look after it; how what is there differs from what is held."""
+        whole, ids, gone = self.whole, self._ids, self._feed.gone
+        self._ids, self._feed.gone, self.whole = set(), set(), False
+        try:
+            if whole:
+                await self._feed.look(gone)
+                return differing(held, self._feed.shown)
+            return await self._feed.look_at(ids, gone)
+        except BaseException:
+            self._feed.gone |= gone
+            self._feed.broke()
+            raise
+
+
+class _Following:
+    def __init__(self, feed: ServiceFeed, held: Mapping[str, Instance]) -> None:
+        self._feed, self._held = feed, held
+        self._wake = asyncio.Event()
+        self.attention = Attention(feed, self._wake.set)
+
+    @property
+    def heard(self) -> float:
+        return self._feed.heard()
 
     async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
         due = time.monotonic() + LOOK_DEAF  # the channel being heard comes first, as a rule
         while True:
             await self._wait(due)
             self._wake.clear()
-            whole = self._whole or time.monotonic() >= due
-            ids, gone = self._ids, self._feed.gone
-            self._ids, self._feed.gone, self._whole = set(), set(), False
-            try:
-                if whole:
-                    await self._feed.look(gone)
-                    changes = differing(self._held, self._feed.shown)
-                else:
-                    changes = await self._feed.look_at(ids, gone)
-            except BaseException:
-                self._feed.gone |= gone
-                self._feed.broke()
-                raise
+            if time.monotonic() >= due:
+                self.attention.whole = True
+            whole = self.attention.whole
+            changes = await self.attention.look(self._held)
             if whole:
                 due = time.monotonic() + (LOOK_DEAF if self._feed.deaf else LOOK)
             yield Step(self._feed.mark, changes)

@@ -37,15 +37,16 @@ from mooring.registry.redis.changes import Changes
 from mooring.registry.redis.cleanup import Sweeper
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.enrolment import RedisEnrolment
+from mooring.registry.redis.everything import EverythingFeed
 from mooring.registry.redis.expiry import overdue, standing
-from mooring.registry.redis.following import ServiceFeed
+from mooring.registry.redis.following import Pulse, ServiceFeed
 from mooring.registry.redis.keys import Keys, check_service
 from mooring.registry.redis.reading import Reader, of_each, with_config
-from mooring.registry.redis.scripts import EDIT
 from mooring.registry.redis.remote import RedisRemote
+from mooring.registry.redis.scripts import EDIT
 from mooring.registry.redis.service import LiveService, message_head
-from mooring.store.rules import check_ttl
 from mooring.registry.remote import Said
+from mooring.store.rules import check_ttl
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +62,20 @@ class RedisRegistry(Registry):
             renews=False,
             pushes=False,
             describes=True,
+            late=3 * settings.heartbeat.heartbeat_interval,
         )
         self.connection, self.keys, self.settings = connection, keys, settings
         self.reader = Reader(connection, keys)
         self._changes = Changes(connection, keys)
         self._services: dict[str, LiveService] = {}
         self._enrolled: set[tuple[str, str]] = set()
-
-    @property
         self._remote = RedisRemote(
             *(connection, keys, self.reader),
             timeout=settings.cleanup.global_timeout,
             most=settings.redis.metadata_limit,
         )
+
+    @property
     def timeout(self) -> float:
         """Seconds without a heartbeat after which an instance is left out here."""
         redis = self.settings.redis
@@ -126,8 +128,6 @@ class RedisRegistry(Registry):
             live = self._services[service] = self._apart(service)
         return live
 
-    async def groups(self) -> list[str]:
-        listed, described = await self._listed(), await self._described()
     def _apart(self, service: str) -> LiveService:
         """For one call, in which nobody registered here takes part."""
         return LiveService(
@@ -160,6 +160,8 @@ class RedisRegistry(Registry):
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
         return await self._remote.leave(self._apart(check_service(service)), id, incarnation)
 
+    async def groups(self) -> list[str]:
+        listed, described = await self._listed(), await self._described()
         found = {split_service(name)[0] for name in (*listed, *described) if _is_service(name)}
         return sorted(found | {name[:-1] for name in described if _is_group(name)})
 
@@ -245,13 +247,36 @@ class RedisRegistry(Registry):
         ]
 
     def follow(self, service: str) -> Feed[str, Instance]:
+        return self._feed(service, Pulse())
+
+    def _feed(self, service: str, pulse: Pulse) -> ServiceFeed:
         beats = self.settings.heartbeat.heartbeat_interval
         return ServiceFeed(
             *(self.reader, self._changes, self.keys.of(service)),
             where=self.url,
             timeout=self.timeout,
             grace=2 * beats + 5,
+            pulse=pulse,
         )
+
+    def follow_all(self) -> Feed[tuple[str, str], Instance]:
+        return EverythingFeed(self._inhabited, self._feed, where=self.url)
+
+    async def _inhabited(self) -> list[str]:
+        """The services that have instances."""
+        return sorted(name for name in await self._listed() if _is_service(name))
+
+    async def silence(self, service: str) -> Mapping[str, float]:
+        keys = self.keys.of(service)
+        state, scores = await asyncio.gather(self.reader.state(keys), self.reader.scores(keys))
+        return {id: max(state.now - score, 0) / 1000 for id, score in scores.items()}
+
+    async def brakes(self) -> Mapping[str, str]:
+        """As everywhere; one that cannot be read is left out, and a warning is logged."""
+        states = await of_each(
+            await self._inhabited(), lambda name: self.reader.state(self.keys.of(name)), log=log
+        )
+        return {name: str(state.brake) for name, state in states.items() if state.brake}
 
     async def deregister(self, service: str, id: str) -> bool:
         check_text("id", id)

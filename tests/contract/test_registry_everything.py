@@ -1,0 +1,171 @@
+"""Everything registered, seen at once, and since when each is silent: on every registry."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mooring import Instance
+from mooring.errors import InvalidRequest
+from mooring.hub import Hub
+from mooring.mirror import Mirror
+from tests.contract.registries import PLACES, REDIS, Hands, hands_of, open_hub
+from tests.waiting import eventually
+
+Where = tuple[str, str]
+
+
+@pytest.fixture(
+    params=[*PLACES, *((place, "") for place in REDIS)],
+    ids=lambda place: "-".join(filter(None, (place[0], place[1].partition(":")[0]))),
+)
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    chosen: tuple[str, str] = request.param
+    return chosen
+
+
+@pytest.fixture
+def backend(place: tuple[str, str]) -> str:
+    return place[0]
+
+
+@pytest.fixture
+def layout(place: tuple[str, str]) -> str:
+    return place[1] or "tree"
+
+
+@pytest.fixture
+async def hub(store_url: str, layout: str) -> AsyncIterator[Hub]:
+    async with open_hub(store_url, layout) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(store_url: str, layout: str) -> AsyncIterator[Hub]:
+    """The same registry, seen by somebody else."""
+    async with open_hub(store_url, layout) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hands(hub: Hub) -> Hands:
+    return hands_of(hub)
+
+
+def at(service: str, port: int) -> Instance:
+    return Instance(service, "10.0.0.1", port)
+
+
+def seen(mirror: Mirror[Where, Instance]) -> list[tuple[str, int]]:
+    for (service, id), instance in mirror.items.items():
+        assert (instance.service, instance.id) == (service, id)
+    return sorted((service, each.port) for (service, _), each in mirror.items.items())
+
+
+async def test_whoever_comes_and_goes_in_any_service_is_seen(hub: Hub, other: Hub):
+    async with Mirror(other.registry.follow_all()) as mirror:
+        assert mirror.items == {}
+        async with hub.register(at("a", 1)), hub.register(at("a", 2)):
+            await eventually(lambda: seen(mirror) == [("a", 1), ("a", 2)])
+            async with hub.register(at("b", 1)):
+                await eventually(lambda: seen(mirror) == [("a", 1), ("a", 2), ("b", 1)])
+            await eventually(lambda: seen(mirror) == [("a", 1), ("a", 2)])
+        await eventually(lambda: seen(mirror) == [])
+
+
+async def test_those_who_were_there_before_are_seen_at_once(hub: Hub, other: Hub):
+    async with (
+        hub.register(at("a", 1)),
+        hub.register(at("b", 2)),
+        Mirror(other.registry.follow_all()) as mirror,
+    ):
+        assert seen(mirror) == [("a", 1), ("b", 2)]
+
+
+async def test_what_is_seen_is_what_each_service_lists(hub: Hub, other: Hub):
+    async with hub.register(at("a", 1)), hub.register(at("b", 2)) as b:
+        if hub.registry.guarantees.describes:
+            await other.registry.configure("a", set={"weight": 7})
+            await other.registry.configure("b", b.instance.id, set={"enabled": False})
+        async with Mirror(other.registry.follow_all()) as mirror:
+
+            async def equal() -> bool:
+                listings = [await other.registry.instances(name) for name in ("a", "b")]
+                listed = {(i.service, i.id): i for told in listings for i in told.instances}
+                return dict(mirror.items) == listed
+
+            await eventually(equal)
+        if hub.registry.guarantees.describes:
+            found = {service: each for (service, _), each in mirror.items.items()}
+            assert (found["a"].weight, found["b"].enabled) == (7, False)
+
+
+async def test_a_word_of_the_operator_reaches_all_instances_of_its_service(hub: Hub, other: Hub):
+    if not hub.registry.guarantees.describes:
+        with pytest.raises(InvalidRequest, match="has no configuration"):
+            await other.registry.configure("a", set={"weight": 3})
+        return
+    async with (
+        hub.register(at("a", 1)),
+        hub.register(at("a", 2)),
+        hub.register(at("b", 1)),
+        Mirror(other.registry.follow_all()) as mirror,
+    ):
+        await other.registry.configure("a", set={"weight": 3})
+
+        def weights() -> list[float]:
+            return [each.weight for _, each in sorted(mirror.items.items())]
+
+        await eventually(lambda: weights() == [3, 3, 1])
+        await other.registry.configure("a", set={}, unset=("weight",))
+        await eventually(lambda: weights() == [1, 1, 1])
+
+
+async def test_garbage_beside_them_hides_nobody(hub: Hub, other: Hub, hands: Hands):
+    async with hub.register(at("a", 1)), hub.register(at("b", 1)):
+        await hands.leave_garbage("a")
+        async with Mirror(other.registry.follow_all()) as mirror:
+            await eventually(lambda: seen(mirror) == [("a", 1), ("b", 1)])
+            async with hub.register(at("a", 2)):
+                await eventually(lambda: seen(mirror) == [("a", 1), ("a", 2), ("b", 1)])
+
+
+async def test_many_services_are_seen_as_one_picture(hub: Hub, other: Hub):
+    names = [f"s{number:02}" for number in range(40)]
+    registrations = [hub.register(at(name, 1), wait=20) for name in names]
+    async with Mirror(other.registry.follow_all()) as mirror:
+        for registration in registrations:
+            await registration.__aenter__()
+        await eventually(lambda: seen(mirror) == [(name, 1) for name in names])
+        for registration in registrations[1:]:
+            await registration.aclose()
+        await eventually(lambda: seen(mirror) == [("s00", 1)])
+
+
+async def test_who_lives_is_silent_for_less_than_its_time(hub: Hub, other: Hub):
+    assert await other.registry.silence("a") == {}
+    async with hub.register(at("a", 1)) as one, hub.register(at("a", 2)) as two:
+        told = await other.registry.silence("a")
+        assert sorted(told) == sorted([one.instance.id, two.instance.id])
+        assert all(0 <= seconds < 20 for seconds in told.values())
+    assert await other.registry.silence("a") == {}
+
+
+async def test_silence_grows_until_there_is_a_sign_of_life(hub: Hub, other: Hub):
+    async with hub.register(at("a", 1), ttl=5) as one:
+        id = one.instance.id
+        longest = 0.0
+
+        async def fell() -> bool:
+            nonlocal longest
+            now = (await other.registry.silence("a")).get(id, 0.0)
+            fell, longest = now < longest, max(now, longest)
+            return fell
+
+        await eventually(fell)
+
+
+async def test_without_a_brake_there_is_none(hub: Hub):
+    async with hub.register(at("a", 1)):
+        assert await hub.registry.brakes() == {}
