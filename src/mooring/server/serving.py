@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -16,11 +16,13 @@ from mooring.locks.contests import Contests
 from mooring.server.access.tokens import ADMIN
 from mooring.server.api import endpoints
 from mooring.server.app import Application
+from mooring.server.checks.running import Checks
+from mooring.server.checks.targets import policy
 from mooring.server.fleet.live import Fleet
 from mooring.server.health import Readiness, questions
 from mooring.server.listening import GRACE, listen
 from mooring.server.parts import Parts, prepare
-from mooring.server.settings import ServerSettings
+from mooring.server.settings import ServerSettings, split
 from mooring.server.watching import watching
 from mooring.store.embedded.store import EmbeddedStore
 from mooring.store.embedded.wire.server import WireServer
@@ -45,6 +47,7 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         face = None
         if settings.http != "off":
             face = await stack.enter_async_context(_http(settings, readiness))
+        beside: list[str] = []
         has_store = settings.url().scheme not in REDIS
         apart = bool(settings.registry) or not has_store
         hub = await stack.enter_async_context(_hub(settings))
@@ -56,12 +59,16 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             say(f"cleanup  {await stack.enter_async_context(_cleanup(hub))}")
         if settings.etcd and settings.etcd != "off":
             wire = await stack.enter_async_context(_etcd(settings, tls))
+            beside.append(wire.address)
             say(f"etcd     {wire.address}{'' if tls is None else ' (TLS)'}")
         if settings.xds != "off":
             plane = await stack.enter_async_context(ControlPlane(hub, bind=settings.xds, tls=tls))
+            beside.append(plane.address)
             say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
         if face is not None:
             await stack.enter_async_context(_fleet(hub, face.parts))
+            if settings.checks.enabled:
+                say(f"checks   {await stack.enter_async_context(_checks(face, beside))}")
             say(f"health   {face.url}/healthz and /readyz")
             if settings.console:
                 code = face.parts.sessions.issue(ADMIN)
@@ -164,6 +171,15 @@ def _near(url: str) -> str:
     for anywhere, loopback in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         url = url.replace(anywhere, loopback)
     return url
+
+
+def _checks(face: _Face, beside: Sequence[str]) -> Checks:
+    """Active checks by a server that listens for HTTP, and at the addresses beside it."""
+    settings = face.parts.settings
+    host, _ = split("--http", settings.http)
+    listening = [(host, split("--http", face.url)[1]), *(split("", place) for place in beside)]
+    rules = policy(settings.checks.networks, listening)
+    return Checks(face.parts.fleet, settings.checks, policy=rules)
 
 
 @contextlib.asynccontextmanager

@@ -20,6 +20,8 @@ from mooring.names import nearest
 from mooring.server.access.limits import Rates
 from mooring.server.alerts.settings import AlertSettings
 from mooring.server.alerts.settings import parse as parse_alerts
+from mooring.server.checks.settings import CheckSettings
+from mooring.server.checks.settings import parse as parse_checks
 from mooring.store.url import REDIS, StoreURL, parse
 
 HTTP = "127.0.0.1:7480"
@@ -64,6 +66,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the HTTP face has the console and its login, beside the API."""
     rates: Rates = Rates()
     alerts: AlertSettings = AlertSettings()
+    checks: CheckSettings = CheckSettings()
 
     def __repr__(self) -> str:
         return (
@@ -114,6 +117,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
         if told.get(switch) in ("on", "off"):
             told[switch] = told[switch] == "on"
     alerts = parse_alerts(told.pop("alerts", None))
+    checks = parse_checks(told.pop("checks", None))
     for face in ("http", "etcd", "xds"):
         if told.get(face) is False:
             told[face] = "off"  # as YAML reads an `off` without quotes
@@ -121,7 +125,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
         settings = msgspec.convert(told, ServerSettings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{file or 'the settings'}: {error}") from error
-    settings = msgspec.structs.replace(settings, alerts=alerts)
+    settings = msgspec.structs.replace(settings, alerts=alerts, checks=checks)
     if section is not None:
         inner = parse_registry({"registry": section})
         settings = msgspec.structs.replace(settings, registry_settings=inner)
@@ -177,6 +181,10 @@ def checked(settings: ServerSettings) -> ServerSettings:
                 f"{flag} {address} can be reached from other machines: that needs TLS"
                 f"{' and users' if flag == '--etcd' else ''} in the --config file, or --insecure"
             )
+    if settings.checks.enabled and settings.http == "off":
+        raise InvalidRequest(
+            "checks.enabled: nobody could see what they find with --http off. Give it an address"
+        )
     url = settings.url()
     if url.scheme == "memory" and not url.location:
         # All faces are of one store: without a name, each would open a store of its own.
