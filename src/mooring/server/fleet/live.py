@@ -1,16 +1,33 @@
-"""The live picture of everything registered."""
+"""The live picture of everything registered.
+
+One mirror of the whole registry, parted by service, and beside it what is found out by asking:
+since when each instance is silent, which brakes hold, what active checks say. A change costs one
+instance, however many services there are.
+"""
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
-from mooring.model import Instance, Time
+from mooring.mirror import Mirror, Update
+from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
-from mooring.server.fleet.history import Sample
-from mooring.server.fleet.summary import Observed
-from mooring.server.fleet.timeline import Event
+from mooring.server.fleet.history import History, Sample
+from mooring.server.fleet.sampling import Sampling
+from mooring.server.fleet.summary import UNOBSERVED, Observed
+from mooring.server.fleet.timeline import Event, Kind, Timeline, told
+
+log = logging.getLogger(__name__)
+
+FORGOTTEN = 86_400.0
+"""Seconds after which a service is forgotten that has no instances and is not described."""
+_EMPTY = 2_000
+"""Such services that are remembered at the most."""
 
 Callback = Callable[[Collection[tuple[str, str]]], None]
 """Called with the service and the id of each instance that changed; an empty id stands for the
@@ -20,7 +37,7 @@ service itself, nothing at all for the picture as a whole. It must not block."""
 class Known:
     """A service that is known."""
 
-    __slots__ = ("_instances", "changed", "emptied", "name", "since", "version")
+    __slots__ = ("_instances", "changed", "emptied", "name", "sampled", "since", "version")
 
     def __init__(self, name: str, since: Time) -> None:
         self.name = name
@@ -31,6 +48,8 @@ class Known:
         """When it lost its last instance; None while it has some, or if it never had one."""
         self.version = 0
         """Goes up with each change of it."""
+        self.sampled = 0
+        """Goes up with what is found out of it without a change: silence, response times."""
         self._instances: dict[str, Instance] = {}
 
     @property
@@ -46,73 +65,263 @@ class Fleet:
     """Goes up with each change."""
 
     def __init__(self, registry: Registry) -> None:
-        self.version = 0
         self.registry = registry
+        self.version = 0
+        self._mirror = Mirror(registry.follow_all(), wait=False)
+        self._mirror.subscribe(self._changed)
+        self._known: dict[str, Known] = {}
+        self._names: list[str] = []
+        self._observed: dict[str, dict[str, Observed]] = {}
+        self._brakes: dict[str, str] = {}
+        self._timeline, self._history = Timeline(), History()
+        self._callbacks: dict[object, Callback] = {}
+        self._loaded = self._was_stale = False
+        self._sampling = Sampling(self, registry)
 
     @property
     def stale(self) -> bool:
         """Whether the picture may be old."""
-        raise NotImplementedError
+        return self._mirror.stale
 
     @property
     def error(self) -> str:
         """Why it does not follow at present; empty where it does."""
-        raise NotImplementedError
+        if self._mirror.error is not None:
+            return str(self._mirror.error)
+        return f"{self.registry.url} has not been heard for too long" if self.stale else ""
 
     @property
     def loaded(self) -> bool:
         """Whether there ever was a picture."""
-        raise NotImplementedError
+        return self._loaded
 
     async def ready(self) -> None:
         """Wait for the first picture."""
-        raise NotImplementedError
+        await self._mirror.ready()
 
     def names(self) -> list[str]:
         """The services, in order; one that lost all its instances stays."""
-        raise NotImplementedError
+        return list(self._names)
 
     def service(self, name: str) -> Known | None:
-        raise NotImplementedError
+        return self._known.get(name)
 
     def observed(self, service: str) -> Mapping[str, Observed]:
         """What is known of each instance beside what is registered."""
-        raise NotImplementedError
+        return MappingProxyType(self._observed.get(service, {}))
+
+    def _look(self, service: str, id: str) -> Observed:
+        return self._observed.get(service, {}).get(id, UNOBSERVED)
 
     def silence(self, service: str, id: str) -> float | None:
         """Seconds since the last sign of life, as sampled."""
-        raise NotImplementedError
+        return self._look(service, id).silence
 
     def response_time(self, service: str, id: str) -> float | None:
         """Milliseconds, of active checks; None without."""
-        raise NotImplementedError
+        return self._look(service, id).response_time
 
     def check_failure(self, service: str, id: str) -> str:
         """Why the active check fails; empty where it does not."""
-        raise NotImplementedError
-
-    def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
-        """What an active check found."""
-        raise NotImplementedError
+        return self._look(service, id).check_failure
 
     def brake(self, service: str) -> str:
         """Why expiry of a service is paused, in words; empty where it is not."""
-        raise NotImplementedError
+        return self._brakes.get(service, "")
+
+    def brakes(self) -> Mapping[str, str]:
+        """The brakes that hold, by service."""
+        return MappingProxyType(self._brakes)
 
     def timeline(self, service: str = "", id: str = "") -> list[Event]:
         """What happened, the newest last; of the picture as a whole without a service."""
-        raise NotImplementedError
+        events = self._timeline.of(service, id)
+        known = self._known.get(service)
+        instance = known.instances.get(id) if known is not None else None
+        if instance is None or any(event.kind == "added" for event in events):
+            return events
+        begun = instance.status.registered_at or (known.since if known else now())
+        text = f"registered at {instance.address}, before this server looked"
+        return [Event(begun, service, id, "added", text), *events]
 
     def history(self, service: str, id: str) -> list[Sample]:
         """The metrics of a while, the newest last."""
-        raise NotImplementedError
+        return self._history.of((service, id))
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Call back after each change; what is returned ends it."""
-        raise NotImplementedError
+        subscription = object()
+        self._callbacks[subscription] = callback
+
+        def end() -> None:
+            self._callbacks.pop(subscription, None)
+
+        return end
+
+    def _tell(self, changed: Collection[tuple[str, str]]) -> None:
+        self.version += 1
+        for callback in tuple(self._callbacks.values()):
+            try:
+                callback(changed)
+            except Exception:
+                log.exception("a subscriber of the fleet failed")
 
     async def __aenter__(self) -> Self:
-        raise NotImplementedError
+        self._mirror.start()
+        self._sampling.start()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
-        raise NotImplementedError
+        await self._sampling.aclose()
+        await self._mirror.aclose()
+
+    def _changed(self, update: Update[tuple[str, str], Instance]) -> None:
+        """Something is registered, changed or gone."""
+        moment = now()
+        first, self._loaded = not self._loaded, True
+        emptied: set[str] = set()
+        for change in update.changes:
+            service, id = change.key
+            known = self._know(service, moment)
+            known.version += 1
+            known.changed = moment
+            if change.after is None:
+                known._instances.pop(id, None)
+                self._leave(service, id)
+                if not known._instances:
+                    emptied.add(service)
+            else:
+                known._instances[id] = change.after
+                known.emptied = None
+                emptied.discard(service)
+                self._measure(change.key, change.before, change.after, moment)
+                if change.before is None:
+                    self._sampling.soon(service)
+            if not first:  # what was there before this server came is no news
+                for kind, text in told(change.before, change.after):
+                    self._timeline.add(Event(moment, service, id, kind, text))
+        for service in emptied:
+            self._known[service].emptied = moment
+            self._note(service, "", "emptied", "its last instance is gone")
+        self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
+
+    def _know(self, name: str, moment: Time) -> Known:
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = Known(name, moment)
+            insort(self._names, name)
+        return known
+
+    def _leave(self, service: str, id: str) -> None:
+        self._history.leave((service, id))
+        if (seen := self._observed.get(service)) is not None:
+            seen.pop(id, None)
+            if not seen:
+                del self._observed[service]
+
+    def _measure(
+        self, key: tuple[str, str], before: Instance | None, after: Instance, moment: Time
+    ) -> None:
+        if before is None or before.status.metrics != after.status.metrics:
+            self._history.add(key, after, moment)
+
+    def _note(self, service: str, id: str, kind: Kind, text: str) -> None:
+        self._timeline.add(Event(now(), service, id, kind, text))
+
+    def _observe(self, service: str, id: str, observed: Observed) -> None:
+        self._observed.setdefault(service, {})[id] = observed
+
+    def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
+        """What an active check found: how long it took, or why it failed."""
+        known = self._known.get(service)
+        if known is None or id not in known.instances:
+            return
+        before = self._look(service, id)
+        if (before.response_time, before.check_failure) == (ms, failure):
+            return
+        self._observe(service, id, replace(before, response_time=ms, check_failure=failure))
+        if bool(before.check_failure) == bool(failure):
+            known.sampled += 1
+            return
+        self._note(service, id, "check", f"check failing: {failure}" if failure else "check passes")
+        known.version += 1
+        self._tell([(service, id)])
+
+    def take_silence(self, service: str, silent: Mapping[str, float]) -> None:
+        """Seconds since each instance of a service gave a sign of life, as was just found out."""
+        known = self._known.get(service)
+        if known is None:
+            return
+        moment, most = now(), self.registry.guarantees.late
+        turned = []
+        for id in known.instances:
+            if (seconds := silent.get(id)) is None:
+                continue
+            before = self._look(service, id)
+            late = most is not None and seconds > most
+            self._observe(service, id, replace(before, silence=seconds, sampled=moment, late=late))
+            if late is not before.late:
+                turned.append((service, id))
+                text = f"heartbeat late: silent for {seconds:.0f} s" if late else "heard again"
+                self._note(service, id, "late", text)
+        known.sampled += 1
+        if turned:
+            known.version += 1
+            self._tell(turned)
+
+    def take_brakes(self, brakes: Mapping[str, str]) -> None:
+        """The brakes that hold, as was just found out."""
+        turned = [
+            name
+            for name in {*self._brakes, *brakes}
+            if (name in self._brakes) is not (name in brakes)
+        ]
+        self._brakes = dict(brakes)
+        moment = now()
+        for name in turned:
+            held = brakes.get(name, "")
+            self._know(name, moment).version += 1
+            self._note(
+                name, "", "brake", f"the brake holds: {held}" if held else "the brake is off"
+            )
+        if turned:
+            self._tell([(name, "") for name in turned])
+
+    def take_names(self, names: Collection[str]) -> None:
+        """The services that the registry knows, whether they have instances or not."""
+        moment = now()
+        fresh = [name for name in names if name not in self._known]
+        for name in fresh:
+            self._know(name, moment)
+        listed = set(names)
+        empty = sorted(
+            (known.emptied or known.since, name)
+            for name, known in self._known.items()
+            if not known.instances and name not in listed
+        )
+        over = len(empty) - _EMPTY
+        gone = [
+            name
+            for number, (since, name) in enumerate(empty)
+            if number < over or (moment - since).total_seconds() > FORGOTTEN
+        ]
+        for name in gone:
+            self._forget(name)
+        if fresh or gone:
+            self._tell([(name, "") for name in (*fresh, *gone)])
+
+    def _forget(self, name: str) -> None:
+        del self._known[name]
+        del self._names[bisect_left(self._names, name)]
+        self._observed.pop(name, None)
+        self._timeline.forget(name)
+
+    def look_whether_stale(self) -> None:
+        """Tell of it once, when it begins and when it ends."""
+        stale = self._loaded and self.stale
+        if stale is self._was_stale:
+            return
+        self._was_stale = stale
+        text = f"the picture may be old: {self.error}" if stale else "the picture is live again"
+        self._note("", "", "stale", text)
+        self._tell(())
