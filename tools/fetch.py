@@ -38,7 +38,7 @@ ZOOKEEPER = (
     "libslf4j-java",
     "libsnappy-java",
 )
-CHROMIUM = ("chromium", "fonts-dejavu-core", "fonts-wqy-zenhei")
+CHROMIUM = ("chromium", "fonts-dejavu-core", "fonts-inter", "fonts-wqy-zenhei")
 JAVA = ("openjdk-17-jre-headless",)
 PYTHON_PACKAGES = {
     "protobuf-5": ("--no-deps", "protobuf==5.29.6"),

@@ -32,8 +32,8 @@ _FONTS = """<?xml version="1.0"?>
 </fontconfig>
 """
 _FAMILIES = {
-    "sans-serif": ("DejaVu Sans", "WenQuanYi Zen Hei"),
-    "system-ui": ("DejaVu Sans", "WenQuanYi Zen Hei"),
+    "sans-serif": ("Inter", "WenQuanYi Zen Hei", "DejaVu Sans"),
+    "system-ui": ("Inter", "WenQuanYi Zen Hei", "DejaVu Sans"),
     "monospace": ("DejaVu Sans Mono", "WenQuanYi Zen Hei Mono"),
 }
 

@@ -1,0 +1,82 @@
+// The API, with its errors as words and its ETags, so that what did not change is not sent again.
+
+import { learn } from "./times.js";
+
+export class Failed extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+const seen = new Map();
+const REMEMBERED = 200;
+
+/** What a GET gives: its value and how many there are, where it is a page of a list. */
+export async function list(url, { signal } = {}) {
+  const known = seen.get(url);
+  const headers = known ? { "If-None-Match": known.etag } : {};
+  const response = await ask(url, { headers, signal, cache: "no-store" });
+  if (response.status === 304) return known.answer;
+  const answer = {
+    value: await response.json(),
+    total: Number(response.headers.get("X-Total-Count") ?? NaN),
+    next: next(response.headers.get("Link")),
+  };
+  const etag = response.headers.get("ETag");
+  seen.delete(url);
+  if (etag) seen.set(url, { etag, answer });
+  if (seen.size > REMEMBERED) seen.delete(seen.keys().next().value);
+  return answer;
+}
+
+export async function get(url, options) {
+  return (await list(url, options)).value;
+}
+
+/** The same, or null where there is no such thing. */
+export async function find(url, options) {
+  try {
+    return await get(url, options);
+  } catch (error) {
+    if (error instanceof Failed && error.status === 404) return null;
+    throw error;
+  }
+}
+
+export async function send(method, url, body) {
+  const response = await ask(url, {
+    method,
+    headers: body === undefined ? {} : { "Content-Type": "application/json" },
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  return response.status === 204 ? null : response.json();
+}
+
+async function ask(url, options) {
+  let response;
+  try {
+    response = await fetch(url, { credentials: "same-origin", redirect: "error", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failed(0, "unreachable", "");
+  }
+  learn(response.headers.get("Date"));
+  if (response.ok || response.status === 304) return response;
+  throw await failure(response);
+}
+
+async function failure(response) {
+  try {
+    const { error } = await response.json();
+    return new Failed(response.status, error.code, error.message);
+  } catch {
+    return new Failed(response.status, "unknown", response.statusText);
+  }
+}
+
+function next(link) {
+  const found = /<([^>]+)>;\s*rel="next"/.exec(link ?? "");
+  return found ? found[1] : null;
+}

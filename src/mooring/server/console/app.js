@@ -1,0 +1,240 @@
+// The console begins here: who is there, which page, and what to do when something changes.
+
+import { Failed, find } from "./api.js";
+import { fill, h } from "./dom.js";
+import { frame } from "./frame.js";
+import { listen } from "./keys.js";
+import { Live } from "./live.js";
+import { apply, picture } from "./picture.js";
+import { problemText } from "./problems.js";
+import { tick } from "./times.js";
+import { t } from "./words.js";
+
+const PAGES = {
+  "": "overview",
+  service: "service",
+  instance: "instance",
+  tenants: "tenants",
+  tenant: "tenant",
+  locks: "locks",
+  search: "search",
+  audit: "audit",
+  tokens: "tokens",
+};
+const RANK = { viewer: 1, operator: 2, admin: 3 };
+// Delays and lags grow without any change: they are read again so often, in milliseconds.
+const LOOK = 5000;
+const SOONEST = 400;
+
+class App {
+  who = null;
+  live = "connecting";
+  stale = false;
+  place = "";
+  #page = null;
+  #frame;
+  #stream;
+  #asked = 0;
+  #timer = 0;
+  #busy = false;
+  #again = false;
+  #abort = new AbortController();
+  #known = new Set();
+
+  async start() {
+    this.#frame = frame(this);
+    this.drawFrame();
+    listen();
+    window.addEventListener("hashchange", () => this.#go());
+    document.addEventListener("visibilitychange", () => document.hidden || this.soon());
+    setInterval(() => this.#tick(), 1000);
+    this.#stream = new Live(
+      (kind, data) => this.#changed(kind, data),
+      (state) => this.#told(state),
+    );
+    await this.#enter();
+  }
+
+  may(role) {
+    return (RANK[this.who?.role] ?? 0) >= RANK[role];
+  }
+
+  drawFrame() {
+    this.#frame.draw();
+  }
+
+  /** Everything anew, out of what is known. */
+  redraw() {
+    this.drawFrame();
+    this.#draw();
+  }
+
+  #tick() {
+    tick();
+    const old = performance.now() - this.#asked > (this.#page?.look ?? LOOK);
+    if (old && !document.hidden) this.soon();
+  }
+
+  /** Read what the page shows again, a little later and not too often. */
+  soon() {
+    if (this.#timer || !this.#page) return;
+    const wait = Math.max(SOONEST - (performance.now() - this.#asked), 0);
+    this.#timer = setTimeout(() => {
+      this.#timer = 0;
+      this.#read();
+    }, wait);
+  }
+
+  async #enter() {
+    try {
+      this.who = await find("/admin/whoami");
+    } catch (error) {
+      return this.#refused(error);
+    }
+    this.#listenTo("");
+    await this.#go();
+  }
+
+  async #go() {
+    if (!this.who) return;
+    const [name, ...params] = location.hash.replace(/^#\//, "").split("/").map(decoded);
+    const module = PAGES[name ?? ""] ?? "overview";
+    const same = this.place === module && this.#page?.stays?.(params);
+    this.#abort.abort();
+    this.#abort = new AbortController();
+    this.place = module;
+    this.drawFrame();
+    if (same) return this.#read();
+    this.#page?.close?.();
+    const page = (await import(`./pages/${module}.js`)).page(this, params);
+    this.#page = page;
+    this.#listenTo(page.service ?? "");
+    await this.#read();
+    if (this.#page !== page) return;
+    window.scrollTo(0, 0);
+    if (document.activeElement?.closest(".search") === null) this.#focus();
+  }
+
+  #focus() {
+    const heading = this.#frame.main.querySelector("h1");
+    heading?.setAttribute("tabindex", "-1");
+    heading?.focus({ preventScroll: true });
+  }
+
+  async #read() {
+    const page = this.#page;
+    if (!page) return;
+    if (this.#busy) {
+      this.#again = true;
+      return;
+    }
+    this.#busy = true;
+    this.#asked = performance.now();
+    try {
+      await page.load(this.#abort.signal);
+      if (page === this.#page) this.#draw();
+    } catch (error) {
+      if (page === this.#page) this.#failed(error);
+    } finally {
+      this.#busy = false;
+      if (this.#again || page !== this.#page) {
+        this.#again = false;
+        this.soon();
+      }
+    }
+  }
+
+  #draw() {
+    if (!this.who || !this.#page) return;
+    const title = this.#page.title();
+    document.title = title ? `${title} · Mooring` : "Mooring";
+    fill(this.#frame.main, this.#page.draw());
+  }
+
+  #failed(error) {
+    if (error.name === "AbortError") return;
+    if (error instanceof Failed && error.status === 401) return this.#refused(error);
+    if (!(error instanceof Failed)) throw error;
+    if (this.#page.drawn) return; // what was there stays; the banner says that it may be old
+    const words = error.message || t("error.unreachable");
+    fill(
+      this.#frame.main,
+      h("h1", {}, error.status === 404 ? t("error.missing") : error.status === 403 ? t("error.forbidden") : t("error.title")),
+      h("p", { class: "failure", role: "alert" }, words),
+      h("p", {}, h("a", { href: "#/" }, t("error.back"))),
+    );
+  }
+
+  /** Nobody knows who this is: say how to get in. */
+  async #refused(error) {
+    this.#stream.close();
+    this.who = null;
+    this.#page = null;
+    this.drawFrame();
+    const { page } = await import("./pages/entrance.js");
+    fill(this.#frame.main, page(this, error));
+  }
+
+  #listenTo(service) {
+    this.#stream.open(service);
+  }
+
+  #changed(kind, data) {
+    if (kind === "problems") this.#announce(data);
+    apply(kind, data);
+    if (kind === "problems") {
+      this.stale = picture.problems.some((each) => each.kind === "stale");
+      this.drawFrame();
+    }
+    const page = this.#page;
+    if (!page) return;
+    if (page.takes?.(kind, data)) this.#drawSoon();
+    else if (kind === "reset" || page.wants?.(kind, data)) this.soon();
+  }
+
+  #drawing = 0;
+
+  #drawSoon() {
+    this.#drawing ||= requestAnimationFrame(() => {
+      this.#drawing = 0;
+      this.#draw();
+    });
+  }
+
+  /** A problem that is new is said aloud to who cannot see it. */
+  #announce(problems) {
+    const keys = new Set(problems.map((each) => `${each.kind}:${each.service}`));
+    if (picture.loaded) {
+      const fresh = problems.filter((each) => !this.#known.has(`${each.kind}:${each.service}`));
+      if (fresh.length) this.#frame.speak(fresh.slice(0, 3).map(problemText).join(". "));
+      else if (!problems.length && this.#known.size) this.#frame.speak(t("overview.calm"));
+    }
+    this.#known = keys;
+  }
+
+  #told(state) {
+    this.live = state;
+    this.drawFrame();
+    if (state === "live") this.soon();
+    else if (state === "broken") this.#check();
+  }
+
+  /** A stream does not say why it broke: a session that ended is one of the reasons. */
+  async #check() {
+    try {
+      await find("/admin/whoami");
+    } catch (error) {
+      if (error.status === 401) this.#refused(error);
+    }
+  }
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+new App().start();

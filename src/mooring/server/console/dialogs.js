@@ -1,0 +1,101 @@
+// Questions before something is done, and short notes after it.
+
+import { h } from "./dom.js";
+import { t } from "./words.js";
+
+const SHORT = 6000;
+
+/** Show something until it is closed. */
+export function show(title, content, { wide = true } = {}) {
+  const close = h("button", { type: "button", class: "first", onclick: () => dialog.close() }, t("dialog.close"));
+  const dialog = opened(
+    wide,
+    h("div", { class: "inside" }, heading(title), content, h("div", { class: "actions" }, close)),
+  );
+  close.focus();
+  return dialog;
+}
+
+/** Ask before something is done. `fields` are asked for; `act(values)` does it and says what went
+ * wrong by throwing: then the dialog stays, with the words. Resolves to whether it was done. */
+export function ask({ title, text, content, fields = [], yes, danger = false, wide = false, act }) {
+  return new Promise((resolve) => {
+    let done = false;
+    const failure = h("p", { class: "failure", role: "alert" });
+    const inputs = fields.map((field) => input(field));
+    const go = h("button", { type: "submit", class: danger ? "first danger" : "first" }, yes);
+    const stop = h("button", { type: "button", onclick: () => dialog.close() }, t("dialog.cancel"));
+    const submitted = async (event) => {
+      event.preventDefault();
+      go.disabled = true;
+      failure.textContent = "";
+      try {
+        await act(Object.fromEntries(inputs.map(({ name, control }) => [name, control.value])));
+        done = true;
+        dialog.close();
+      } catch (error) {
+        failure.textContent = error.message || t("error.unreachable");
+        go.disabled = false;
+      }
+    };
+    const form = h(
+      "form",
+      { onsubmit: submitted },
+      heading(title),
+      text && h("p", {}, text),
+      content,
+      inputs.map(({ row }) => row),
+      failure,
+      h("div", { class: "actions" }, stop, go),
+    );
+    const dialog = opened(wide, form);
+    dialog.addEventListener("close", () => resolve(done));
+    // What cannot be undone is not under the first key that is pressed.
+    (inputs[0]?.control ?? (danger ? stop : go)).focus();
+  });
+}
+
+function heading(title) {
+  return h("h2", { id: "dialog-title" }, title);
+}
+
+function input({ name, label, value = "", type = "text", required = false, options, min, step, hint }) {
+  const common = { name, required, "aria-describedby": hint ? `hint-${name}` : null };
+  const control = options
+    ? h("select", common, options.map((each) => h("option", { value: each }, each)))
+    : h("input", { ...common, type, min, step, value, autocomplete: "off", spellcheck: "false" });
+  const row = h(
+    "label",
+    {},
+    h("span", {}, label),
+    control,
+    hint && h("span", { id: `hint-${name}` }, hint),
+  );
+  return { name, control, row };
+}
+
+function opened(wide, content) {
+  const dialog = h("dialog", { class: wide ? "wide" : "", "aria-labelledby": "dialog-title" }, content);
+  const before = document.activeElement;
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (before?.isConnected) before.focus();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+/** A note in the corner. What went wrong stays until it is closed, or for a minute. */
+export function note(text, kind = "good") {
+  let corner = document.querySelector(".notes");
+  if (corner === null) {
+    corner = h("div", { class: "notes", role: "status", "aria-live": "polite" });
+    document.body.append(corner);
+  }
+  const close = h("button", { type: "button", class: "quiet", "aria-label": t("dialog.close"), onclick: () => shown.remove() }, "✕");
+  const shown = h("div", { class: `note ${kind}` }, h("span", {}, text), close);
+  corner.append(shown);
+  while (corner.children.length > 4) corner.firstChild.remove();
+  setTimeout(() => shown.remove(), kind === "bad" ? 10 * SHORT : SHORT);
+}

@@ -1,0 +1,75 @@
+// What an operator may do with an instance or a service, each after a question that names it.
+
+import { send } from "./api.js";
+import { ask, note } from "./dialogs.js";
+import { h } from "./dom.js";
+import { plain } from "./hostile.js";
+import * as paths from "./paths.js";
+import { t } from "./words.js";
+
+export function instanceActions(app, service, instance) {
+  const id = instance.instanceId;
+  const names = { id: plain(id), service: plain(service) };
+  const press = (what, options) =>
+    button(app, what, async () => {
+      const words = { title: t(`${what}.title`, names), text: t(`${what}.text`, names), yes: t(`${what}.yes`) };
+      finished(app, await ask({ ...options, ...words }), t(`${what}.done`, names));
+    });
+  return h(
+    "div",
+    { class: "actions" },
+    instance.enabled
+      ? press("drain", { act: () => send("POST", paths.act(service, id, "drain")) })
+      : press("enable", { act: () => send("POST", paths.act(service, id, "enable")) }),
+    press("weight", {
+      fields: [
+        { name: "weight", label: t("weight.label"), type: "number", min: "0", step: "any", value: instance.weight, required: true, hint: t("weight.hint") },
+      ],
+      act: ({ weight }) => send("PUT", paths.act(service, id, "weight"), { weight: Number(weight) }),
+    }),
+    press("deregister", {
+      danger: true,
+      fields: [reason()],
+      act: (told) => send("DELETE", paths.because(paths.instance(service, id), told.reason)),
+    }),
+  );
+}
+
+export function brakeAction(app, service) {
+  const names = { service: plain(service) };
+  const press = () =>
+    ask({
+      title: t("brake.title", names),
+      text: t("brake.text", names),
+      yes: t("brake.yes"),
+      danger: true,
+      fields: [reason()],
+      act: (told) => send("DELETE", paths.because(paths.brake(service), told.reason)),
+    }).then((done) => finished(app, done, t("brake.done", names)));
+  return button(app, "brake", press);
+}
+
+const reason = () => ({ name: "reason", label: t("reason.label") });
+
+function button(app, what, onclick) {
+  const may = app.may("operator");
+  const danger = what === "deregister" || what === "brake";
+  return h(
+    "button",
+    {
+      type: "button",
+      id: `do-${what}`,
+      class: danger ? "danger" : null,
+      disabled: !may,
+      title: may ? null : t("role.needed", { role: t("role.operator") }),
+      onclick,
+    },
+    t(`${what}.do`),
+  );
+}
+
+function finished(app, done, words) {
+  if (!done) return;
+  note(words);
+  app.soon();
+}

@@ -1,0 +1,54 @@
+// Who did what, or tried to.
+
+import { list } from "../api.js";
+import { h } from "../dom.js";
+import { brief, told } from "../hostile.js";
+import { mark } from "../marks.js";
+import * as paths from "../paths.js";
+import { Table } from "../tables.js";
+import { when } from "../times.js";
+import { t } from "../words.js";
+
+export function page(app) {
+  let entries = [];
+  const table = new Table({
+    label: () => t("audit.title"),
+    key: ({ id }) => id,
+    redraw: () => app.redraw(),
+    empty: () => t("audit.none"),
+    columns: [
+      { name: "time", title: () => t("column.time"), main: true, cell: ({ time }) => when(time) },
+      {
+        name: "who",
+        title: () => t("column.who"),
+        cell: (row) => h("span", {}, brief(row.who), " ", h("span", { class: "muted" }, brief(row.from, 40))),
+      },
+      {
+        name: "what",
+        title: () => t("column.what"),
+        cell: (row) => h("span", { class: "mono" }, `${row.method} `, told(row.path, { most: 120 })),
+      },
+      {
+        name: "result",
+        title: () => t("column.result"),
+        cell: ({ status }) => mark(status < 400 ? "good" : "warn", String(status)),
+      },
+      {
+        name: "notes",
+        title: () => t("column.notes"),
+        cell: ({ notes }) => (Object.keys(notes).length ? h("span", { class: "mono" }, told(JSON.stringify(notes))) : "–"),
+      },
+    ],
+  });
+  return {
+    title: () => t("audit.title"),
+    stays: () => true,
+    async load(signal) {
+      entries = (await list(paths.audit(), { signal })).value;
+    },
+    draw() {
+      this.drawn = true;
+      return [h("h1", {}, t("audit.title")), h("p", { class: "lead spaced" }, t("audit.lead")), table.draw(entries)];
+    },
+  };
+}

@@ -1,0 +1,138 @@
+// Who holds what, and who waits, in their order.
+
+import { Failed, send } from "../api.js";
+import { ask, note } from "../dialogs.js";
+import { h } from "../dom.js";
+import { brief, plain } from "../hostile.js";
+import { mark } from "../marks.js";
+import * as paths from "../paths.js";
+import { everything } from "../picture.js";
+import { Table } from "../tables.js";
+import { n, t } from "../words.js";
+
+const SHOWN = 12;
+
+export function page(app, [wanted = ""]) {
+  let locks = [];
+  let filter = wanted;
+  let refused = "";
+  const opened = new Set();
+  const table = new Table({
+    label: () => t("locks.title"),
+    key: ({ name }) => name,
+    by: "waiting",
+    redraw: () => app.redraw(),
+    empty: () => (filter ? t("table.nothing") : t("locks.none")),
+    columns: [
+      { name: "name", title: () => t("column.lock"), main: true, order: ({ name }) => name, cell: ({ name }) => h("span", { class: "mono" }, brief(name, 160)) },
+      { name: "holders", title: () => t("column.holder"), cell: (row) => holders(app, row) },
+      { name: "waiting", title: () => t("column.waiting"), order: ({ waiting }) => -waiting.length, cell: (row) => queue(app, row, opened) },
+    ],
+  });
+  return {
+    title: () => t("locks.title"),
+    look: 2000, // the stream says nothing of locks
+    stays: ([name = ""]) => name === wanted,
+    async load(signal) {
+      try {
+        locks = await everything(paths.locks(), signal);
+        refused = "";
+      } catch (error) {
+        if (!(error instanceof Failed) || error.code !== "no_store") throw error;
+        refused = error.message; // Redis alone has no locks: that is no failure
+      }
+    },
+    draw() {
+      this.drawn = true;
+      const rows = locks.filter(({ name }) => name.toLowerCase().includes(filter.toLowerCase()));
+      return [
+        h("h1", {}, t("locks.title"), h("span", { class: "count" }, ` ${n(locks.length)}`)),
+        h("p", { class: "lead spaced" }, t("locks.lead")),
+        refused
+          ? h("p", { class: "empty framed" }, refused)
+          : [
+              h(
+                "div",
+                { class: "filters" },
+                h("input", {
+                  type: "search",
+                  placeholder: t("locks.filter"),
+                  "aria-label": t("locks.filter"),
+                  value: filter,
+                  autocomplete: "off",
+                  oninput: (event) => {
+                    filter = event.target.value.trim();
+                    app.redraw();
+                  },
+                }),
+              ),
+              table.draw(rows),
+            ],
+      ];
+    },
+  };
+}
+
+const who = (contender) => contender.by ?? contender.value ?? `lease ${contender.lease}`;
+
+function contenderOf(contender) {
+  const kind = contender.kind && contender.kind !== "lock" ? ` ${contender.kind}` : "";
+  return h(
+    "span",
+    {},
+    h("span", { class: "mono" }, brief(who(contender), 80)),
+    h("span", { class: "muted" }, `${kind} · ${t("locks.token", { token: String(contender.token) })}`),
+  );
+}
+
+function holders(app, { name, holders: held }) {
+  if (!held.length) return mark("off", t("locks.nobody"));
+  return h("ul", { class: "plain" }, held.map((holder) => h("li", { "data-key": String(holder.token) }, contenderOf(holder), " ", release(app, name, holder))));
+}
+
+function queue(app, { name, waiting }, opened) {
+  if (!waiting.length) return "–";
+  const all = opened.has(name);
+  const some = all ? waiting : waiting.slice(0, SHOWN);
+  const more = () => {
+    opened.add(name);
+    app.redraw();
+  };
+  return h(
+    "div",
+    {},
+    h("span", { class: "muted" }, t("locks.queue", { n: waiting.length })),
+    h("ol", { class: "queue" }, some.map((each) => h("li", { "data-key": String(each.token) }, contenderOf(each)))),
+    some.length < waiting.length && h("button", { type: "button", class: "link", onclick: more }, t("overview.all", { n: waiting.length })),
+  );
+}
+
+function release(app, name, holder) {
+  const names = { name: plain(name), by: plain(who(holder)) };
+  const may = app.may("operator");
+  const press = async () => {
+    const done = await ask({
+      title: t("locks.release.title", names),
+      text: t("locks.release.text"),
+      yes: t("locks.release.yes"),
+      danger: true,
+      fields: [{ name: "reason", label: t("locks.release.reason"), required: true }],
+      act: ({ reason }) => send("DELETE", paths.release(name, holder, reason)),
+    });
+    if (done) note(t("locks.release.done", names));
+    app.soon();
+  };
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "danger small",
+      disabled: !may,
+      "data-item": true,
+      title: may ? null : t("role.needed", { role: t("role.operator") }),
+      "aria-label": `${t("locks.release.do")} ${names.name}`,
+      onclick: press,
+    },
+    t("locks.release.do"),
+  );
+}

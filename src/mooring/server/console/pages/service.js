@@ -1,0 +1,153 @@
+// One service: its instances, why each is called or not, its metrics, what happened to it.
+
+import { find, get } from "../api.js";
+import { chartless } from "../metrics.js";
+import { h } from "../dom.js";
+import { brief, plain, told } from "../hostile.js";
+import { bar, mark, shape, state, stateOf } from "../marks.js";
+import { crumbs, instanceLink, serviceName } from "../names.js";
+import { brakeAction } from "../operating.js";
+import * as paths from "../paths.js";
+import { picture } from "../picture.js";
+import { problemList } from "../problems.js";
+import { Table } from "../tables.js";
+import { timeline } from "../timeline.js";
+import { lasting, when } from "../times.js";
+import { n, percent, t } from "../words.js";
+
+export function page(app, [name]) {
+  let service = null;
+  let events = [];
+  let filter = "";
+  let explained = null;
+  const reasons = () => new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reason]));
+  const table = new Table({
+    label: () => t("service.instances"),
+    key: (row) => row.instanceId,
+    redraw: () => app.redraw(),
+    empty: () => (filter ? t("table.nothing") : t("service.none")),
+    columns: columns(name, () => reasons()),
+  });
+  const rows = () => {
+    const wanted = filter.toLowerCase();
+    const every = service.instances;
+    return wanted ? every.filter((each) => matches(each, wanted)) : every;
+  };
+  return {
+    service: name,
+    title: () => plain(name),
+    stays: ([other]) => other === name,
+    wants: (kind, data) =>
+      kind === "problems" ||
+      (kind === "instances" && data.service === name) ||
+      (kind === "services" && (data.removed.includes(name) || data.changed.some((each) => each.serviceName === name))),
+    async load(signal) {
+      [service, events] = await Promise.all([
+        get(paths.service(name), { signal }),
+        find(paths.serviceTimeline(name), { signal }),
+      ]);
+    },
+    draw() {
+      this.drawn = true;
+      const problems = picture.problems.filter((each) => each.service === name);
+      return [
+        crumbs(h("a", { href: "#/" }, t("frame.overview"))),
+        h(
+          "div",
+          { class: "head" },
+          h("div", {}, h("h1", {}, serviceName(name)), h("p", { class: "lead" }, t("service.changed"), " ", when(service.lastUpdateTime))),
+          h(
+            "div",
+            { class: "actions" },
+            problems.some(({ kind }) => kind === "brake") && brakeAction(app, name),
+            h("button", { type: "button", id: "explain", onclick: async () => {
+              explained = explained ? null : await find(paths.explain(name));
+              app.redraw();
+            }, "aria-expanded": explained ? "true" : "false" }, t("explain.do")),
+          ),
+        ),
+        problems.length > 0 && problemList(problems),
+        explained && explanation(explained, name),
+        figures(service),
+        h("h2", {}, t("service.instances"), h("span", { class: "count" }, n(service.totalInstances))),
+        service.instances.length > 10 &&
+          h(
+            "div",
+            { class: "filters" },
+            h("input", {
+              type: "search",
+              placeholder: t("service.filter"),
+              "aria-label": t("service.filter"),
+              autocomplete: "off",
+              oninput: (event) => {
+                filter = event.target.value.trim();
+                app.redraw();
+              },
+            }),
+          ),
+        table.draw(rows()),
+        Object.keys(service.aggregatedMetrics).length > 0 && [h("h2", {}, t("service.metrics")), chartless(service.aggregatedMetrics)],
+        h("h2", {}, t("timeline.title")),
+        timeline((events ?? []).toReversed().slice(0, 60), { of: "service" }),
+      ];
+    },
+  };
+}
+
+function matches(instance, wanted) {
+  const text = [instance.instanceId, instance.host, instance.zone, instance.version, t(`state.${stateOf(instance)}`)];
+  return text.some((each) => String(each).toLowerCase().includes(wanted));
+}
+
+function figures(service) {
+  const figure = (words, ...value) => h("div", {}, h("dt", {}, t(words)), h("dd", {}, value));
+  return h(
+    "dl",
+    { class: "figures" },
+    figure("figure.healthy", `${n(service.healthyInstances)}/${n(service.totalInstances)} `, h("small", {}, service.totalInstances > 0 && percent(service.healthyRate))),
+    figure("figure.enabled", `${n(service.enabledInstances)}/${n(service.totalInstances)} `, h("small", {}, service.totalInstances > 0 && percent(service.enabledRate))),
+    figure("figure.lag.avg", service.avgHeartbeatDelay === null ? "–" : lasting(service.avgHeartbeatDelay / 1000)),
+    figure("figure.response", service.avgResponseTime === null ? "–" : lasting(service.avgResponseTime / 1000)),
+  );
+}
+
+function columns(service, reasons) {
+  return [
+    {
+      name: "id",
+      title: () => t("column.instance"),
+      main: true,
+      order: ({ instanceId }) => instanceId,
+      cell: (row) => [
+        instanceLink(service, row.instanceId, { "data-item": true }),
+        reasons().has(row.instanceId) && h("span", { class: "why" }, told(reasons().get(row.instanceId))),
+      ],
+    },
+    { name: "state", title: () => t("column.state"), order: stateOf, cell: (row) => state(row) },
+    {
+      name: "address",
+      title: () => t("column.address"),
+      cell: (row) => h("span", { class: "mono" }, brief(`${row.protocol} ${row.host}:${row.port}`, 80)),
+    },
+    { name: "weight", title: () => t("column.weight"), number: true, order: ({ weight }) => weight, cell: ({ weight }) => n(weight) },
+    { name: "zone", title: () => t("column.zone"), order: ({ zone }) => zone, cell: ({ zone }) => (zone ? brief(zone) : "–") },
+    { name: "version", title: () => t("column.version"), order: ({ version }) => version, cell: ({ version }) => brief(version, 24) },
+    {
+      name: "lag",
+      title: () => t("column.lag"),
+      number: true,
+      order: ({ heartbeatDelay }) => heartbeatDelay,
+      cell: ({ heartbeatDelay }) => (heartbeatDelay === null ? "–" : lasting(heartbeatDelay / 1000)),
+    },
+    {
+      name: "since",
+      title: () => t("column.since"),
+      order: ({ registrationTime }) => registrationTime,
+      cell: ({ registrationTime }) => when(registrationTime),
+    },
+  ];
+}
+
+function explanation(told_, service) {
+  return null;
+}

@@ -1,0 +1,101 @@
+// Who may do what here.
+
+import { send } from "../api.js";
+import { ask, note, show } from "../dialogs.js";
+import { h } from "../dom.js";
+import { brief, plain } from "../hostile.js";
+import { mark } from "../marks.js";
+import * as paths from "../paths.js";
+import { everything } from "../picture.js";
+import { Table } from "../tables.js";
+import { when } from "../times.js";
+import { t } from "../words.js";
+
+const ROLES = ["viewer", "operator", "admin", "service"];
+
+export function page(app) {
+  let tokens = [];
+  const table = new Table({
+    label: () => t("tokens.title"),
+    key: ({ id }) => id,
+    by: "name",
+    redraw: () => app.redraw(),
+    empty: () => t("tokens.none"),
+    columns: [
+      { name: "name", title: () => t("column.name"), main: true, order: ({ name }) => name, cell: ({ name }) => brief(name, 80) },
+      { name: "role", title: () => t("column.role"), order: ({ role }) => role, cell: ({ role }) => t(`role.${role}`) },
+      { name: "scope", title: () => t("column.scope"), cell: scope },
+      {
+        name: "state",
+        title: () => t("column.state"),
+        order: ({ state }) => state,
+        cell: ({ state }) => mark(state === "valid" ? "good" : "off", t(`tokens.${state}`)),
+      },
+      { name: "expires", title: () => t("column.expires"), order: ({ expires }) => expires, cell: ({ expires }) => (expires ? when(expires) : t("tokens.never")) },
+      { name: "used", title: () => t("column.used"), order: ({ lastUsed }) => lastUsed, cell: ({ lastUsed }) => (lastUsed ? when(lastUsed) : t("tokens.unused")) },
+      { name: "revoke", title: () => "", cell: (row) => row.state === "valid" && h("button", { type: "button", class: "danger", onclick: () => revoke(app, row) }, t("tokens.revoke.do")) },
+    ],
+  });
+  return {
+    title: () => t("tokens.title"),
+    stays: () => true,
+    async load(signal) {
+      tokens = await everything(paths.tokens(), signal);
+    },
+    draw() {
+      this.drawn = true;
+      return [
+        h(
+          "div",
+          { class: "head spaced" },
+          h("div", {}, h("h1", {}, t("tokens.title")), h("p", { class: "lead" }, t("tokens.lead"))),
+          h("button", { type: "button", class: "first", onclick: () => make(app) }, t("tokens.make.do")),
+        ),
+        table.draw(tokens),
+      ];
+    },
+  };
+}
+
+function scope({ groups, tenants }) {
+  const all = [...groups, ...tenants.map((each) => t("tenant.title", { id: String(each) }))];
+  return all.length ? brief(all.join(", "), 80) : t("tokens.all");
+}
+
+function revoke(app, { id, name }) {
+  const names = { name: plain(name) };
+  ask({
+    title: t("tokens.revoke.title", names),
+    text: t("tokens.revoke.text"),
+    yes: t("tokens.revoke.yes"),
+    danger: true,
+    act: () => send("DELETE", paths.token(id)),
+  }).then((done) => {
+    if (done) note(t("tokens.revoke.done", names));
+    app.soon();
+  });
+}
+
+async function make(app) {
+  let made = null;
+  const parts = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
+  const done = await ask({
+    title: t("tokens.make.title"),
+    yes: t("tokens.make.yes"),
+    fields: [
+      { name: "name", label: t("tokens.make.name"), required: true },
+      { name: "role", label: t("tokens.make.role"), options: ROLES },
+      { name: "groups", label: t("tokens.make.groups") },
+      { name: "tenants", label: t("tokens.make.tenants") },
+      { name: "expires", label: t("tokens.make.expires"), value: "90d", required: true },
+    ],
+    act: async ({ name, role, groups, tenants, expires }) => {
+      made = await send("POST", paths.tokens(), { name, role, groups: parts(groups), tenants: parts(tenants).map(Number), expires });
+    },
+  });
+  if (!done) return;
+  const field = h("input", { readonly: true, class: "mono", value: made.token, "aria-label": t("tokens.made.text") });
+  show(t("tokens.made.title", { name: plain(made.name) }), h("div", {}, h("p", {}, t("tokens.made.text")), field), { wide: false });
+  field.select();
+  app.soon();
+}
