@@ -1,0 +1,381 @@
+"""Who may do what, and for how long: principals, tokens, sessions, the folder."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from mooring.errors import InvalidRequest, StoreError
+from mooring.server.access import sessions as sessions_module
+from mooring.server.access import tokens as tokens_module
+from mooring.server.access.folder import Folder
+from mooring.server.access.principals import (
+    DISCOVERING,
+    OPEN,
+    READING,
+    ROLES,
+    Principal,
+    Role,
+    need,
+    objection,
+    scope,
+)
+from mooring.server.access.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Sessions
+from mooring.server.access.tokens import ADMIN, Tokens, digest
+from tests.waiting import until
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def wall(self) -> datetime.datetime:
+        return START + datetime.timedelta(seconds=self.seconds)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path / "data")
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tokens(folder: Folder, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Tokens:
+    monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
+    opened = Tokens(folder, clock=clock.wall)
+    opened.open()
+    return opened
+
+
+def request(**headers: str) -> Request:
+    told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": told})
+
+
+def mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+class TestPrincipals:
+    @pytest.mark.parametrize(
+        ("wanted", "may"),
+        [
+            (need("viewer"), {"viewer", "operator", "admin"}),
+            (need("operator"), {"operator", "admin"}),
+            (need("admin"), {"admin"}),
+            (need("service"), {"service", "operator", "admin"}),
+            (READING, {"viewer", "operator", "admin"}),
+            (OPEN, set(ROLES)),
+        ],
+    )
+    def test_a_role_suffices_or_not(self, wanted, may: set[str]):
+        assert {r for r in ROLES if not objection(Principal("p", r), wanted)} == may
+
+    @given(st.sampled_from(ROLES), st.sets(st.sampled_from("abc")), st.sampled_from("abcd"))
+    def test_a_group_outside_of_the_scope_is_out_of_reach(
+        self, role: Role, groups: set[str], group: str
+    ):
+        principal = Principal("p", role, *scope(groups, ()))
+        refused = bool(objection(principal, DISCOVERING, service=f"{group}/s"))
+        assert refused == bool(groups and group not in groups)
+
+    def test_a_bare_name_is_in_the_default_group(self):
+        principal = Principal("p", "viewer", *scope(["default"], ()))
+        assert not objection(principal, DISCOVERING, service="s")
+        assert objection(principal, DISCOVERING, service="Common/s")
+
+    def test_without_a_service_there_is_no_group(self):
+        assert objection(Principal("p", "admin"), need("viewer", "group"))
+
+    @pytest.mark.parametrize("tenant", [None, 2])
+    def test_a_tenant_outside_of_the_scope_is_out_of_reach(self, tenant: int | None):
+        principal = Principal("p", "admin", *scope((), [1]))
+        assert objection(principal, need("viewer", "tenant"), tenant=tenant)
+        assert not objection(principal, need("viewer", "tenant"), tenant=1)
+
+    @pytest.mark.parametrize(("groups", "tenants"), [(["a"], []), ([], [1]), (["a"], [1])])
+    def test_who_is_scoped_to_some_may_not_do_what_is_about_all(self, groups, tenants):
+        principal = Principal("p", "admin", *scope(groups, tenants))
+        assert objection(principal, need("admin", "everything"))
+        assert not objection(Principal("p", "admin"), need("admin", "everything"))
+
+    def test_scoped_to_groups_means_no_tenants(self):
+        principal = Principal("p", "admin", *scope(["a"], ()))
+        assert not principal.sees_tenant(1)
+        assert objection(principal, need("viewer", "tenant"), tenant=1)
+
+
+class TestFolder:
+    def test_it_and_its_files_are_for_the_user_alone(self, folder: Folder, tokens: Tokens):
+        tokens.create("a", "viewer")
+        folder.announce("http://127.0.0.1:1")
+        assert mode(folder.path) == 0o700
+        assert {file.name: mode(file) for file in folder.path.iterdir()} == {
+            ".lock": 0o600,
+            "admin-token": 0o600,
+            "server.json": 0o600,
+            "tokens.json": 0o600,
+        }
+
+    def test_the_admin_token_is_made_once(self, folder: Folder):
+        token = folder.read_admin_token()
+        folder.prepare()
+        assert folder.read_admin_token() == token
+        assert len(token) > 40
+
+    def test_many_that_start_at_once_agree_on_it(self, tmp_path: Path):
+        found: list[str] = []
+
+        def start() -> None:
+            folder = Folder(tmp_path / "shared")
+            folder.prepare()
+            found.append(folder.read_admin_token())
+
+        threads = [threading.Thread(target=start) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 16
+        assert len(set(found)) == 1
+
+    def test_a_folder_that_everybody_may_write_to_is_refused(self, tmp_path: Path):
+        tmp_path.chmod(0o777)
+        with pytest.raises(InvalidRequest, match="chmod 700"):
+            Folder(tmp_path).prepare()
+
+    @pytest.mark.parametrize("readable", [0o644, 0o640, 0o604])
+    def test_an_admin_token_that_others_may_read_is_refused(self, folder: Folder, readable: int):
+        folder.admin_token.chmod(readable)
+        with pytest.raises(InvalidRequest, match="others may read"):
+            folder.prepare()
+
+    @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"two words " * 10])
+    def test_an_admin_token_that_is_none_is_refused(self, folder: Folder, content: bytes):
+        folder.admin_token.write_bytes(content)
+        with pytest.raises(InvalidRequest, match="remove it"):
+            folder.prepare()
+
+    def test_one_that_cannot_be_made_says_what_to_do(self, tmp_path: Path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match="--data"):
+            Folder(tmp_path / "file" / "data").prepare()
+
+    def test_only_our_own_word_is_retracted(self, folder: Folder):
+        folder.announce("http://127.0.0.1:1")
+        folder.retract("http://127.0.0.1:2")
+        running = folder.running()
+        assert running is not None
+        assert (running.url, running.pid) == ("http://127.0.0.1:1", os.getpid())
+        folder.retract("http://127.0.0.1:1")
+        assert folder.running() is None
+
+
+class TestTokens:
+    def test_who_shows_one_is_who_it_says(self, tokens: Tokens):
+        made, text = tokens.create("ann", "operator", groups=["b", "a", "a"], tenants=[7])
+        assert tokens.bearer(text) == Principal(
+            "ann", "operator", frozenset("ab"), frozenset([7]), token=made.id
+        )
+        for wrong in ("", text[:-1], text + "x", made.id, made.sha256, "ü", "\ud800"):
+            assert tokens.bearer(wrong) is None
+
+    def test_the_admin_token_is_the_file(self, tokens: Tokens, folder: Folder):
+        text = folder.read_admin_token()
+        assert tokens.bearer(text) == Principal("admin", "admin", token=ADMIN)
+        folder.admin_token.unlink()
+        assert tokens.bearer(text) is None
+        folder.prepare()
+        assert tokens.bearer(text) is None
+        assert tokens.bearer(folder.read_admin_token()) is not None
+
+    def test_nothing_that_opens_the_door_is_kept_or_shown(self, tokens: Tokens, folder: Folder):
+        made, text = tokens.create("ann", "viewer")
+        kept = folder.tokens.read_text()
+        assert text not in kept
+        assert text.removeprefix("moor_") not in kept
+        assert made.sha256 not in repr(made)
+        assert text not in repr(tokens.listed())
+
+    def test_it_expires(self, tokens: Tokens, clock: Clock):
+        _, text = tokens.create("ann", "viewer", lasts=60)
+        clock.seconds = 59.9
+        assert tokens.bearer(text) is not None
+        clock.seconds = 60
+        assert tokens.bearer(text) is None
+
+    def test_it_is_revoked_at_once_and_stays_listed_for_a_while(self, tokens: Tokens, clock: Clock):
+        made, text = tokens.create("ann", "viewer")
+        assert tokens.bearer(text) is not None
+        assert tokens.revoke(made.id) is not None
+        assert tokens.bearer(text) is None
+        assert [each.id for each in tokens.listed()] == [ADMIN, made.id]
+        clock.seconds = 91 * 86400
+        tokens.create("bob", "viewer")
+        assert made.id not in [each.id for each in tokens.listed()]
+
+    def test_revoking_what_is_not_there(self, tokens: Tokens):
+        assert tokens.revoke("nothing") is None
+        with pytest.raises(InvalidRequest, match="admin-token"):
+            tokens.revoke(ADMIN)
+
+    def test_another_server_of_the_folder_sees_it(self, tokens: Tokens, folder: Folder):
+        other = Tokens(folder)
+        other.open()
+        made, text = other.create("ann", "viewer")
+        assert tokens.bearer(text) is not None
+        tokens.revoke(made.id)
+        until(lambda: other.bearer(text) is None)
+
+    def test_servers_that_write_at_once_lose_nothing(self, folder: Folder, tokens: Tokens):
+        def work() -> None:
+            mine = Tokens(folder)
+            mine.open()
+            for _ in range(5):
+                mine.create("ann", "viewer")
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(tokens.listed()) == 31
+
+    @pytest.mark.parametrize(
+        "content", ["", "{", "[]", '{"tokens": [{"id": "x"}]}', '{"tokens": [], "more": 1}']
+    )
+    def test_a_broken_file_lets_nobody_in_but_the_admin(
+        self, tokens: Tokens, folder: Folder, content: str, caplog: pytest.LogCaptureFixture
+    ):
+        _, text = tokens.create("ann", "viewer")
+        folder.tokens.write_text(content)
+        assert tokens.bearer(text) is None
+        assert tokens.bearer(folder.read_admin_token()) is not None
+        assert "no token but the admin's" in caplog.text
+        with pytest.raises(InvalidRequest, match=r"tokens\.json"):
+            Tokens(folder).open()
+        with pytest.raises(InvalidRequest, match=r"tokens\.json"):
+            tokens.create("bob", "viewer")
+
+    @pytest.mark.parametrize("lasts", [0.0, -1.0, 1e300])
+    def test_a_time_that_makes_no_sense_is_refused(self, tokens: Tokens, lasts: float):
+        with pytest.raises(InvalidRequest):
+            tokens.create("ann", "viewer", lasts=lasts)
+
+    def test_a_group_that_cannot_be_is_refused(self, tokens: Tokens):
+        with pytest.raises(InvalidRequest):
+            tokens.create("ann", "viewer", groups=["a/b"])
+
+
+class TestSessions:
+    @pytest.fixture
+    def sessions(self, tokens: Tokens, clock: Clock) -> Sessions:
+        return Sessions(tokens, secure=True, clock=clock)
+
+    def cookie(self, sessions: Sessions, token: str = ADMIN) -> str:
+        begun = sessions.redeem(sessions.issue(token))
+        assert begun is not None
+        return begun[1].partition(";")[0]
+
+    def test_a_code_is_good_once(self, sessions: Sessions):
+        code = sessions.issue(ADMIN)
+        begun = sessions.redeem(code)
+        assert begun is not None
+        assert begun[0].token == ADMIN
+        assert begun[0].session
+        assert sessions.redeem(code) is None
+        assert sessions.redeem("") is None
+
+    def test_a_code_is_good_for_ten_minutes(self, sessions: Sessions, clock: Clock):
+        code, later = sessions.issue(ADMIN), sessions.issue(ADMIN)
+        clock.seconds = CODE_LASTS - 1
+        assert sessions.redeem(code) is not None
+        clock.seconds = CODE_LASTS
+        assert sessions.redeem(later) is None
+
+    def test_a_session_is_that_of_the_cookie(self, sessions: Sessions, clock: Clock):
+        cookie = self.cookie(sessions)
+        found = sessions.principal(request(cookie=cookie))
+        assert found is not None
+        assert (found.role, bool(found.session)) == ("admin", True)
+        for other in ("", f"{COOKIE}=", f"{COOKIE}=x", f"x{cookie}", cookie.upper()):
+            assert sessions.principal(request(cookie=other)) is None
+        assert sessions.principal(request(cookie=f"{COOKIE}=other; a=b; {cookie}")) == found
+        clock.seconds = SESSION_LASTS
+        assert sessions.principal(request(cookie=cookie)) is None
+        assert len(sessions) == 0
+
+    def test_the_cookie_is_for_the_browser_alone(self, sessions: Sessions, tokens: Tokens):
+        begun = sessions.redeem(sessions.issue(ADMIN))
+        assert begun is not None
+        flags = begun[1].split("; ")[1:]
+        assert set(flags) == {
+            "Max-Age=43200",
+            "Path=/",
+            "HttpOnly",
+            "SameSite=Strict",
+            "Secure",
+        }
+        assert "Secure" not in Sessions(tokens, secure=False).farewell
+
+    def test_it_ends_with_its_token(self, sessions: Sessions, tokens: Tokens, clock: Clock):
+        made, text = tokens.create("ann", "viewer", lasts=60)
+        expiring = self.cookie(sessions, made.id)
+        other, _ = tokens.create("bob", "viewer")
+        revoked = self.cookie(sessions, other.id)
+        code = sessions.issue(other.id)
+        assert sessions.principal(request(cookie=revoked)) is not None
+        tokens.revoke(other.id)
+        assert sessions.principal(request(cookie=revoked)) is None
+        assert sessions.redeem(code) is None
+        assert sessions.issue(other.id) == ""
+        assert sessions.principal(request(cookie=expiring)) is not None
+        clock.seconds = 60
+        assert sessions.principal(request(cookie=expiring)) is None
+        assert sessions.begin(text) is None
+
+    def test_it_ends_when_the_admin_token_is_another(self, sessions: Sessions, folder: Folder):
+        cookie = self.cookie(sessions)
+        folder.admin_token.unlink()
+        folder.prepare()
+        assert sessions.principal(request(cookie=cookie)) is None
+
+    def test_it_ends_by_logging_out(self, sessions: Sessions):
+        cookie = self.cookie(sessions)
+        sessions.end(request(cookie=cookie))
+        assert sessions.principal(request(cookie=cookie)) is None
+        assert "Max-Age=0" in sessions.farewell
+
+    def test_memory_is_bounded(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(sessions_module, "MOST", 3)
+        cookies = [self.cookie(sessions) for _ in range(5)]
+        assert len(sessions) == 3
+        assert sessions.principal(request(cookie=cookies[0])) is None
+        assert sessions.principal(request(cookie=cookies[-1])) is not None
+
+    def test_neither_codes_nor_cookies_are_kept(self, sessions: Sessions):
+        code = sessions.issue(ADMIN)
+        cookie = self.cookie(sessions).partition("=")[2]
+        kept = repr(vars(sessions))
+        assert code not in kept
+        assert cookie not in kept
+        assert digest(code) in kept

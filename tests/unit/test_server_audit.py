@@ -1,0 +1,174 @@
+"""The audit: what is written, what is kept, and what is read back."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from mooring.server.access.audit import Audit, _backwards
+from mooring.server.access.folder import Folder
+from mooring.server.access.principals import OPEN, Principal
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import NOBODY, Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.parts import Parts
+
+ANN = Principal("ann", "operator", token="t1", session="s1")
+
+
+async def nothing(_: Call) -> Answer:
+    return Answer()
+
+
+ENDPOINT = Endpoint("POST", "/{service}", OPEN, nothing, "")
+
+
+def call(who: Principal = ANN, path: str = "/a?secret=1", service: str = "a", **notes: Any) -> Call:
+    raw, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": raw,
+        "raw_path": raw.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"authorization", b"Bearer hunter2"), (b"cookie", b"hunter2")],
+        "client": ("192.0.2.7", 1),
+    }
+    made = Call(cast(Parts, None), Request(scope), ENDPOINT, {"service": service}, who)
+    made.notes.update(notes)
+    made.body = {"password": "hunter2"}
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path / "data")
+    made.prepare()
+    return made
+
+
+def test_it_says_who_did_what_and_no_secret(folder: Folder):
+    audit = Audit(folder)
+    audit.write(call(reason="because"), 200)
+    text = folder.audit.read_text()
+    told = json.loads(text)
+    assert "hunter2" not in text
+    assert "secret" not in text
+    del told["id"], told["time"]
+    assert told == {
+        "who": "ann",
+        "role": "operator",
+        "token": "t1",
+        "session": "s1",
+        "from": "192.0.2.7",
+        "method": "POST",
+        "path": "/a",
+        "service": "a",
+        "tenant": "",
+        "status": 200,
+        "notes": {"reason": "because"},
+        "left_out": 0,
+    }
+    assert stat.S_IMODE(folder.audit.stat().st_mode) == 0o600
+
+
+@given(st.text(), st.text())
+def test_one_line_for_each_whatever_it_says(
+    tmp_path_factory: pytest.TempPathFactory, name: str, note: str
+):
+    folder = Folder(tmp_path_factory.mktemp("audit"))
+    audit = Audit(folder)
+    name, note = (text.encode("utf-8", "replace").decode() for text in (name, note))
+    audit.write(call(Principal(name, "viewer", token="t"), note=note), 200)
+    audit.write(call(note="last"), 200)
+    newest, oldest = audit.read(limit=10)
+    assert (oldest.who, oldest.notes["note"], newest.notes["note"]) == (name, note, "last")
+    assert len(folder.audit.read_bytes().splitlines()) == 2
+
+
+def test_the_newest_come_first_by_page_and_filter(folder: Folder):
+    audit = Audit(folder)
+    for n in range(25):
+        audit.write(call(number=n), 200 if n % 2 else 409)
+    first = audit.read(limit=10)
+    assert [entry.notes["number"] for entry in first] == list(range(24, 14, -1))
+    second = audit.read(limit=10, before=first[-1].id)
+    assert [entry.notes["number"] for entry in second] == list(range(14, 4, -1))
+    failed = audit.read(limit=3, matches=lambda entry: entry.status == 409)
+    assert [entry.notes["number"] for entry in failed] == [24, 22, 20]
+
+
+def test_it_goes_on_in_another_file_and_keeps_some(folder: Folder):
+    audit = Audit(folder, largest=2000, kept=3)
+    for n in range(100):
+        audit.write(call(number=n), 200)
+    kept = sorted(file.name for file in folder.path.glob("audit*"))
+    assert set(kept) <= {"audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"}
+    assert len(kept) >= 3
+    assert all(file.stat().st_size < 2600 for file in folder.path.glob("audit*"))
+    numbers = [entry.notes["number"] for entry in audit.read(limit=1000)]
+    assert numbers == list(range(99, 99 - len(numbers), -1))
+    assert len(numbers) > 10
+
+
+def test_strangers_cannot_push_out_what_others_did(folder: Folder):
+    audit = Audit(folder)
+    for _ in range(500):
+        audit.write(call(NOBODY), 401)
+    audit.write(call(), 200)
+    entries = audit.read(limit=1000)
+    assert entries[0].who == "ann"
+    assert 0 < len(entries) < 100
+    assert sum(entry.left_out for entry in entries) + len(entries) == 501
+
+
+def test_a_failure_is_told_and_counted(folder: Folder, caplog: pytest.LogCaptureFixture):
+    audit = Audit(folder)
+    folder.audit.mkdir()
+    audit.write(call(), 200)
+    assert audit.failures == 1
+    assert "the audit lost what ann did" in caplog.text
+    folder.audit.rmdir()
+    audit.write(call(), 200)
+    assert len(audit.read(limit=10)) == 1
+
+
+def test_what_is_no_entry_is_passed_over(folder: Folder):
+    audit = Audit(folder)
+    audit.write(call(number=1), 200)
+    with folder.audit.open("ab") as file:
+        file.write(b'{"id": "half\n\n\xff\xfe\n[]\n')
+    audit.write(call(number=2), 200)
+    with folder.audit.open("ab") as file:
+        file.write(b'{"id": "not yet whole')
+    assert [entry.notes["number"] for entry in audit.read(limit=10)] == [2, 1]
+
+
+def test_what_is_too_long_is_cut(folder: Folder):
+    audit = Audit(folder)
+    audit.write(call(path="/" + "x" * 100_000, text="y" * 100_000), 200)
+    audit.write(call(what=object()), 200)
+    assert folder.audit.stat().st_size < 5_000
+    assert len(audit.read(limit=10)) == 2
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40).filter(lambda b: b"\n" not in b)), st.booleans())
+def test_lines_are_read_backwards(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], torn: bool
+):
+    file = tmp_path_factory.mktemp("lines") / "file"
+    file.write_bytes(b"".join(line + b"\n" for line in lines) + (b"torn" if torn else b""))
+    assert list(_backwards(file)) == lines[::-1]
+
+
+def test_a_line_longer_than_a_block_is_whole(tmp_path: Path):
+    long = b"x" * 200_000
+    (tmp_path / "file").write_bytes(b"a\n" + long + b"\nb\n")
+    assert list(_backwards(tmp_path / "file")) == [b"b", long, b"a"]

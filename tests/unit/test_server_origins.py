@@ -1,0 +1,182 @@
+"""Which page a request came from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from mooring.server.access.origins import Origins, parse
+from mooring.server.access.principals import Principal
+from mooring.server.http.calls import NOBODY
+from mooring.server.http.errors import Refused
+
+ORIGINS = Origins(["192.0.2.1", "Mooring.Example.com"])
+SESSION = Principal("ann", "admin", token="t", session="s")
+BEARER = Principal("ann", "admin", token="t")
+
+
+def request(
+    *hosts: str,
+    scheme: str = "http",
+    server: tuple[str, int] = ("10.0.0.9", 7480),
+    **headers: str | list[str],
+) -> Request:
+    lists = {name: [value] if isinstance(value, str) else value for name, value in headers.items()}
+    lists["host"] = list(hosts)
+    told = [
+        (name.replace("_", "-").encode(), value.encode("latin-1"))
+        for name, values in lists.items()
+        for value in values
+    ]
+    return Request(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "scheme": scheme,
+            "server": server,
+            "headers": told,
+        }
+    )
+
+
+def page(**headers: str | list[str]) -> Request:
+    return request("127.0.0.1:7480", **headers)  # type: ignore[arg-type]
+
+
+def status(check: object, *arguments: object) -> int:
+    try:
+        check(*arguments)  # type: ignore[operator]
+    except Refused as refused:
+        return refused.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:7480",
+        "localhost",
+        "LOCALHOST:1",
+        "localhost.:7480",
+        "[::1]:7480",
+        "[0:0:0:0:0:0:0:1]",
+        "192.0.2.1:7480",
+        "mooring.example.com",
+        "10.0.0.9:7480",
+    ],
+)
+def test_our_own_names_are_ours(host: str):
+    assert status(ORIGINS.check_host, request(host)) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        ":7480",
+        "evil.example",
+        "evil.example:7480",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example@127.0.0.1",
+        "127.0.0.1@evil.example",
+        "127.0.0.1:80:80",
+        "127.0.0.1:x",
+        "127.0.0.1:",
+        "127.1",
+        "2130706433",
+        "0x7f.0.0.1",
+        "10.0.0.8",
+        "localhost/evil",
+        "localhost evil",
+        "localhost,evil",
+        "localhost#evil.example",
+        "[::2]",
+        "[localhost",
+        "lôcalhost",
+    ],
+)
+def test_all_others_are_misdirected(host: str):
+    assert status(ORIGINS.check_host, request(host)) == 421
+
+
+def test_two_hosts_are_none_and_so_is_nothing():
+    assert status(ORIGINS.check_host, request("localhost", "evil.example")) == 421
+    assert status(ORIGINS.check_host, request()) == 421
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=255)))
+def test_any_host_is_read_or_refused(text: str):
+    assert status(ORIGINS.check_host, request(text)) in (200, 421)
+    place = parse(text)
+    assert place is None or place.host
+
+
+@pytest.mark.parametrize("principal", [SESSION, BEARER, NOBODY])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "null",
+        "",
+        "http://evil.example",
+        "http://127.0.0.1",
+        "http://127.0.0.1:7481",
+        "http://localhost:7480",
+        "http://127.0.0.1:7480.evil.example",
+        "http://127.0.0.1:7480@evil.example",
+        "http://evil.example/http://127.0.0.1:7480",
+        "ftp://127.0.0.1:7480",
+        "127.0.0.1:7480",
+        "//127.0.0.1:7480",
+    ],
+)
+def test_a_foreign_page_writes_nothing(origin: str, principal: Principal):
+    assert status(ORIGINS.check_origin, page(origin=origin), principal) == 403
+
+
+@pytest.mark.parametrize("principal", [SESSION, BEARER, NOBODY])
+def test_our_own_page_writes(principal: Principal):
+    assert status(ORIGINS.check_origin, page(origin="http://127.0.0.1:7480"), principal) == 200
+    twice = page(origin=["http://127.0.0.1:7480", "http://evil.example"])
+    assert status(ORIGINS.check_origin, twice, principal) == 403
+
+
+def test_without_an_origin_only_a_bearer_writes():
+    assert status(ORIGINS.check_origin, page(), BEARER) == 200
+    assert status(ORIGINS.check_origin, page(), SESSION) == 403
+    assert status(ORIGINS.check_origin, page(), NOBODY) == 403
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
+def test_what_the_browser_calls_foreign_is(site: str):
+    assert status(ORIGINS.check_origin, page(sec_fetch_site=site), BEARER) == 403
+    ours = page(origin="http://127.0.0.1:7480", sec_fetch_site=site)
+    assert status(ORIGINS.check_origin, ours, SESSION) == 403
+
+
+def test_tls_may_be_done_in_front_of_us_and_never_taken_away():
+    behind = request("mooring.example.com", origin="https://mooring.example.com")
+    assert status(ORIGINS.check_origin, behind, SESSION) == 200
+    plain = request("mooring.example.com", scheme="https", origin="http://mooring.example.com")
+    assert status(ORIGINS.check_origin, plain, SESSION) == 403
+
+
+@pytest.mark.parametrize(
+    ("media", "answered"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("text/plain; application/json", 415),
+    ],
+)
+def test_a_session_sends_json_alone(media: str, answered: int):
+    asked = page(origin="http://127.0.0.1:7480", content_type=media)
+    assert status(ORIGINS.check_origin, asked, SESSION) == answered

@@ -1,0 +1,123 @@
+"""Routing by the raw path: what is not in the table does not exist, however it is written."""
+
+from __future__ import annotations
+
+import urllib.parse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.server.access.principals import OPEN
+from mooring.server.api import endpoints
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.routing import Router, decoded
+
+
+async def nothing(_: Call) -> Answer:
+    return Answer()
+
+
+def endpoint(method: str, path: str) -> Endpoint:
+    return Endpoint(method, path, OPEN, nothing, path)
+
+
+TABLE = (
+    endpoint("GET", "/"),
+    endpoint("GET", "/admin/services"),
+    endpoint("GET", "/admin/services/{service}"),
+    endpoint("DELETE", "/admin/services/{service}"),
+    endpoint("GET", "/admin/services/{service}/instances/{instance}"),
+)
+ROUTER = Router(TABLE)
+
+printable = st.text(min_size=1).filter(str.isprintable)
+
+
+def quoted(text: str) -> str:
+    return urllib.parse.quote(text, safe="")
+
+
+@given(printable, printable)
+def test_a_parameter_is_one_segment_decoded_once(service: str, instance: str):
+    path = f"/admin/services/{quoted(service)}/instances/{quoted(instance)}"
+    found = ROUTER.match("GET", path.encode())
+    assert found.endpoint.path == "/admin/services/{service}/instances/{instance}"
+    assert found.parameters == {"service": service, "instance": instance}
+
+
+@given(st.binary().map(lambda path: b"/" + path))
+def test_any_bytes_are_matched_or_refused(path: bytes):
+    found, status = None, 200
+    try:
+        found = ROUTER.match("GET", path)
+    except Refused as refused:
+        status = refused.status
+    assert status in (200, 400, 404, 405)
+    if found is not None:
+        again = found.endpoint.path.format(**{k: quoted(v) for k, v in found.parameters.items()})
+        assert urllib.parse.unquote_to_bytes(path) == urllib.parse.unquote_to_bytes(again)
+        assert path.count(b"/") == found.endpoint.path.count("/")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"",
+        b"admin/services",
+        b"//admin/services",
+        b"/admin//services",
+        b"/admin/services/",
+        b"/ADMIN/services",
+        b"/%61dmin/services",
+        b"/admin%2Fservices",
+        b"/admin/services;x=1",
+        b"/admin/./services",
+        b"/x/../admin/services",
+        b"/admin/services/a/b",
+        b"/admin/services/a/instances",
+        b"/admin/services/a/instances/",
+        b"/admin\\services",
+        b"*",
+    ],
+)
+def test_no_other_way_of_writing_it_is_it(path: bytes):
+    with pytest.raises(Refused) as refused:
+        ROUTER.match("GET", path)
+    assert refused.value.status == 404
+
+
+@pytest.mark.parametrize("segment", [b"%", b"%4", b"%zz", b"%ff", b"%00", b"a%0Ab", b"%E2%80%AE"])
+def test_what_is_no_text_is_refused(segment: bytes):
+    with pytest.raises(Refused) as refused:
+        ROUTER.match("GET", b"/admin/services/" + segment)
+    assert refused.value.status == 400
+
+
+def test_a_percent_is_decoded_once():
+    assert decoded(b"a%252Fb") == "a%2Fb"
+
+
+def test_a_method_that_is_not_there_says_which_are():
+    with pytest.raises(Refused) as refused:
+        ROUTER.match("PATCH", b"/admin/services/a")
+    assert refused.value.status == 405
+    assert refused.value.headers["Allow"] == "DELETE, GET, HEAD"
+    assert ROUTER.match("HEAD", b"/").endpoint.method == "GET"
+
+
+def test_the_same_twice_is_refused():
+    with pytest.raises(ValueError, match="twice"):
+        Router([*TABLE, endpoint("GET", "/")])
+
+
+def test_every_endpoint_is_found_by_its_path():
+    router = Router(endpoints())
+    for each in endpoints():
+        given = {name: f"a/{name}" for name in each.parameters}
+        path = each.path.format(**{name: quoted(value) for name, value in given.items()})
+        found = router.match(each.method, path.encode())
+        assert (found.endpoint, found.parameters) == (each, given)
