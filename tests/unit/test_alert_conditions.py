@@ -97,6 +97,13 @@ def test_a_service_that_lost_its_last_instance_has_none():
     assert problem.text == "orders has no instance: the last one left"
 
 
+def test_a_service_that_was_given_up_is_less_bad_and_the_same_problem():
+    lost = only(problems(of(Service("orders", emptied=ago(60))), NOW))
+    seen = of(Service("orders", emptied=ago(7200)), having("x", WELL, UNWELL), stale=True)
+    _, given_up, _ = problems(seen, NOW)
+    assert (given_up.severity, given_up.key) == ("warning", lost.key)
+
+
 def test_a_service_that_never_had_an_instance_is_no_problem():
     assert problems(of(Service("described-only")), NOW) == []
 

@@ -20,6 +20,8 @@ from mooring.server.fleet.timeline import Event
 from mooring.server.fleet.timeline import Kind as Happened
 
 Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+"""The worst first."""
 
 Kind = Literal[
     "stale",
@@ -43,7 +45,7 @@ KINDS: Mapping[Kind, Severity] = {
     "draining": "warning",
     "disabled": "info",
 }
-"""How bad each is; the order is the rank."""
+"""How bad each is; among equals, the order is the rank."""
 
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 _NAMED = 3
@@ -72,6 +74,8 @@ class Patience:
     """How long things may be as they are, in seconds."""
 
     draining: float = 600.0
+    emptied: float = 3600.0
+    """A service that is empty for longer was rather given up than lost."""
 
 
 class Known(Protocol):
@@ -125,8 +129,9 @@ def seen_by(told: Iterable[Problem], sees: Callable[[str], bool]) -> list[Proble
     return [each for each in told if not each.service or sees(each.service)]
 
 
-def _rank(problem: Problem) -> tuple[int, str, str]:
-    return _RANK[problem.kind], *split_service(problem.service or "-")
+def _rank(problem: Problem) -> tuple[int, int, str, str]:
+    severity = SEVERITIES.index(problem.severity)
+    return severity, _RANK[problem.kind], *split_service(problem.service or "-")
 
 
 def of_service(picture: Picture, known: Known, now: Time, patience: Patience) -> Iterator[Problem]:
@@ -139,7 +144,7 @@ def of_service(picture: Picture, known: Known, now: Time, patience: Patience) ->
         yield _problem("brake", name, since=since, text=f"{name}: {words}", params={"words": words})
     if not instances:
         if known.emptied is not None:
-            yield _empty(name, known.emptied)
+            yield _empty(name, known.emptied, now, patience)
         return
     observed = picture.observed(name)
     pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
@@ -214,13 +219,16 @@ def _stale(error: str, since: Time | None) -> Problem:
     )
 
 
-def _empty(service: str, since: Time) -> Problem:
-    return _problem(
+def _empty(service: str, since: Time, now: Time, patience: Patience) -> Problem:
+    problem = _problem(
         "no_instances",
         service,
         since=since,
         text=f"{service} has no instance: the last one left",
     )
+    if (now - since).total_seconds() <= patience.emptied:
+        return problem
+    return msgspec.structs.replace(problem, severity="warning")
 
 
 def _none_callable(known: Known) -> Problem:

@@ -8,7 +8,7 @@ import logging
 from typing import Self
 
 from mooring.model import now
-from mooring.server.alerts.conditions import Problem, Severity
+from mooring.server.alerts.conditions import SEVERITIES, Problem
 from mooring.server.alerts.ledger import Ledger, Notice
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.settings import AlertSettings
@@ -22,8 +22,6 @@ LOOK = 1.0
 """Seconds between two looks."""
 _FIRST, _MOST = 2.0, 300.0
 """Seconds between two tries, at first and at the most."""
-
-_RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
 class Alerts:
@@ -44,8 +42,8 @@ class Alerts:
         await self._tasks.aclose()
 
     def _grave(self) -> list[Problem]:
-        least = _RANK[self._settings.severity]
-        return [each for each in self._outlook.problems() if _RANK[each.severity] <= least]
+        grave = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
+        return [each for each in self._outlook.problems() if each.severity in grave]
 
     async def _run(self) -> None:
         loop, backoff, again = asyncio.get_running_loop(), Backoff(_FIRST, _MOST), 0.0

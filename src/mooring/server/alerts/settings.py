@@ -28,6 +28,8 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of one try."""
     draining: Seconds = 600.0
     """How long an instance may drain before that is a problem."""
+    emptied: Seconds = 3600.0
+    """How long a service without instances is critical; then it is rather one that was given up."""
 
     def __repr__(self) -> str:
         return f"AlertSettings(webhook={self.where!r}, severity={self.severity!r})"
@@ -39,7 +41,7 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def patience(self) -> Patience:
-        return Patience(self.draining)
+        return Patience(self.draining, self.emptied)
 
 
 def parse(told: object) -> AlertSettings:

@@ -21,7 +21,7 @@ from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
 from mooring.server.access.principals import READING
-from mooring.server.alerts.conditions import seen_by
+from mooring.server.alerts.conditions import SEVERITIES, seen_by
 from mooring.server.fleet.live import Fleet
 from mooring.server.fleet.summary import UNOBSERVED, Observed, percentile
 from mooring.server.http.answers import Answer
@@ -34,7 +34,6 @@ from mooring.version import VERSION
 STATES = ("up", "unhealthy", "silent", "failing", "draining", "down", "disabled")
 """An instance is in one of them, so that their sum is all of them."""
 QUANTILES = (0.5, 0.99, 1.0)
-SEVERITIES = ("critical", "warning", "info")
 LONGEST = 1024
 """Characters of a label; what is longer is left out."""
 
