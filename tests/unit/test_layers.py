@@ -24,7 +24,7 @@ LAYERS = [
     {"hub"},
     {"sync", "workers"},
     {"asgi", "grpc", "hprose", "httpx", "wsgi", "xds"},
-    {"doctor", "testing", "server"},
+    {"demo", "doctor", "testing", "server"},
     {"cli"},
 ]
 """Lowest first. A module imports from its own top-level part and from lower layers only."""

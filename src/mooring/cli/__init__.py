@@ -9,6 +9,7 @@ import typer
 from mooring.cli import (
     cleanup,
     config,
+    demo,
     doctor,
     elect,
     info,
@@ -70,6 +71,7 @@ app.command(rich_help_panel=_OPERATE)(cleanup.cleanup)
 app.add_typer(cleanup.app, name="brake", rich_help_panel=_OPERATE)
 
 app.command(rich_help_panel=_STORE)(serve.serve)
+app.command(rich_help_panel=_STORE)(demo.demo)
 app.command(rich_help_panel=_STORE)(login.login)
 app.add_typer(token.app, name="token", rich_help_panel=_STORE)
 app.add_typer(xds.app, name="xds", rich_help_panel=_STORE)
