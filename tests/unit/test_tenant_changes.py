@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from mooring.cli.tenant.changes import counted, lines, record
+from mooring.cli.tenant.changes import counted, lines
 from mooring.model import JSON
+from mooring.tenants.changes import record
 from mooring.tenants.history import HistoryEntry, differences, steps
 from mooring.tenants.publishing import Difference, Unread
 from mooring.tenants.secrets import Keyring

@@ -13,7 +13,7 @@ from mooring.cli.printing import show_json
 from mooring.cli.progress import progress
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, warn
-from mooring.cli.tenant.changes import counted, print_changes, records
+from mooring.cli.tenant.changes import counted, print_changes
 from mooring.cli.tenant.options import (
     ByOption,
     NoteOption,
@@ -25,6 +25,7 @@ from mooring.cli.tenant.options import (
 )
 from mooring.errors import NotConfigured
 from mooring.model import JSON
+from mooring.tenants.changes import records
 from mooring.tenants.history import HistoryEntry, differences
 from mooring.tenants.keys import NAMESPACE
 from mooring.tenants.publisher import Rekeyed

@@ -13,11 +13,11 @@ from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show_json, words
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import note, warn
-from mooring.cli.tenant.changes import UNREADABLE
 from mooring.cli.tenant.options import TenantArgument
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.model import JSON
 from mooring.store.contract import Entry
+from mooring.tenants.changes import UNREADABLE
 from mooring.tenants.document import written
 from mooring.tenants.keys import NAMESPACE, Keys, PartOf, kind_of, name_of
 from mooring.tenants.publishing import Held, Parts, Unread, held

@@ -14,7 +14,7 @@ from mooring.cli.printing import show_json
 from mooring.cli.progress import progress
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, printable, warn
-from mooring.cli.tenant.changes import counted, print_changes, records
+from mooring.cli.tenant.changes import counted, print_changes
 from mooring.cli.tenant.options import (
     ByOption,
     NoteOption,
@@ -26,6 +26,7 @@ from mooring.cli.tenant.options import (
     publisher,
 )
 from mooring.errors import InvalidRequest, NotConfigured, TenantError, TooLarge
+from mooring.tenants.changes import records
 from mooring.tenants.document import Document
 from mooring.tenants.files import load, read
 from mooring.tenants.keys import NAMESPACE

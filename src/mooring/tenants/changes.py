@@ -1,0 +1,85 @@
+"""What changes of a tenant, field by field, in records for programs. Secrets are masked: that one
+changes is said, what it is is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from mooring.model import JSON
+from mooring.tenants.history import is_closed
+from mooring.tenants.publishing import Difference, Unread
+from mooring.tenants.secrets import is_secret, masked
+
+Action = Literal["add", "change", "remove"]
+
+UNREADABLE = "(unreadable)"
+
+
+class FieldChange(NamedTuple):
+    field: str
+    """By its names from the outside in, with dots; empty for a part that is one value."""
+    before: JSON | Unread
+    after: JSON | Unread
+
+    @property
+    def action(self) -> Action:
+        return action_of(self.before, self.after)
+
+    @property
+    def secret(self) -> bool:
+        return any(is_secret(name) for name in self.field.split("."))
+
+
+def action_of(before: object, after: object) -> Action:
+    if before is None:
+        return "add"
+    return "remove" if after is None else "change"
+
+
+def field_changes(before: JSON | Unread, after: JSON | Unread) -> list[FieldChange]:
+    """Field by field. A password that is plain on one side and sealed on the other is one."""
+    found = {each.field: each for each in _within("", before, after)}
+    plain, sealed = found.get("password"), found.get("passwordEncrypted")
+    if plain and sealed:
+        del found["passwordEncrypted"]
+        found["password"] = FieldChange(
+            "password", plain.before or sealed.before, plain.after or sealed.after
+        )
+    return list(found.values())
+
+
+def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator[FieldChange]:
+    if before == after and not isinstance(before, Unread):
+        return
+    maps = isinstance(before, dict) and isinstance(after, dict)
+    if not maps or is_closed(before) or is_closed(after):
+        yield FieldChange(place, before, after)
+        return
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    for name in {**before, **after}:
+        inner = f"{place}.{name}" if place else name
+        yield from _within(inner, before.get(name), after.get(name))
+
+
+def record(difference: Difference) -> Mapping[str, JSON]:
+    before, after = difference.before, difference.after
+    was: JSON | Unread = {} if before is None and isinstance(after, dict) else before
+    is_now: JSON | Unread = {} if after is None and isinstance(before, dict) else after
+    sensitive = [each.field for each in field_changes(was, is_now) if each.secret]
+    return {
+        "path": difference.path,
+        "action": action_of(before, after),
+        "before": _for_programs(before),
+        "after": _for_programs(after),
+        "sensitive": list[JSON](sensitive),
+    }
+
+
+def records(differences: Iterable[Difference]) -> list[JSON]:
+    return [dict(record(each)) for each in differences]
+
+
+def _for_programs(value: JSON | Unread) -> JSON:
+    return UNREADABLE if isinstance(value, Unread) else masked(value)
