@@ -6,11 +6,16 @@ from mooring.server.api import (
     audit,
     console,
     events,
+    locks,
     login,
     openapi,
+    operating,
     overview,
     probes,
     prometheus,
+    registering,
+    search,
+    tenants,
     tokens,
 )
 from mooring.server.http.endpoint import Endpoint
@@ -19,11 +24,16 @@ _MODULES = (
     audit,
     console,
     events,
+    locks,
     login,
     openapi,
+    operating,
     overview,
     probes,
     prometheus,
+    registering,
+    search,
+    tenants,
     tokens,
 )
 _OF_THE_CONSOLE = (console, login)

@@ -1,0 +1,178 @@
+"""Locks: who holds them, who waits, and taking one from its holder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from mooring.locks.observing import Contender, LockInfo
+from mooring.locks.releasing import look, release
+from mooring.server.access.principals import need
+from mooring.server.api.known import not_found, store_of
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.paging import Page, cut
+from mooring.store.contract import Store
+
+LOOKING = need("viewer", "everything")
+OPERATING = need("operator", "everything")
+
+LOCK = "/admin/locks/{name}"
+_LEASES = 20  # of which it is asked how long they live
+
+
+class Listed(Page, frozen=True, kw_only=True):
+    prefix: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """Locks whose names start so; without one the whole store is read."""
+
+
+class ContenderShown(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a lock or waits for it."""
+
+    lease: str
+    """In hexadecimal, as it stands in the key."""
+    token: int
+    """The fencing token: who came earlier has the lower one."""
+    kind: str | None
+    """lock, read, place or party; null for somebody else's: etcdctl, an election."""
+    by: str | None
+    """Who it is, `host:pid`, where it says so."""
+    value: str | None
+    """What an election's candidate says of itself."""
+
+
+class LockShown(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    holders: list[ContenderShown]
+    waiting: list[ContenderShown]
+    """In their order."""
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a lease."""
+
+    ttl: float
+    """Seconds that it lives after each sign of life."""
+    remaining: float
+
+
+class LockDetail(LockShown, frozen=True, kw_only=True):
+    leases: dict[str, Life]
+    """Of the holders, by lease: one that is not renewed ends by itself."""
+
+
+class Releasing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
+    """The lease of the holder that is meant: nobody else loses anything."""
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    """Why, for the audit."""
+    token: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    """With its fencing token, only that very holding is ended; 0: whatever it holds now."""
+
+
+async def list_locks(call: Call) -> Answer:
+    store_of(call)
+    found = await call.parts.hub.locks(call.query.prefix)
+    some, headers = cut(found, call.query, lambda each: each.name, path=call.here)
+    return Answer([_shown(each) for each in some], headers=headers)
+
+
+async def show_lock(call: Call) -> Answer:
+    store = store_of(call)
+    found = await _found(store, call.path["name"])
+    leases: dict[str, Life] = {}
+    for holder in found.holders[:_LEASES]:
+        if (life := await store.remaining(holder.lease)) is not None:
+            leases[f"{holder.lease:x}"] = Life(ttl=life.ttl, remaining=life.remaining)
+    told = _shown(found)
+    return Answer(
+        LockDetail(name=told.name, holders=told.holders, waiting=told.waiting, leases=leases),
+        etag=_mark(found),
+    )
+
+
+async def release_lock(call: Call) -> Answer:
+    store, name, asked = store_of(call), call.path["name"], call.query
+    call.notes["reason"] = asked.reason
+    call.notes["holder"] = asked.holder
+    lease = int(asked.holder, 16)
+    released = await release(store, name, lease, token=asked.token)
+    if released is not None:
+        call.notes["before"] = {"by": released.by, "token": released.token}
+        return Answer(_contender(released))
+    found = await _found(store, name)
+    held = ", ".join(f"{each.lease:x} (token {each.token})" for each in found.holders)
+    raise Refused(
+        409,
+        "not_held",
+        f"{name} is not held by the lease {asked.holder}"
+        f"{f' with the token {asked.token}' if asked.token else ''}: it is held by "
+        f"{held or 'nobody'}. Look again, and name who holds it now",
+    )
+
+
+async def _found(store: Store, name: str) -> LockInfo:
+    found = await look(store, name)
+    if found is None:
+        raise not_found(f"nobody holds {name!r} or waits for it", name, ())
+    return found
+
+
+def _mark(found: LockInfo) -> str:
+    """Changes with who contends; the time of their leases goes on."""
+    return "-".join(f"{each.token:x}" for each in (*found.holders, *found.waiting))[:200]
+
+
+def _shown(info: LockInfo) -> LockShown:
+    return LockShown(
+        name=info.name,
+        holders=[_contender(each) for each in info.holders],
+        waiting=[_contender(each) for each in info.waiting],
+    )
+
+
+def _contender(contender: Contender) -> ContenderShown:
+    return ContenderShown(
+        lease=f"{contender.lease:x}",
+        token=contender.token,
+        kind=contender.kind or None,
+        by=contender.by or None,
+        value=contender.value.decode(errors="backslashreplace") or None,
+    )
+
+
+_NO_STORE = 409
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/locks",
+        LOOKING,
+        list_locks,
+        "Who holds locks, leads elections, and waits for them. 409 with Redis alone",
+        query=Listed,
+        answers={200: list[LockShown]},
+        fails=(_NO_STORE,),
+    ),
+    Endpoint(
+        "GET",
+        LOCK,
+        LOOKING,
+        show_lock,
+        "A lock with its holders, those who wait in their order, and what is left of the leases",
+        answers={200: LockDetail},
+        fails=(_NO_STORE,),
+    ),
+    Endpoint(
+        "DELETE",
+        LOCK,
+        OPERATING,
+        release_lock,
+        "Take a lock from its holder, who learns that it is lost; the next in line has it then",
+        query=Releasing,
+        answers={200: ContenderShown},
+    ),
+)

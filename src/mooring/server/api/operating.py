@@ -1,0 +1,368 @@
+"""What an operator does: drain and enable instances, weigh them, take them out; say something of a
+service; release a brake."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from mooring.model import JSON, Instance, Service
+from mooring.server.access.principals import READING, need
+from mooring.server.api.known import instance_of, not_found, on_redis, service_of
+from mooring.server.http.answers import Answer, shown
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.paging import Page, cut
+from mooring.tenants.secrets import masked
+
+OPERATING = need("operator", "group")
+LOOKING = need("viewer", "group")
+
+SERVICE = "/admin/registry/services/{service}"
+INSTANCE = f"{SERVICE}/instances/{{id}}"
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """Why, for the audit."""
+
+
+class Operated(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An instance after an operator's word."""
+
+    service: str
+    id: str
+    enabled: bool
+    """Whether it may be called. It may not where its service is disabled as a whole."""
+    weight: float
+    config: dict[str, Any]
+    """The operator's word on this instance, as it lies in the registry."""
+
+
+class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    weight: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000)] | None
+    """Its share of the calls in relation to the others'; 0: none; null: as it says itself."""
+
+
+class Editing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change of some values; the others stay."""
+
+    set: dict[Name, Any] = {}
+    unset: Annotated[list[Name], msgspec.Meta(max_length=1000)] = []
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How a service is described to people."""
+
+    name: str
+    display_name: str
+    description: str
+
+
+class Describing(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    display_name: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
+    description: Annotated[str, msgspec.Meta(max_length=10_000)] | msgspec.UnsetType = msgspec.UNSET
+
+
+class BrakeShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A service of which nobody is taken out at present: so many are silent that the fault is
+    likely elsewhere."""
+
+    service: str
+    silent: int
+    total: int
+    since: str
+    until: str
+    """When it releases by itself, at the latest."""
+    why: str
+
+
+async def drain(call: Call) -> Answer:
+    return await _say(call, set={"enabled": False})
+
+
+async def enable(call: Call) -> Answer:
+    return await _say(call, unset=("enabled",))
+
+
+async def weigh(call: Call) -> Answer:
+    weight = call.body.weight
+    if weight is None:
+        return await _say(call, unset=("weight",))
+    return await _say(call, set={"weight": weight})
+
+
+async def _say(
+    call: Call, *, set: Mapping[str, JSON] | None = None, unset: tuple[str, ...] = ()
+) -> Answer:
+    """Change the operator's word on an instance."""
+    instance = await instance_of(call)
+    registry = call.parts.hub.registry
+    before = await registry.config(instance.service, instance.id)
+    _note(call, before, [*(set or ()), *unset])
+    config = await registry.configure(instance.service, instance.id, set=set or {}, unset=unset)
+    return Answer(_operated(await instance_of(call), config))
+
+
+def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
+    return Operated(
+        service=instance.service,
+        id=instance.id,
+        enabled=instance.enabled,
+        weight=instance.weight,
+        config=dict(config),
+    )
+
+
+def _note(call: Call, before: Mapping[str, JSON], touched: Sequence[str]) -> None:
+    """For the audit: what it was, and why it is changed."""
+    was = {name: before.get(name) for name in touched}
+    call.notes["before"] = masked(was)  # a service may keep there what it likes
+    if reason := getattr(call.query, "reason", ""):
+        call.notes["reason"] = reason
+
+
+async def deregister(call: Call) -> Answer:
+    registry = call.parts.hub.registry
+    service, id = registry.canonical(call.service), call.path["id"]
+    if call.query.reason:
+        call.notes["reason"] = call.query.reason
+    known = call.parts.fleet.service(service)
+    if known is not None and (instance := known.instances.get(id)) is not None:
+        call.notes["before"] = {
+            "address": instance.address,
+            "version": instance.version,
+            "incarnation": instance.incarnation,
+        }
+    if not await registry.deregister(service, id):
+        await instance_of(call)  # says what is wrong with the name
+        raise not_found(f"{service} has no instance {id!r} any more", id, ())
+    return Answer(status=204)
+
+
+async def service_config(call: Call) -> Answer:
+    service = await service_of(call)
+    return Answer(dict(await call.parts.hub.registry.config(service)))
+
+
+async def instance_config(call: Call) -> Answer:
+    return Answer(dict(await _kept(call)))
+
+
+async def _kept(call: Call) -> Mapping[str, JSON]:
+    """The operator's word on an instance; it outlives the instance. Raises `Refused` (404) where
+    there is neither."""
+    registry = call.parts.hub.registry
+    config = await registry.config(registry.canonical(call.service), call.path["id"])
+    if not config:
+        await instance_of(call)
+    return config
+
+
+async def configure_service(call: Call) -> Answer:
+    service = await service_of(call)
+    return await _edit(call, service, "", await call.parts.hub.registry.config(service))
+
+
+async def configure_instance(call: Call) -> Answer:
+    service = call.parts.hub.registry.canonical(call.service)
+    return await _edit(call, service, call.path["id"], await _kept(call))
+
+
+async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -> Answer:
+    new, gone = call.body.set, tuple(call.body.unset)
+    if not new and not gone:
+        raise Refused(400, "bad_request", "nothing is to be changed: say what to set or to unset")
+    if both := [name for name in gone if name in new]:
+        raise Refused(400, "bad_request", f"{both[0]!r} is to be set and to be unset")
+    _note(call, before, [*new, *gone])
+    config = await call.parts.hub.registry.configure(service, id, set=new, unset=gone)
+    return Answer(dict(config))
+
+
+async def info(call: Call) -> Answer:
+    service = await service_of(call)
+    return Answer(_info(await call.parts.hub.registry.info(service=service)))
+
+
+async def describe(call: Call) -> Answer:
+    told = {
+        name: text
+        for name, text in (
+            ("displayName", call.body.display_name),
+            ("description", call.body.description),
+        )
+        if text is not msgspec.UNSET
+    }
+    if not told:
+        raise Refused(400, "bad_request", "nothing is to be changed: say displayName, description")
+    service = await service_of(call)
+    registry = call.parts.hub.registry
+    before = _info(await registry.info(service=service))
+    was = {"displayName": before.display_name, "description": before.description}
+    _note(call, was, [*told])
+    return Answer(_info(await registry.describe(service=service, set=told)))
+
+
+def _info(told: object) -> Info:
+    assert isinstance(told, Service)
+    return Info(name=told.name, display_name=told.display_name, description=told.description)
+
+
+async def brakes(call: Call) -> Answer:
+    redis = on_redis(call.parts.hub)
+    found = {} if redis is None else await redis.sweeper().brakes()
+    shown_brakes = [
+        BrakeShown(
+            service=service,
+            silent=brake.silent,
+            total=brake.total,
+            since=_moment(brake.since),
+            until=_moment(brake.until),
+            why=str(brake),
+        )
+        for service, brake in sorted(found.items())
+        if call.principal.sees_service(service)
+    ]
+    some, headers = cut(shown_brakes, call.query, lambda each: each.service, path=call.here)
+    return Answer(some, headers=headers)
+
+
+def _moment(ms: int) -> str:
+    return shown(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)) or ""
+
+
+async def release(call: Call) -> Answer:
+    if call.query.reason:
+        call.notes["reason"] = call.query.reason
+    registry = call.parts.hub.registry
+    redis = on_redis(call.parts.hub)
+    if redis is None:
+        raise Refused(404, "not_found", f"there are no brakes: {registry.guarantees.expires}")
+    service = redis.canonical(call.service)
+    call.notes["before"] = (await redis.brakes()).get(service, "")
+    if not await redis.sweeper().release(service):
+        await service_of(call)
+        raise Refused(404, "not_found", f"no brake holds for {service}")
+    return Answer(status=204)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        f"{INSTANCE}/drain",
+        OPERATING,
+        drain,
+        "Let an instance be called no more; it stays registered",
+        query=Reason,
+        answers={200: Operated},
+    ),
+    Endpoint(
+        "POST",
+        f"{INSTANCE}/enable",
+        OPERATING,
+        enable,
+        "Let an instance be called again",
+        query=Reason,
+        answers={200: Operated},
+    ),
+    Endpoint(
+        "PUT",
+        f"{INSTANCE}/weight",
+        OPERATING,
+        weigh,
+        "Set an instance's share of the calls",
+        query=Reason,
+        body=Weight,
+        answers={200: Operated},
+    ),
+    Endpoint(
+        "DELETE",
+        INSTANCE,
+        OPERATING,
+        deregister,
+        "Take an instance out until its process starts anew",
+        query=Reason,
+        answers={204: None},
+    ),
+    Endpoint(
+        "GET",
+        f"{SERVICE}/config",
+        LOOKING,
+        service_config,
+        "The operator's word on a service, and its own values",
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "PATCH",
+        f"{SERVICE}/config",
+        OPERATING,
+        configure_service,
+        "Change some of a service's configuration; instances and callers follow at once",
+        query=Reason,
+        body=Editing,
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "GET",
+        f"{INSTANCE}/config",
+        LOOKING,
+        instance_config,
+        "The operator's word on an instance; it outlives the instance",
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "PATCH",
+        f"{INSTANCE}/config",
+        OPERATING,
+        configure_instance,
+        "Change some of an instance's configuration",
+        query=Reason,
+        body=Editing,
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "GET",
+        f"{SERVICE}/info",
+        LOOKING,
+        info,
+        "How a service is described to people",
+        answers={200: Info},
+    ),
+    Endpoint(
+        "PATCH",
+        f"{SERVICE}/info",
+        OPERATING,
+        describe,
+        "Describe a service to people",
+        query=Reason,
+        body=Describing,
+        answers={200: Info},
+    ),
+    Endpoint(
+        "GET",
+        "/admin/registry/brakes",
+        READING,
+        brakes,
+        "The services of which nobody is taken out at present; on a store there are none",
+        query=Page,
+        answers={200: list[BrakeShown]},
+    ),
+    Endpoint(
+        "DELETE",
+        "/admin/registry/brakes/{service}",
+        OPERATING,
+        release,
+        "Release a brake: who is silent is taken out at the next pass",
+        query=Reason,
+        answers={204: None},
+    ),
+)

@@ -1,0 +1,121 @@
+"""A tenant's document with its secrets masked, for people; and what they send back, in which a mask
+stands for what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mooring.errors import Undecipherable
+from mooring.model import JSON
+from mooring.tenants.document import Document, written
+from mooring.tenants.keys import kind_of, name_of
+from mooring.tenants.merging import PASSWORD
+from mooring.tenants.publishing import Parts, Unread
+from mooring.tenants.rules import EXTRA, FIELDS
+from mooring.tenants.secrets import MASK, Keyring, holds_secret, is_secret, masked
+
+
+class Shown(NamedTuple):
+    document: dict[str, JSON]
+    """As in a tenant's file."""
+    problems: list[str]
+    """What of the tenant cannot be understood or decrypted, and is left out or stays masked."""
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self.document)}>"
+
+
+def shown(tenant: int, parts: Parts, ring: Keyring | None = None) -> Shown:
+    """The document of a tenant. Its secrets are masked, or in clear text where a `ring` is given
+    to open them with."""
+    document, problems = written(tenant, parts), []
+    for path, value in parts.items():
+        if isinstance(value, Unread):
+            problems.append(
+                f"{path} cannot be understood and is left out: to publish may remove it"
+            )
+        if not isinstance(value, dict):
+            continue
+        kind, name = kind_of(path), name_of(path)
+        place = document.get(kind)
+        place = place.get(name) if name and isinstance(place, dict) else place
+        if isinstance(place, dict):
+            _add_secrets(place, kind, path, value, ring, problems)
+    return Shown(document, problems)
+
+
+def _add_secrets(
+    place: dict[str, JSON],
+    kind: str,
+    path: str,
+    value: Mapping[str, JSON],
+    ring: Keyring | None,
+    problems: list[str],
+) -> None:
+    if value.get("password") or value.get("passwordEncrypted"):
+        place["password"] = MASK if ring is None else _opened(path, value, ring, problems)
+    for name, inner in value.items():
+        if name in PASSWORD or inner in (None, "") or not holds_secret({name: inner}):
+            continue
+        told = inner if ring is not None else _masked(name, inner)
+        if name in FIELDS[kind]:
+            place[name] = told
+        else:
+            extra = place.setdefault(EXTRA, {})
+            assert isinstance(extra, dict)
+            extra[name] = told
+
+
+def _masked(name: str, inner: JSON) -> JSON:
+    hidden = masked({name: inner})
+    assert isinstance(hidden, dict)
+    return hidden[name]
+
+
+def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
+    sealed = value.get("passwordEncrypted")
+    if not sealed:
+        return value.get("password")
+    try:
+        return ring.unseal(str(sealed), str(value.get("passwordKeyId") or ""))
+    except Undecipherable as error:
+        problems.append(f"{path}: {error}")
+        return MASK
+
+
+def restored(document: Document, there: Parts) -> Document:
+    """The document with what is there in place of its masks. A mask of which nothing is there
+    stays, and is refused where it is published."""
+    sections = {
+        section: {path: _restored(value, there.get(path)) for path, value in parts.items()}
+        for section, parts in document.sections.items()
+    }
+    return msgspec.structs.replace(document, sections=sections)
+
+
+def _restored(value: JSON, there: object) -> JSON:
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, JSON] = {}
+    for name, inner in value.items():
+        if name in (*PASSWORD, "passwordHash") and inner == MASK and isinstance(there, dict):
+            continue  # what a document leaves out of these is kept
+        found[name] = _within(inner, there) if name == EXTRA else inner
+    return found
+
+
+def _within(value: JSON, there: object) -> JSON:
+    if isinstance(value, dict):
+        held = there if isinstance(there, dict) else {}
+        return {
+            name: held[name]
+            if is_secret(name) and inner == MASK and held.get(name) not in (None, "")
+            else _within(inner, held.get(name))
+            for name, inner in value.items()
+        }
+    if isinstance(value, list) and isinstance(there, list) and len(value) == len(there):
+        return [_within(*pair) for pair in zip(value, there, strict=True)]
+    return value
