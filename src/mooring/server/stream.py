@@ -259,7 +259,7 @@ class Stream:
     def _look_at(self, ask: Ask, scope: _Scope, position: int) -> bool:
         health = self._shown.health(ask.sees)
         problems = seen_by(self._shown.problems(), ask.sees)
-        counts, texts = _without_time(health), [(each.key, each.text) for each in problems]
+        counts, texts = _without_time(health), [(p.key, p.severity, p.text) for p in problems]
         news = False
         if counts != scope.counts:
             scope.health, scope.counts, scope.health_at = encode(health), counts, position

@@ -1,0 +1,174 @@
+"""The live stream over HTTP, on every backend, and the first page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from mooring.model import Instance
+from tests.admin import Admin
+from tests.waiting import PATIENCE, eventually
+
+pytestmark = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"], indirect=True)
+
+
+class Events:
+    """What an EventSource would hear."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._lines = answer.aiter_lines()
+        self.last = ""
+
+    async def next(self, *names: str) -> tuple[str, Any]:
+        """The next event of one of these names."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                name, data = await self._event()
+                if name in names:
+                    return name, data
+
+    async def until(self, name: str, holds: Any) -> Any:
+        """The data of the next event of a name for which something holds."""
+        while not holds(data := (await self.next(name))[1]):
+            pass
+        return data
+
+    async def _event(self) -> tuple[str, Any]:
+        fields: dict[str, str] = {}
+        while True:
+            line = await anext(self._lines)
+            if not line and "event" in fields:
+                return fields["event"], msgspec.json.decode(fields["data"])
+            if not line:
+                fields = {}
+            elif not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                fields[name] = value
+                self.last = value if name == "id" else self.last
+
+
+@contextlib.asynccontextmanager
+async def events(
+    admin: Admin, query: str = "", *, as_: str = "viewer", last: str = ""
+) -> AsyncIterator[Events]:
+    async with admin.client(as_) as client:
+        headers = {"Last-Event-ID": last} if last else {}
+        async with client.stream("GET", f"/admin/events{query}", headers=headers) as answer:
+            assert answer.status_code == 200, (await answer.aread()).decode()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert answer.headers["cache-control"] == "no-store"
+            yield Events(answer)
+
+
+def names(data: Any) -> set[str]:
+    return {each["serviceName"] for each in data["changed"]}
+
+
+async def test_who_listens_sees_an_instance_come_fail_and_go(admin: Admin):
+    async with events(admin, "?service=shop/orders") as heard:
+        await heard.next("hello")
+        async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)) as registration:
+            await heard.until("services", lambda data: "shop/orders" in names(data))
+            registration.update(healthy=False)
+            await heard.until(
+                "instances",
+                lambda data: [each["healthy"] for each in data["changed"]] == [False],
+            )
+            told = await heard.until("problems", bool)
+            assert told[0]["service"] == "shop/orders"
+        gone = await heard.until("instances", lambda data: data["removed"])
+        assert gone["removed"] == ["10.0.0.1:80"]
+
+
+async def test_who_is_scoped_hears_of_their_own_groups_alone(admin: Admin):
+    token = admin.token("viewer", groups=["shop"])
+    async with events(admin, as_=token) as heard:
+        await heard.next("hello")
+        async with admin.hub.register(Instance("media/secret", "10.0.0.2", 80)):
+            await eventually(lambda: admin.fleet.service("media/secret") is not None)
+            async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
+                _, data = await heard.next("services")
+                assert names(data) == {"shop/orders"}
+                health = await heard.until("health", lambda data: data["totalServices"])
+                assert health["totalServices"] == 1
+
+
+async def test_who_comes_back_hears_what_was_missed(admin: Admin):
+    async with events(admin) as heard:
+        await heard.next("problems")
+    async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
+        await eventually(lambda: admin.fleet.service("shop/orders") is not None)
+        async with events(admin, last=heard.last) as again:
+            assert (await again.next("hello"))[1]["resumed"] is True
+            await again.until("services", lambda data: "shop/orders" in names(data))
+        async with events(admin, last="elsewhere-7") as foreign:
+            await foreign.next("reset")
+
+
+async def test_a_token_that_is_revoked_ends_its_stream(admin: Admin):
+    token, text = admin.parts.tokens.create("short", "viewer", lasts=3600)
+    async with events(admin, as_=text) as heard:
+        await heard.next("hello")
+        admin.parts.tokens.revoke(token.id)
+        with pytest.raises(StopAsyncIteration):
+            await heard.next("never")
+    assert admin.parts.stream is not None
+    stream = admin.parts.stream
+    await eventually(lambda: stream.clients == 0)
+
+
+async def test_who_may_not_is_told_so(admin: Admin):
+    token = admin.token("viewer", groups=["shop"])
+    assert (await admin.get("/admin/events?service=media/x", as_=token)).status_code == 403
+    assert (await admin.get("/admin/events", as_="service")).status_code == 403
+    assert (await admin.get("/admin/events", as_=None)).status_code == 401
+    assert (await admin.get("/admin/events?kind=nonsense")).status_code == 400
+    assert (await admin.get("/admin/events?service=a/b/c")).status_code == 400
+    assert (await admin.request("HEAD", "/admin/events", as_="viewer")).status_code == 200
+
+
+async def test_there_is_a_bound_on_how_many_listen(admin: Admin):
+    assert admin.parts.stream is not None
+    admin.parts.stream._clients = 1
+    async with events(admin) as heard:
+        await heard.next("hello")
+        refused = await admin.get("/admin/events")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "too_many_streams"
+
+
+async def test_the_first_page_has_everything_at_once(admin: Admin):
+    hub = admin.hub
+    async with (
+        hub.register(Instance("shop/orders", "10.0.0.1", 80)),
+        hub.register(Instance("shop/orders", "10.0.0.2", 80)) as second,
+        hub.register(Instance("gateway", "10.0.0.3", 80)),
+    ):
+        second.update(healthy=False)
+
+        async def told() -> bool:
+            shown = (await admin.get("/admin/overview")).json()
+            return bool(shown["problems"]) and shown["heartbeatLag"]["count"] == 3
+
+        await eventually(told)
+        answer = await admin.get("/admin/overview")
+        shown = answer.json()
+        assert shown["health"]["totalInstances"] == 3
+        assert shown["health"]["healthyInstances"] == 2
+        assert [each["group"] for each in shown["groups"]] == ["default", "shop"]
+        (problem,) = shown["problems"]
+        assert (problem["kind"], problem["id"]) == ("unhealthy", "10.0.0.2:80")
+        assert {"added", "health"} <= {each["kind"] for each in shown["events"]}
+        times = [each["time"] for each in shown["events"]]
+        assert times == sorted(times, reverse=True)
+        token = admin.token("viewer", groups=["default"])
+        scoped = (await admin.get("/admin/overview", as_=token)).json()
+        assert scoped["health"]["totalInstances"] == 1
+        assert scoped["problems"] == []
+        assert "shop" not in str(scoped)

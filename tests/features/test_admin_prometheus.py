@@ -1,0 +1,146 @@
+"""What Prometheus scrapes, and whom it shall scrape."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as plain
+
+from mooring.model import Instance
+from mooring.server.api.prometheus import label_name, labels
+from tests.admin import Admin
+from tests.waiting import eventually
+
+on_memory = pytest.mark.parametrize("backend", ["memory"], indirect=True)
+
+LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+"""What a label's name can be: see the data model of Prometheus."""
+
+
+async def samples(admin: Admin, as_: str = "viewer") -> dict[tuple[str, ...], float]:
+    """Every sample by its name and the values of its labels."""
+    answer = await admin.get("/metrics", as_=as_)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in plain(answer.text)
+        for sample in family.samples
+    }
+
+
+@on_memory
+async def test_instances_are_counted_by_service_and_state(admin: Admin):
+    async with (
+        admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)),
+        admin.hub.register(Instance("shop/orders", "10.0.0.2", 80)) as second,
+    ):
+        second.update(healthy=False)
+
+        async def told() -> bool:
+            found = await samples(admin)
+            return found.get(("mooring_instances", "shop/orders", "unhealthy")) == 1.0
+
+        await eventually(told)
+        found = await samples(admin)
+        assert found["mooring_instances", "shop/orders", "up"] == 1
+        assert found["mooring_instances", "shop/orders", "silent"] == 0
+        assert found["mooring_services",] == 1
+        assert found["mooring_brake", "shop/orders"] == 0
+        assert found["mooring_fleet_stale",] == 0
+        assert found["mooring_problems", "warning"] == 1
+        assert found["mooring_audit_failures_total",] == 0
+        assert found["mooring_http_requests_total", "GET", "/metrics", "200"] >= 1
+        of_instances = [key for key in found if key[0] == "mooring_instances"]
+        assert not any("10.0.0" in part for key in of_instances for part in key)
+        token = admin.token("viewer", groups=["media"])
+        scoped = await samples(admin, token)
+        assert scoped["mooring_services",] == 0
+        assert not any("shop/orders" in key for key in scoped)
+
+
+@on_memory
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;q=0.5",
+        "application/openmetrics-text; version=nonsense; escaping=nonsense",
+    ],
+)
+async def test_openmetrics_is_spoken_to_who_asks_for_it(admin: Admin, accept: str):
+    answer = await admin.get("/metrics", headers={"Accept": accept})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+    names = {each.name for each in openmetrics(answer.text)}  # type: ignore[no-untyped-call]
+    assert "mooring_instances" in names
+
+
+@on_memory
+async def test_a_route_is_counted_by_its_template(admin: Admin):
+    for number in range(3):
+        await admin.get(f"/nowhere/{number}")
+    found = await samples(admin)
+    routes = {key[2] for key in found if key[0] == "mooring_http_requests_total"}
+    assert "none" in routes
+    assert not any("nowhere" in route for route in routes)
+
+
+@on_memory
+async def test_targets_are_as_prometheus_documents_them(admin: Admin):
+    here = {"a.b/c": "x", "a b c": "y", "__address__": "evil:1", "long": "x" * 5000, "名": "z"}
+    one = Instance("shop/orders", "10.0.0.1", 80, zone="east", version="2", metadata=here)
+    two = Instance("shop/orders", "::1", 81, ports={"metrics": 9100})
+    three = Instance("gateway", "10.0.0.3", 80)
+    async with (
+        admin.hub.register(one),
+        admin.hub.register(two),
+        admin.hub.register(three),
+    ):
+
+        async def all_there() -> bool:
+            return len((await admin.get("/prometheus/targets")).json()) == 3
+
+        await eventually(all_there)
+        answer = await admin.get("/prometheus/targets")
+        assert answer.headers["content-type"] == "application/json"
+        told = answer.json()
+        assert [each["targets"] for each in told] == [
+            ["10.0.0.3:80"],
+            ["10.0.0.1:80"],
+            ["[::1]:81"],
+        ]
+        for each in told:
+            assert set(each) == {"targets", "labels"}
+            assert all(LABEL.fullmatch(name) for name in each["labels"])
+            assert all(name.startswith("__meta_mooring_") for name in each["labels"])
+            assert all(isinstance(value, str) for value in each["labels"].values())
+        first = told[1]["labels"]
+        assert first["__meta_mooring_service"] == "shop/orders"
+        assert first["__meta_mooring_group"] == "shop"
+        assert first["__meta_mooring_zone"] == "east"
+        assert first["__meta_mooring_version"] == "2"
+        assert first["__meta_mooring_id"] == "10.0.0.1:80"
+        assert first["__meta_mooring_metadata___address__"] == "evil:1"
+        assert first["__meta_mooring_metadata_a_b_c"] == "y"  # the first in the order of the keys
+        assert "__meta_mooring_metadata_long" not in first
+
+        async def targets(query: str, as_: str = "viewer") -> list[str]:
+            got = await admin.get(f"/prometheus/targets?{query}", as_=as_)
+            return [each["targets"][0] for each in got.json()]
+
+        assert await targets("group=shop") == ["10.0.0.1:80", "[::1]:81"]
+        assert await targets("group=default") == ["10.0.0.3:80"]
+        assert await targets("service=gateway") == ["10.0.0.3:80"]
+        assert await targets("port=metrics") == ["[::1]:9100"]
+        assert await targets("service=gateway&port=9090") == ["10.0.0.3:9090"]
+        assert await targets("", admin.token("viewer", groups=["default"])) == ["10.0.0.3:80"]
+        assert (await admin.get("/prometheus/targets?port=0")).status_code == 400
+        assert (await admin.get("/prometheus/targets", as_="service")).status_code == 403
+
+
+def test_every_text_becomes_a_label():
+    assert label_name("a-b.c/d e名") == "a_b_c_d_e_"
+    told = labels(Instance("x", "h", 1, metadata={"k": "v"}))
+    assert told["__meta_mooring_metadata_k"] == "v"
