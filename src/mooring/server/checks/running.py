@@ -12,8 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from mooring.durations import show
 from mooring.model import Instance
@@ -102,18 +101,13 @@ class Checks:
             self._checkers.protocols()
         )
 
-    async def __aenter__(self) -> Checks:
+    async def __aenter__(self) -> Self:
         self._stack.callback(self._fleet.subscribe(self._changed))
         self._changed(())
         self._tasks.start(self._run(), name="checks")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stack.close()
         await self._tasks.aclose()
 
@@ -217,15 +211,13 @@ class Checks:
         outcome = Outcome(False, 0.0, "its name leads nowhere")
         try:
             found = await self._targets(instance)
-            end = asyncio.get_running_loop().time() + timeout
+            left, end = timeout, asyncio.get_running_loop().time() + timeout
             for target in found:
-                left = end - asyncio.get_running_loop().time()
-                if left <= 0:
-                    break
                 # It keeps to the time itself, and says more; this is for one that does not.
                 async with asyncio.timeout(left + 1):
                     outcome = await checker.check(target, timeout=left)
-                if outcome.ok:
+                left = end - asyncio.get_running_loop().time()
+                if outcome.ok or left <= 0:
                     break
         except NotProbed as why:
             return Outcome(False, 0.0, str(why))
