@@ -25,6 +25,7 @@ const RANK = { viewer: 1, operator: 2, admin: 3 };
 // Delays and lags grow without any change: they are read again so often, in milliseconds.
 const LOOK = 5000;
 const SOONEST = 400;
+const HIDDEN = 30000;
 
 class App {
   who = null;
@@ -46,7 +47,7 @@ class App {
     this.drawFrame();
     listen();
     window.addEventListener("hashchange", () => this.#go());
-    document.addEventListener("visibilitychange", () => document.hidden || this.soon());
+    document.addEventListener("visibilitychange", () => this.#seen());
     setInterval(() => this.#tick(), 1000);
     this.#stream = new Live(
       (kind, data) => this.#changed(kind, data),
@@ -68,6 +69,19 @@ class App {
     this.drawFrame();
     this.#draw();
   }
+
+  /** A tab that nobody sees lets go of the stream after a while: a browser has few connections. */
+  #seen() {
+    clearTimeout(this.#leaving);
+    if (document.hidden) {
+      this.#leaving = setTimeout(() => this.#stream.close(), HIDDEN);
+    } else if (this.who) {
+      this.#stream.open();
+      this.soon();
+    }
+  }
+
+  #leaving = 0;
 
   #tick() {
     tick();

@@ -82,6 +82,8 @@ function search() {
     onkeydown: go,
     oninput: go,
   });
+  const asked = /^#\/search\/(.+)$/.exec(location.hash);
+  if (asked) input.defaultValue = decodeURIComponent(asked[1]);
   return h("div", { class: "search", role: "search" }, input, h("kbd", { class: "keyboard-only", "aria-hidden": "true" }, "/"));
 }
 

@@ -17,6 +17,11 @@ export const tenants = () => "/admin/tenants";
 export const tenant = (id) => `${tenants()}/${e(id)}`;
 export const tenantDiff = (id) => `${tenant(id)}/diff`;
 export const tenantHistory = (id) => `${tenant(id)}/history`;
+export const tenantVersion = (id, version) => `${tenantHistory(id)}/${e(version)}`;
+export const publish = (id, base, reason) => {
+  const told = new URLSearchParams({ ...(base && { base }), ...(reason.trim() && { reason: reason.trim() }) });
+  return told.size ? `${tenant(id)}?${told}` : tenant(id);
+};
 export const tenantRollback = (id) => `${tenant(id)}/rollback`;
 
 export const locks = () => "/admin/locks";

@@ -1,7 +1,7 @@
 // What the console says, in the language that was chosen.
 
 import en from "./words/en.js";
-import zh from "./words/zh.js";
+import zh, { SENTENCES } from "./words/zh.js";
 
 const ALL = { en, zh };
 export const LANGUAGES = { en: "English", zh: "中文" };
@@ -51,4 +51,18 @@ export function n(value, digits = 2) {
 export function percent(rate) {
   if (rate === null || rate === undefined) return "–";
   return new Intl.NumberFormat(language, { style: "percent", maximumFractionDigits: 1 }).format(rate);
+}
+
+/** What the server says in English words of its own, in the language that was chosen; as it is
+ * where nobody translated it. */
+export function said(text) {
+  if (language !== "zh") return text;
+  return text.split("; ").map(translated).join("；");
+}
+
+function translated(sentence) {
+  for (const [pattern, words] of SENTENCES) {
+    if (pattern.test(sentence)) return sentence.replace(pattern, words);
+  }
+  return sentence;
 }

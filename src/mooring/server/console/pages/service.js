@@ -4,22 +4,29 @@ import { find, get } from "../api.js";
 import { chartless } from "../metrics.js";
 import { h } from "../dom.js";
 import { brief, plain, told } from "../hostile.js";
-import { bar, mark, shape, state, stateOf } from "../marks.js";
+import { mark, state, stateOf } from "../marks.js";
 import { crumbs, instanceLink, serviceName } from "../names.js";
 import { brakeAction } from "../operating.js";
 import * as paths from "../paths.js";
-import { picture } from "../picture.js";
+import { load, picture } from "../picture.js";
 import { problemList } from "../problems.js";
 import { Table } from "../tables.js";
 import { timeline } from "../timeline.js";
 import { lasting, when } from "../times.js";
-import { n, percent, t } from "../words.js";
+import { n, percent, said, t } from "../words.js";
+
+// So many are explained at once; and with more instances than that, all are read less often.
+const MOST = 500;
 
 export function page(app, [name]) {
   let service = null;
   let events = [];
   let filter = "";
   let explained = null;
+  const explain = async () => {
+    explained = explained ? null : await find(paths.explain(name));
+    app.redraw();
+  };
   const reasons = () => new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reason]));
   const table = new Table({
     label: () => t("service.instances"),
@@ -37,15 +44,25 @@ export function page(app, [name]) {
     service: name,
     title: () => plain(name),
     stays: ([other]) => other === name,
-    wants: (kind, data) =>
-      kind === "problems" ||
-      (kind === "instances" && data.service === name) ||
-      (kind === "services" && (data.removed.includes(name) || data.changed.some((each) => each.serviceName === name))),
+    get look() {
+      return (service?.instances.length ?? 0) > MOST ? 30000 : 5000;
+    },
+    takes(kind, data) {
+      if (!service) return false;
+      if (kind === "services") {
+        const summary = data.changed.find((each) => each.serviceName === name);
+        if (summary) service = { ...service, ...summary };
+      }
+      if (kind === "instances" && data.service === name) service = { ...service, instances: updated(service.instances, data) };
+      return kind === "problems" || kind === "services" || kind === "instances";
+    },
     async load(signal) {
       [service, events] = await Promise.all([
         get(paths.service(name), { signal }),
         find(paths.serviceTimeline(name), { signal }),
+        picture.loaded ? null : load(signal),
       ]);
+      if (explained) explained = await find(paths.explain(name), { signal });
     },
     draw() {
       this.drawn = true;
@@ -60,10 +77,7 @@ export function page(app, [name]) {
             "div",
             { class: "actions" },
             problems.some(({ kind }) => kind === "brake") && brakeAction(app, name),
-            h("button", { type: "button", id: "explain", onclick: async () => {
-              explained = explained ? null : await find(paths.explain(name));
-              app.redraw();
-            }, "aria-expanded": explained ? "true" : "false" }, t("explain.do")),
+            h("button", { type: "button", id: "explain", "aria-expanded": explained ? "true" : "false", onclick: explain }, t("explain.do")),
           ),
         ),
         problems.length > 0 && problemList(problems),
@@ -94,6 +108,14 @@ export function page(app, [name]) {
   };
 }
 
+/** Instances in the order of their ids, with what the stream says of some. */
+function updated(instances, { changed, removed }) {
+  const all = new Map(instances.map((each) => [each.instanceId, each]));
+  for (const each of changed) all.set(each.instanceId, each);
+  for (const id of removed) all.delete(id);
+  return [...all.values()].sort((a, b) => (a.instanceId < b.instanceId ? -1 : 1));
+}
+
 function matches(instance, wanted) {
   const text = [instance.instanceId, instance.host, instance.zone, instance.version, t(`state.${stateOf(instance)}`)];
   return text.some((each) => String(each).toLowerCase().includes(wanted));
@@ -120,7 +142,7 @@ function columns(service, reasons) {
       order: ({ instanceId }) => instanceId,
       cell: (row) => [
         instanceLink(service, row.instanceId, { "data-item": true }),
-        reasons().has(row.instanceId) && h("span", { class: "why" }, told(reasons().get(row.instanceId))),
+        reasons().has(row.instanceId) && h("span", { class: "why" }, told(said(reasons().get(row.instanceId)))),
       ],
     },
     { name: "state", title: () => t("column.state"), order: stateOf, cell: (row) => state(row) },
@@ -148,6 +170,28 @@ function columns(service, reasons) {
   ];
 }
 
-function explanation(told_, service) {
-  return null;
+function explanation(explained, service) {
+  const called = explained.filter((each) => each.called).length;
+  return h(
+    "section",
+    { "data-key": "explained" },
+    h("h2", {}, t("explain.title"), h("span", { class: "count" }, t("explain.count", { n: called, all: explained.length }))),
+    h(
+      "div",
+      { class: "framed" },
+      h(
+        "dl",
+        { class: "pairs" },
+        explained.slice(0, MOST).map((each) => [
+          h("dt", {}, instanceLink(service, each.instanceId)),
+          h(
+            "dd",
+            {},
+            each.called ? mark("good", t("explain.chosen")) : mark("off", t("explain.out")),
+            each.reasons.length > 0 && h("span", { class: "why" }, told(said(each.reasons.join("; ")), { most: 300 })),
+          ),
+        ]),
+      ),
+    ),
+  );
 }

@@ -33,7 +33,7 @@ export function page(app) {
       },
       { name: "expires", title: () => t("column.expires"), order: ({ expires }) => expires, cell: ({ expires }) => (expires ? when(expires) : t("tokens.never")) },
       { name: "used", title: () => t("column.used"), order: ({ lastUsed }) => lastUsed, cell: ({ lastUsed }) => (lastUsed ? when(lastUsed) : t("tokens.unused")) },
-      { name: "revoke", title: () => "", cell: (row) => row.state === "valid" && h("button", { type: "button", class: "danger", onclick: () => revoke(app, row) }, t("tokens.revoke.do")) },
+      { name: "revoke", title: () => "", cell: (row) => row.state === "valid" && h("button", { type: "button", class: "danger small", onclick: () => revoke(app, row) }, t("tokens.revoke.do")) },
     ],
   });
   return {

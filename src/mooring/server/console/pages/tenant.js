@@ -1,0 +1,238 @@
+// One tenant: its document, changed only after what changes was shown; its history, and back again.
+
+import { find, get, send } from "../api.js";
+import { ask, note, show } from "../dialogs.js";
+import { changes } from "../diff.js";
+import { h } from "../dom.js";
+import { brief, plain, told } from "../hostile.js";
+import { crumbs } from "../names.js";
+import * as paths from "../paths.js";
+import { everything } from "../picture.js";
+import { Table } from "../tables.js";
+import { when } from "../times.js";
+import { t } from "../words.js";
+
+const EMPTY = { meta: { name: "", code: "", status: "active" } };
+
+export function page(app, [id, verb]) {
+  const names = { id: plain(id, 30) };
+  let tenant = null;
+  let history = [];
+  // While somebody writes, what they began with stays, whatever happens to the tenant meanwhile.
+  let editing = verb === "new" ? { base: "", text: pretty(EMPTY), failure: "" } : null;
+
+  const edit = () => {
+    editing = { base: tenant?.revision ?? "", text: pretty(tenant?.document ?? EMPTY), failure: "" };
+    app.redraw();
+    document.getElementById("document")?.focus();
+  };
+  const stop = () => {
+    editing = null;
+    app.redraw();
+  };
+  const compare = async () => {
+    try {
+      const wanted = read(editing.text);
+      const { changes: found } = await send("POST", paths.tenantDiff(id), wanted);
+      editing.failure = "";
+      app.redraw();
+      if (!found.length) return note(t("tenant.same"));
+      await publish(wanted, found);
+    } catch (error) {
+      editing.failure = error.message || t("error.unreachable");
+      app.redraw();
+    }
+  };
+  const publish = async (wanted, found) => {
+    const done = await ask({
+      title: t("tenant.publish.title", names),
+      content: changes(found),
+      wide: true,
+      fields: [{ name: "reason", label: t("tenant.note") }],
+      yes: t("tenant.publish.yes"),
+      act: ({ reason }) => send("PUT", paths.publish(id, editing.base, reason), wanted),
+    });
+    if (!done) return;
+    editing = null;
+    note(t("tenant.publish.done", names));
+    app.soon();
+  };
+  const rollback = async (version) => {
+    let would;
+    try {
+      would = await send("POST", paths.tenantRollback(id), { version, dry: true });
+    } catch (error) {
+      return note(error.message || t("error.unreachable"), "bad");
+    }
+    const done = await ask({
+      title: t("tenant.rollback.title", { ...names, number: String(version) }),
+      text: t("tenant.rollback.text"),
+      content: changes(would.changes),
+      wide: true,
+      fields: [{ name: "note", label: t("tenant.note") }],
+      yes: t("tenant.rollback.yes"),
+      act: ({ note: words }) => send("POST", paths.tenantRollback(id), { version, note: words }),
+    });
+    if (!done) return;
+    note(t("tenant.rollback.done", names));
+    app.soon();
+  };
+  const remove = async () => {
+    const done = await ask({
+      title: t("tenant.delete.title", names),
+      text: t("tenant.delete.text"),
+      danger: true,
+      fields: [{ name: "reason", label: t("tenant.note") }],
+      yes: t("tenant.delete.yes"),
+      act: ({ reason }) => send("DELETE", paths.because(paths.tenant(id), reason)),
+    });
+    if (!done) return;
+    note(t("tenant.delete.done", names));
+    app.soon();
+  };
+  const table = historyTable(app, id, () => history.at(-1)?.version, rollback);
+
+  return {
+    title: () => tenant?.document.meta?.name || t("tenant.title", names),
+    stays: ([other, again]) => other === id && again === verb,
+    async load(signal) {
+      [tenant, history] = await Promise.all([
+        find(paths.tenant(id), { signal }),
+        everything(paths.tenantHistory(id), signal).catch((error) => {
+          if (error.status === 404) return [];
+          throw error;
+        }),
+      ]);
+      if (!tenant && !history.length && !editing) await get(paths.tenant(id), { signal });
+    },
+    draw() {
+      this.drawn = true;
+      const name = tenant?.document.meta?.name;
+      return [
+        crumbs(h("a", { href: "#/tenants" }, t("tenants.title"))),
+        h(
+          "div",
+          { class: "head spaced" },
+          h("div", {}, h("h1", {}, name ? brief(name, 120) : t("tenant.title", names)), h("p", { class: "lead" }, t("tenant.title", names))),
+          app.may("operator") &&
+            !editing &&
+            h(
+              "div",
+              { class: "actions" },
+              tenant && h("button", { type: "button", id: "edit", onclick: edit }, t("tenant.edit")),
+              tenant && h("button", { type: "button", class: "danger", onclick: remove }, t("tenant.delete.do")),
+            ),
+        ),
+        tenant?.problems.map((each) => h("p", { class: "failure" }, told(each))),
+        editing ? editor(editing, compare, stop) : tenant && shown(tenant.document),
+        history.length > 0 && [h("h2", {}, t("tenant.history")), table.draw(history.toReversed())],
+      ];
+    },
+  };
+}
+
+const pretty = (document) => JSON.stringify(document, null, 2);
+
+/** Text as JSON. What is wrong with it is said with the line. */
+function read(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    const at = /position (\d+)/.exec(error.message);
+    const line = at ? text.slice(0, Number(at[1])).split("\n").length : 0;
+    throw new Error(line ? t("tenant.broken", { line, why: error.message }) : error.message);
+  }
+}
+
+function editor(editing, compare, stop) {
+  const area = h("textarea", {
+    id: "document",
+    class: "document",
+    spellcheck: "false",
+    autocapitalize: "off",
+    "aria-label": t("tenant.document"),
+    "aria-describedby": "editing",
+    "data-kept": true,
+    oninput: (event) => {
+      editing.text = event.target.value;
+    },
+  });
+  area.value = editing.text;
+  return h(
+    "section",
+    { "data-key": "editor" },
+    h("p", { class: "muted", id: "editing" }, t("tenant.editing")),
+    area,
+    h("p", { class: "failure", role: "alert" }, editing.failure),
+    h(
+      "div",
+      { class: "actions" },
+      h("button", { type: "button", id: "compare", class: "first", onclick: compare }, t("tenant.compare")),
+      h("button", { type: "button", onclick: stop }, t("tenant.stop")),
+    ),
+  );
+}
+
+/** Section by section: names with values, as far down as there are some. */
+function shown(document) {
+  const sections = Object.entries(document).filter(([name]) => name !== "id");
+  return h(
+    "div",
+    { class: "columns", "data-key": "document" },
+    sections.map(([name, value]) =>
+      h("section", {}, h("h2", {}, brief(name)), h("div", { class: "framed" }, tree(value))),
+    ),
+  );
+}
+
+function tree(value) {
+  if (Array.isArray(value) && value.length && value.every((each) => typeof each !== "object")) {
+    return h("ul", { class: "plain" }, value.map((each) => h("li", {}, told(each, { links: true }))));
+  }
+  if (value !== null && typeof value === "object" && Object.keys(value).length) {
+    return h(
+      "dl",
+      { class: "pairs" },
+      Object.entries(value).map(([name, inner]) => [h("dt", {}, Array.isArray(value) ? `${Number(name) + 1}.` : told(name)), h("dd", {}, tree(inner))]),
+    );
+  }
+  return typeof value === "string" ? told(value, { links: true }) : h("span", { class: "muted" }, JSON.stringify(value));
+}
+
+function historyTable(app, id, newest, rollback) {
+  const look = async (version) => {
+    const { changes: found } = await get(paths.tenantVersion(id, version));
+    show(`${t("tenant.history")} ${version}`, changes(found));
+  };
+  return new Table({
+    label: () => t("tenant.history"),
+    key: ({ version }) => String(version),
+    redraw: () => app.redraw(),
+    empty: () => t("tenant.history.none"),
+    columns: [
+      {
+        name: "version",
+        title: () => t("column.version"),
+        main: true,
+        cell: ({ version, action }) => h("span", {}, `${version} `, h("span", { class: "group" }, brief(action, 20))),
+      },
+      { name: "at", title: () => t("column.time"), cell: ({ at }) => when(at) },
+      { name: "by", title: () => t("column.who"), cell: ({ by }) => brief(by, 40) },
+      { name: "paths", title: () => t("column.what"), cell: ({ paths: changed }) => told(changed.join(", "), { most: 100 }) },
+      { name: "note", title: () => t("column.notes"), cell: ({ note: words }) => (words ? told(words, { most: 100 }) : "–") },
+      {
+        name: "act",
+        title: () => "",
+        cell: ({ version }) =>
+          h(
+            "span",
+            { class: "actions" },
+            h("button", { type: "button", class: "small", "data-item": true, onclick: () => look(version) }, t("tenant.look")),
+            app.may("operator") &&
+              version !== newest() &&
+              h("button", { type: "button", class: "small", onclick: () => rollback(version) }, t("tenant.rollback.do")),
+          ),
+      },
+    ],
+  });
+}
