@@ -8,6 +8,7 @@ instance, however many services there are.
 from __future__ import annotations
 
 import logging
+import secrets
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from mooring.mirror import Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
 from mooring.server.fleet.history import History, Sample
+from mooring.server.fleet.rendering import Rendering, Stamp
 from mooring.server.fleet.sampling import Sampling
 from mooring.server.fleet.summary import UNOBSERVED, Observed
 from mooring.server.fleet.timeline import Event, Kind, Timeline, told
@@ -56,6 +58,11 @@ class Known:
     def instances(self) -> Mapping[str, Instance]:
         return MappingProxyType(self._instances)
 
+    @property
+    def stamp(self) -> Stamp:
+        """Another one whenever something else is shown of it."""
+        return self.version, self.sampled
+
 
 class Fleet:
     """Everything registered, live. Use it as an async context manager: entering waits for nothing,
@@ -66,7 +73,10 @@ class Fleet:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.version = 0
+        self.version = self.sampled = 0
+        self.epoch = secrets.token_hex(4)
+        """Tells the versions of this picture from those of another."""
+        self.rendering = Rendering(self.observed)
         self._mirror = Mirror(registry.follow_all(), wait=False)
         self._mirror.subscribe(self._changed)
         self._known: dict[str, Known] = {}
@@ -214,6 +224,7 @@ class Fleet:
 
     def _leave(self, service: str, id: str) -> None:
         self._history.leave((service, id))
+        self.rendering.leave(service, id)
         if (seen := self._observed.get(service)) is not None:
             seen.pop(id, None)
             if not seen:
@@ -228,6 +239,10 @@ class Fleet:
     def _note(self, service: str, id: str, kind: Kind, text: str) -> None:
         self._timeline.add(Event(now(), service, id, kind, text))
 
+    def _found_out(self, known: Known) -> None:
+        known.sampled += 1
+        self.sampled += 1
+
     def _observe(self, service: str, id: str, observed: Observed) -> None:
         self._observed.setdefault(service, {})[id] = observed
 
@@ -241,7 +256,7 @@ class Fleet:
             return
         self._observe(service, id, replace(before, response_time=ms, check_failure=failure))
         if bool(before.check_failure) == bool(failure):
-            known.sampled += 1
+            self._found_out(known)
             return
         self._note(service, id, "check", f"check failing: {failure}" if failure else "check passes")
         known.version += 1
@@ -264,7 +279,7 @@ class Fleet:
                 turned.append((service, id))
                 text = f"heartbeat late: silent for {seconds:.0f} s" if late else "heard again"
                 self._note(service, id, "late", text)
-        known.sampled += 1
+        self._found_out(known)
         if turned:
             known.version += 1
             self._tell(turned)
@@ -315,6 +330,7 @@ class Fleet:
         del self._names[bisect_left(self._names, name)]
         self._observed.pop(name, None)
         self._timeline.forget(name)
+        self.rendering.forget(name)
 
     def look_whether_stale(self) -> None:
         """Tell of it once, when it begins and when it ends."""

@@ -202,7 +202,7 @@ def aggregate(values: Iterable[float]) -> Aggregate:
     try:
         average = math.fsum(ordered) / count
     except OverflowError:
-        average = math.fsum(value / count for value in ordered)
+        average = sum(value / count for value in ordered)
     return Aggregate(
         avg=min(max(average, least), most),
         min=least,

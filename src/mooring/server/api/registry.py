@@ -1,0 +1,367 @@
+"""`/admin/registry`: what is registered and how it is, from the live picture.
+
+Where the store is away the picture stays, and the header `X-Mooring-Stale` says that it may be old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from mooring.discovery.resilience import Resilience
+from mooring.discovery.rotation import Wanted, explain
+from mooring.errors import InvalidName
+from mooring.model import Instance, State, now
+from mooring.names import split_service
+from mooring.server.access.principals import DISCOVERING, READING, need
+from mooring.server.api.known import not_found
+from mooring.server.api.overview import EventShown
+from mooring.server.fleet.live import Fleet, Known
+from mooring.server.fleet.rendering import Page as Written
+from mooring.server.fleet.rendering import array
+from mooring.server.fleet.summary import (
+    UNOBSERVED,
+    Health,
+    InstanceDetail,
+    InstanceMetrics,
+    ServiceDetail,
+    ServiceSummary,
+    Tally,
+    health,
+    healthy,
+    instance_metrics,
+)
+from mooring.server.fleet.timeline import Event
+from mooring.server.http.answers import Answer, shown
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.paging import Page, cut
+
+LOOKING = need("viewer", "group")
+
+SERVICES = "/admin/registry/services"
+SERVICE = f"{SERVICES}/{{service}}"
+INSTANCES = f"{SERVICE}/instances"
+INSTANCE = f"{INSTANCES}/{{id}}"
+
+STALE = "X-Mooring-Stale"
+
+Text = Annotated[str, msgspec.Meta(max_length=500)]
+
+
+class ServicesQuery(Page, frozen=True, kw_only=True):
+    name: Text = ""
+    """A part of the name, in whatever case."""
+    group: Text = ""
+    healthy: bool | None = None
+    """True: all its instances are healthy, and there are some; false: not so."""
+
+
+class InstancesQuery(Page, frozen=True, kw_only=True):
+    name: Text = ""
+    """A part of the id, in whatever case."""
+    healthy: bool | None = None
+    enabled: bool | None = None
+    state: State | None = None
+    zone: Text | None = None
+    version: Text = ""
+
+
+class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How a caller would ask."""
+
+    version: Text = ""
+    zone: Text = ""
+
+
+class Explained(msgspec.Struct, frozen=True, rename="camel"):
+    instance_id: str
+    called: bool
+    reasons: tuple[str, ...]
+
+
+class SampleShown(msgspec.Struct, frozen=True):
+    time: str
+    metrics: dict[str, float]
+    """Numbers by path: `memory.usagePercent`."""
+
+
+def fleet_of(call: Call) -> Fleet:
+    """The picture. Raises `Refused` (503) while there is none: an empty list would be a lie."""
+    fleet = call.parts.fleet
+    if not fleet.loaded:
+        raise Refused(
+            503,
+            "unavailable",
+            f"the registry has not been read yet: {fleet.error}",
+            headers={"Retry-After": "1"},
+        )
+    return fleet
+
+
+def known_of(call: Call) -> Known:
+    """The service that the path names. Raises `Refused` (404) where it is not known."""
+    fleet = fleet_of(call)
+    try:
+        name = fleet.registry.canonical(call.service)
+    except InvalidName:
+        name = call.service
+    known = fleet.service(name)
+    if known is None or not call.principal.sees_service(name):
+        raise not_found(f"there is no service {name!r}", name, _seen(call, fleet))
+    return known
+
+
+def instance_of(call: Call) -> tuple[Known, Instance]:
+    """The instance that the path names. Raises `Refused` (404) where it is not there."""
+    known, id = known_of(call), call.path["id"]
+    instance = known.instances.get(id)
+    if instance is None:
+        raise not_found(f"{known.name} has no instance {id!r}", id, known.instances)
+    return known, instance
+
+
+def _seen(call: Call, fleet: Fleet) -> list[str]:
+    """The services that the caller may see, in order."""
+    sees = call.principal
+    return fleet.names() if sees.groups is None else [*filter(sees.sees_service, fleet.names())]
+
+
+def _answer(call: Call, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Answer:
+    """With what tells it from a later one: its state, whether that may be old, and who asks."""
+    scope = call.principal.groups
+    told = [fleet.epoch, str(stamp), "" if scope is None else str(sorted(scope))]
+    if fleet.stale:
+        headers[STALE] = "true"
+        told.append("stale")
+    return Answer(value, headers=headers, etag=_tag(told))
+
+
+def _tag(told: Iterable[str]) -> str:
+    digest = hash("\0".join(told)) & 0xFFFFFFFFFFFFFFFF
+    return f"{digest:016x}"
+
+
+def _everything(fleet: Fleet) -> tuple[int, int]:
+    return fleet.version, fleet.sampled
+
+
+async def whole_health(call: Call) -> Answer:
+    fleet = fleet_of(call)
+    told = Tally()
+    for name in _seen(call, fleet):
+        if (known := fleet.service(name)) is not None:
+            told += fleet.rendering.tally(known)
+    return _answer(call, fleet, _everything(fleet), health(told, now()))
+
+
+async def service_health(call: Call) -> Answer:
+    fleet, known = fleet_of(call), known_of(call)
+    return _answer(call, fleet, known.stamp, health(fleet.rendering.tally(known), now()))
+
+
+async def services(call: Call) -> Answer:
+    fleet, query = fleet_of(call), call.query
+
+    def write() -> Written:
+        wanted = [known for known in map(fleet.service, _seen(call, fleet)) if known is not None]
+        found = [known for known in wanted if _is_wanted(fleet, known, query)]
+        some, headers = cut(found, query, lambda known: known.name, path=call.here)
+        return Written(array(map(fleet.rendering.summary_text, some)), headers)
+
+    return _page(call, fleet, ("services",), _everything(fleet), write)
+
+
+def _is_wanted(fleet: Fleet, known: Known, query: ServicesQuery) -> bool:
+    if query.group and split_service(known.name)[0] != query.group:
+        return False
+    if query.name and query.name.casefold() not in known.name.casefold():
+        return False
+    if query.healthy is None:
+        return True
+    told = fleet.rendering.tally(known)
+    return (0 < told.healthy == told.instances) is query.healthy
+
+
+async def service(call: Call) -> Answer:
+    fleet, known = fleet_of(call), known_of(call)
+
+    def write() -> Written:
+        return Written(fleet.rendering.detail_text(known), {})
+
+    return _page(call, fleet, ("service", known.name), known.stamp, write)
+
+
+async def instances(call: Call) -> Answer:
+    fleet, known, query = fleet_of(call), known_of(call), call.query
+
+    def write() -> Written:
+        found = sorted(_matching(fleet, known, query))
+        some, headers = cut(found, query, str, path=call.here)
+        texts = (fleet.rendering.instance_text(known, id) for id in some)
+        return Written(array(texts), headers)
+
+    return _page(call, fleet, ("instances", known.name), known.stamp, write)
+
+
+def _page(
+    call: Call, fleet: Fleet, what: tuple[str, ...], stamp: Hashable, write: Callable[[], Written]
+) -> Answer:
+    asked = (*what, call.here, call.query, call.principal.groups)
+    page = fleet.rendering.page(asked, stamp, write)
+    return _answer(call, fleet, stamp, page.body, **page.headers)
+
+
+def _matching(fleet: Fleet, known: Known, query: InstancesQuery) -> list[str]:
+    observed, part = fleet.observed(known.name), query.name.casefold()
+    return [
+        id
+        for id, each in known.instances.items()
+        if (not part or part in id.casefold())
+        and query.healthy in (None, healthy(each, observed.get(id, UNOBSERVED)))
+        and query.enabled in (None, each.enabled)
+        and query.state in (None, each.status.state)
+        and query.zone in (None, each.zone)
+        and query.version in ("", each.version)
+    ]
+
+
+async def instance(call: Call) -> Answer:
+    fleet = fleet_of(call)
+    known, each = instance_of(call)
+    return _answer(call, fleet, known.stamp, fleet.rendering.instance_text(known, each.id))
+
+
+async def metrics(call: Call) -> Answer:
+    fleet = fleet_of(call)
+    known, each = instance_of(call)
+    observed = fleet.observed(known.name).get(each.id, UNOBSERVED)
+    return _answer(call, fleet, known.stamp, instance_metrics(each, observed))
+
+
+async def service_timeline(call: Call) -> Answer:
+    fleet, known = fleet_of(call), known_of(call)
+    return Answer(_shown(fleet.timeline(known.name)))
+
+
+async def instance_timeline(call: Call) -> Answer:
+    """Also of one that is gone, as long as anything is remembered."""
+    fleet, known = fleet_of(call), known_of(call)
+    events = fleet.timeline(known.name, call.path["id"])
+    if not events:
+        instance_of(call)
+    return Answer(_shown(events))
+
+
+def _shown(events: Iterable[Event]) -> list[EventShown]:
+    return [
+        EventShown(shown(each.time) or "", each.service, each.id, each.kind, each.text)
+        for each in events
+    ]
+
+
+async def history(call: Call) -> Answer:
+    """Also of one that is gone, as long as anything is remembered."""
+    fleet, known = fleet_of(call), known_of(call)
+    samples = fleet.history(known.name, call.path["id"])
+    if not samples:
+        instance_of(call)
+    return Answer([SampleShown(shown(each.time) or "", dict(each.metrics)) for each in samples])
+
+
+async def explanation(call: Call) -> Answer:
+    known, query = known_of(call), call.query
+    ordered = [known.instances[id] for id in sorted(known.instances)]
+    told = explain(ordered, Wanted(query.version, zone=query.zone), Resilience())
+    return Answer([Explained(each.instance.id, each.called, each.reasons) for each in told])
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/admin/registry/health",
+        READING,
+        whole_health,
+        "How everything is that the caller may see",
+        answers={200: Health},
+    ),
+    Endpoint(
+        "GET",
+        SERVICES,
+        READING,
+        services,
+        "The services, with what can be said of their instances",
+        query=ServicesQuery,
+        answers={200: list[ServiceSummary]},
+    ),
+    Endpoint(
+        "GET",
+        SERVICE,
+        LOOKING,
+        service,
+        "A service with its instances",
+        answers={200: ServiceDetail},
+    ),
+    Endpoint(
+        "GET",
+        f"{SERVICE}/health",
+        LOOKING,
+        service_health,
+        "How a service is",
+        answers={200: Health},
+    ),
+    Endpoint(
+        "GET",
+        INSTANCES,
+        DISCOVERING,
+        instances,
+        "The instances of a service",
+        query=InstancesQuery,
+        answers={200: list[InstanceDetail]},
+    ),
+    Endpoint("GET", INSTANCE, DISCOVERING, instance, "An instance", answers={200: InstanceDetail}),
+    Endpoint(
+        "GET",
+        f"{INSTANCE}/metrics",
+        LOOKING,
+        metrics,
+        "What an instance tells of itself, and when it did",
+        answers={200: InstanceMetrics},
+    ),
+    Endpoint(
+        "GET",
+        f"{SERVICE}/timeline",
+        LOOKING,
+        service_timeline,
+        "What happened to a service and its instances, the newest last",
+        answers={200: Sequence[EventShown]},
+    ),
+    Endpoint(
+        "GET",
+        f"{INSTANCE}/timeline",
+        LOOKING,
+        instance_timeline,
+        "What happened to an instance, the newest last",
+        answers={200: Sequence[EventShown]},
+    ),
+    Endpoint(
+        "GET",
+        f"{INSTANCE}/history",
+        LOOKING,
+        history,
+        "The metrics of an instance over a while, the newest last",
+        answers={200: Sequence[SampleShown]},
+    ),
+    Endpoint(
+        "GET",
+        f"{SERVICE}/explain",
+        LOOKING,
+        explanation,
+        "For each instance, why a caller would or would not call it",
+        query=ExplainQuery,
+        answers={200: Sequence[Explained]},
+    ),
+)

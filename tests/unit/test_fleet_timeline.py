@@ -1,0 +1,108 @@
+"""What happened, in words, and so much of it as fits."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mooring import Instance
+from mooring.model import Status, now
+from mooring.server.fleet import history as histories
+from mooring.server.fleet import timeline as timelines
+from mooring.server.fleet.history import History
+from mooring.server.fleet.timeline import Event, Timeline, told
+
+ONE = Instance("a", "h", 1, incarnation="x")
+
+
+def changed(**fields: object) -> Instance:
+    return msgspec.structs.replace(ONE, **fields)
+
+
+@pytest.mark.parametrize(
+    ("after", "kind", "text"),
+    [
+        (changed(incarnation="y"), "restarted", "its process started anew"),
+        (changed(version="2.0.0"), "version", "version 0.0.0 → 2.0.0"),
+        (changed(status=Status(state="draining")), "state", "up → draining"),
+        (changed(status=Status(healthy=False)), "health", "unhealthy by its own account"),
+        (changed(enabled=False), "enabled", "disabled: it is not called"),
+        (changed(weight=2.5), "weight", "weight 1 → 2.5"),
+        (changed(metadata={"k": "v"}), "metadata", "metadata changed: k"),
+        (changed(zone="z"), "metadata", "its zone or its ports changed"),
+    ],
+)
+def test_a_change_is_told_in_words_both_ways(after: Instance, kind: str, text: str):
+    assert list(told(ONE, after)) == [(kind, text)]
+    assert [each for each, _ in told(after, ONE)] == [kind]
+
+
+def test_coming_and_going_are_told():
+    assert [kind for kind, _ in told(None, ONE)] == ["added"]
+    assert [kind for kind, _ in told(None, changed(enabled=False))] == ["added", "enabled"]
+    assert [kind for kind, _ in told(ONE, None)] == ["removed"]
+
+
+def test_metrics_come_without_a_word():
+    assert list(told(ONE, changed(status=Status(metrics={"cpu": {"load": 1}})))) == []
+
+
+def event(service: str, id: str = "h:1") -> Event:
+    return Event(now(), service, id, "added", "came")
+
+
+def test_the_newest_events_of_a_service_are_kept():
+    timeline = Timeline()
+    for number in range(timelines.MOST_OF_ONE + 10):
+        timeline.add(event("a", f"h:{number}"))
+    kept = timeline.of("a")
+    assert len(kept) == timelines.MOST_OF_ONE
+    assert kept[-1].id == f"h:{timelines.MOST_OF_ONE + 9}"
+    assert timeline.of("a", kept[0].id) == [kept[0]]
+    assert timeline.of("b") == []
+
+
+def test_many_services_have_less_room_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(timelines, "MOST", 1000)
+    timeline = Timeline()
+    for _ in range(100):
+        for number in range(15):
+            timeline.add(event(f"s{number}"))
+    assert sum(len(timeline.of(f"s{number}")) for number in range(15)) <= 1000
+
+
+def measured(load: float) -> Instance:
+    return changed(status=Status(metrics={"cpu": {"load": load}, "name": "x"}))
+
+
+def test_samples_are_numbers_by_path_the_newest_last():
+    history = History()
+    for load in range(3):
+        history.add(("a", "h:1"), measured(load), now())
+    assert [sample.metrics for sample in history.of(("a", "h:1"))] == [
+        {"cpu.load": 0},
+        {"cpu.load": 1},
+        {"cpu.load": 2},
+    ]
+
+
+def test_samples_are_bounded_also_where_there_are_many_instances(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(histories, "MOST", 1000)
+    history = History()
+    for load in range(histories.MOST_OF_ONE + 50):
+        for number in range(20):
+            history.add(("a", f"h:{number}"), measured(load), now())
+    assert sum(len(history.of(("a", f"h:{number}"))) for number in range(20)) <= 1000
+
+
+def test_how_one_was_that_is_gone_is_kept_for_a_while_and_goes_on_when_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(histories, "_GONE", 2)
+    history = History()
+    for number in range(3):
+        history.add(("a", f"h:{number}"), measured(number), now())
+        history.leave(("a", f"h:{number}"))
+    assert history.of(("a", "h:0")) == []
+    history.add(("a", "h:2"), measured(7), now())
+    assert [sample.metrics["cpu.load"] for sample in history.of(("a", "h:2"))] == [2, 7]
