@@ -1,0 +1,202 @@
+"""Locks over HTTP: who holds them, who waits, and taking one from its holder."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from mooring.errors import LockLost
+from mooring.hub import connect
+from mooring.store.contract import Put, key
+from mooring.tasks import Tasks
+from tests.admin import Admin
+from tests.waiting import eventually
+
+
+@pytest.fixture(params=["memory", "etcd-3.5"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def path(name: str) -> str:
+    return f"/admin/locks/{quote(name, safe='')}"
+
+
+def told(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def error(answer: httpx.Response, status: int) -> dict[str, str]:
+    assert answer.status_code == status, answer.text
+    found: dict[str, str] = answer.json()["error"]
+    return found
+
+
+async def queued(admin: Admin, name: str, count: int) -> dict[str, Any]:
+    """The lock, once so many wait for it."""
+
+    async def waiting() -> bool:
+        answer = await admin.get(path(name))
+        return answer.status_code == 200 and len(answer.json()["waiting"]) == count
+
+    await eventually(waiting)
+    found: dict[str, Any] = told(await admin.get(path(name)))
+    return found
+
+
+async def test_a_lock_is_shown_with_its_queue(admin: Admin):
+    tasks = Tasks()
+
+    async def wait() -> None:
+        async with admin.hub.lock("jobs/nightly"):
+            pass
+
+    async with admin.hub.lock("jobs/nightly", ttl=20) as held, admin.hub.lock("jobs/nightly2"):
+        tasks.start(wait(), name="a waiter")
+        await queued(admin, "jobs/nightly", 1)
+        tasks.start(wait(), name="another waiter")
+        found = await queued(admin, "jobs/nightly", 2)
+        (holder,) = found["holders"]
+        assert (holder["token"], holder["kind"]) == (held.token, "lock")
+        assert ":" in holder["by"]
+        assert [each["token"] for each in found["waiting"]] == sorted(
+            each["token"] for each in found["waiting"]
+        )
+        life = found["leases"][holder["lease"]]
+        assert 0 < life["remaining"] <= life["ttl"] == 20
+        listed = told(await admin.get("/admin/locks?prefix=jobs/"))
+        assert [each["name"] for each in listed] == ["jobs/nightly", "jobs/nightly2"]
+        first = await admin.get("/admin/locks?prefix=jobs/&limit=1")
+        assert [each["name"] for each in first.json()] == ["jobs/nightly"]
+        assert first.headers["X-Total-Count"] == "2"
+        assert first.links["next"]["url"]
+        again = await admin.get(first.links["next"]["url"])
+        assert [each["name"] for each in again.json()] == ["jobs/nightly2"]
+        (hit,) = told(await admin.get("/admin/search?q=jobs/nightly2"))
+        assert (hit["kind"], hit["match"], hit["path"]) == (
+            "lock",
+            "exact",
+            path("jobs/nightly2"),
+        )
+    await tasks.aclose()
+
+
+async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin):
+    lost: asyncio.Future[LockLost] = asyncio.get_running_loop().create_future()
+    got, done = asyncio.Event(), asyncio.Event()
+    tasks = Tasks()
+
+    async def hold() -> None:
+        try:
+            async with admin.hub.lock("deploy"):
+                await asyncio.Event().wait()
+        except LockLost as error:
+            lost.set_result(error)
+
+    async def follow() -> None:
+        async with admin.hub.lock("deploy"):
+            got.set()
+            await done.wait()
+
+    tasks.start(hold(), name="the holder")
+    await eventually(lambda: _held(admin, "deploy"))
+    tasks.start(follow(), name="the next")
+    found = await queued(admin, "deploy", 1)
+    lease, token = found["holders"][0]["lease"], found["holders"][0]["token"]
+    waiter = found["waiting"][0]["lease"]
+
+    query = {"holder": lease, "reason": "stuck since noon"}
+    error(await admin.delete(path("deploy"), query=query, as_="viewer"), 403)
+    error(await admin.delete(path("deploy"), query={"holder": lease}), 400)
+    error(await admin.delete(path("deploy"), query={"holder": "x", "reason": "y"}), 400)
+    wrong = {**query, "holder": waiter}
+    assert error(await admin.delete(path("deploy"), query=wrong), 409)["code"] == "not_held"
+    stale = {**query, "token": str(token - 1)}
+    assert error(await admin.delete(path("deploy"), query=stale), 409)["code"] == "not_held"
+    assert not got.is_set()
+
+    released = told(await admin.delete(path("deploy"), query={**query, "token": str(token)}))
+    assert (released["lease"], released["token"]) == (lease, token)
+    (entry,) = admin.parts.audit.read(limit=1)
+    assert entry.notes["reason"] == "stuck since noon"
+    assert entry.notes["holder"] == lease
+    async with asyncio.timeout(20):
+        assert isinstance(await lost, LockLost)
+        await got.wait()
+    # Whoever asks again with an old picture takes nothing from the next.
+    assert error(await admin.delete(path("deploy"), query=query), 409)["code"] == "not_held"
+    done.set()
+    await eventually(lambda: _free(admin, "deploy"))
+    await tasks.aclose()
+
+
+async def _held(admin: Admin, name: str) -> bool:
+    return (await admin.get(path(name))).status_code == 200
+
+
+async def _free(admin: Admin, name: str) -> bool:
+    return (await admin.get(path(name))).status_code == 404
+
+
+async def test_what_hangs_on_the_same_lease_stays(admin: Admin):
+    async with admin.hub.session() as session:
+        name = b"etcdctls/%x" % session.lease
+        await admin.hub.store.commit(Put(name, b"", session.lease), Put(b"k", b"v", session.lease))
+        query = {"holder": f"{session.lease:x}", "reason": "by hand"}
+        told(await admin.delete(path("etcdctls"), query=query))
+        assert (await admin.hub.store.read(key(b"k"))).first is not None
+        assert (await admin.hub.store.read(key(name))).first is None
+
+
+async def test_an_unknown_lock_is_not_found_and_a_scoped_token_sees_none(admin: Admin):
+    assert error(await admin.get(path("nope")), 404)["code"] == "not_found"
+    query = {"holder": "a", "reason": "b"}
+    assert error(await admin.delete(path("nope"), query=query), 404)["code"] == "not_found"
+    for scope in ({"groups": ["Common"]}, {"tenants": [7]}):
+        token = admin.token("operator", **scope)  # type: ignore[arg-type]
+        error(await admin.get("/admin/locks", as_=token), 403)
+        error(await admin.delete(path("nope"), query=query, as_=token), 403)
+
+
+class TestWithRedisAlone:
+    @pytest.fixture
+    def backend(self) -> str:
+        return "redis-7.0"
+
+    async def test_it_is_said_that_there_is_no_store(self, admin: Admin):
+        query = {"holder": "a", "reason": "b"}
+        for answer in (
+            await admin.get("/admin/locks"),
+            await admin.get(path("a")),
+            await admin.delete(path("a"), query=query),
+            await admin.get("/admin/tenants"),
+            await admin.get("/admin/tenants/1"),
+            await admin.put("/admin/tenants/1", {"meta": {"code": "a", "name": "a"}}),
+            await admin.get("/admin/tenants/1/history"),
+        ):
+            found = error(answer, 409)
+            assert found["code"] == "no_store"
+            assert "--store" in found["message"]
+        assert told(await admin.get("/admin/search?q=anything")) == []
+
+
+class TestBesideRedis:
+    @pytest.fixture
+    def backend(self) -> str:
+        return "redis-7.0"
+
+    async def test_a_hub_of_two_has_locks(self, store_url: str, tmp_path: Path):
+        async with (
+            Admin("memory://beside-redis", registry=store_url, folder=tmp_path) as admin,
+            connect("memory://beside-redis") as hub,
+            hub.lock("mine"),
+        ):
+            (found,) = told(await admin.get("/admin/locks"))
+            assert found["name"] == "mine"

@@ -1,0 +1,235 @@
+"""What an operator does over HTTP: drain, weigh, configure, take out, and find things."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mooring import Instance
+from mooring.heartbeat import parse
+from mooring.hub import connect
+from mooring.model import JSON
+from mooring.registry.redis.registry import RedisRegistry
+from tests.admin import Admin
+from tests.waiting import eventually
+
+ECHO = "/admin/registry/services/Common%2Fecho"
+ONE = f"{ECHO}/instances/10.0.0.1:80"
+
+
+@pytest.fixture(params=["memory", "etcd-3.5", "redis-7.0"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def echo(admin: Admin) -> AsyncIterator[None]:
+    metadata = {"rack": "north-7"}
+    one = Instance("Common/echo", "10.0.0.1", 80, weight=2, metadata=metadata)
+    async with admin.hub.register(one), admin.hub.register(Instance("Common/echo", "10.0.0.2", 80)):
+        await eventually(lambda: _known(admin) == 2)
+        yield
+
+
+def _known(admin: Admin) -> int:
+    known = admin.fleet.service("Common/echo")
+    return 0 if known is None else len(known.instances)
+
+
+def told(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def error(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+def noted(admin: Admin) -> dict[str, JSON]:
+    """What the audit says of the last write."""
+    (entry,) = admin.parts.audit.read(limit=1)
+    return entry.notes
+
+
+async def found(admin: Admin) -> Instance:
+    listing = await admin.hub.registry.instances("Common/echo")
+    return next(each for each in listing.instances if each.id == "10.0.0.1:80")
+
+
+async def test_an_instance_is_drained_and_enabled(admin: Admin, echo: None):
+    answer = told(await admin.post(f"{ONE}/drain?reason=disk+full"))
+    assert (answer["enabled"], answer["config"]) == (False, {"enabled": False})
+    assert noted(admin) == {"before": {"enabled": None}, "reason": "disk full"}
+    assert not (await found(admin)).enabled
+    answer = told(await admin.post(f"{ONE}/enable"))
+    assert (answer["enabled"], answer["config"]) == (True, {})
+    assert noted(admin) == {"before": {"enabled": False}}
+    assert (await found(admin)).enabled
+
+
+async def test_an_instance_is_weighed(admin: Admin, echo: None):
+    answer = told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
+    assert (answer["weight"], answer["service"], answer["id"]) == (
+        2.5,
+        "Common/echo",
+        "10.0.0.1:80",
+    )
+    assert (await found(admin)).weight == 2.5
+    assert told(await admin.put(f"{ONE}/weight", {"weight": None}))["weight"] == 2
+    assert noted(admin) == {"before": {"weight": 2.5}}
+    for wrong in (-1, "2", 1e300):
+        error(await admin.put(f"{ONE}/weight", {"weight": wrong}), 400)
+
+
+async def test_an_instance_is_taken_out(admin: Admin):
+    async with admin.hub.register(Instance("Common/echo", "10.0.0.1", 80)) as registration:
+        await eventually(lambda: _known(admin) == 1)
+        answer = await admin.delete(f"{ONE}?reason=rogue")
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert noted(admin)["reason"] == "rogue"
+        before = noted(admin)["before"]
+        assert isinstance(before, dict)
+        assert before["incarnation"] == registration.instance.incarnation
+        await eventually(lambda: registration.state == "removed")
+        await eventually(lambda: _known(admin) == 0)
+        error(await admin.delete(ONE), 404)
+
+
+async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None):
+    message = error(await admin.post(f"{ECHO}/instances/10.0.0.1:81/drain"), 404)
+    assert message == ("Common/echo has no instance '10.0.0.1:81': did you mean '10.0.0.1:80'?")
+    missing = "/admin/registry/services/Common%2Fecko"
+    wanted = "there is no service 'Common/ecko': did you mean 'Common/echo'?"
+    assert error(await admin.post(f"{missing}/instances/a:1/enable"), 404) == wanted
+    assert error(await admin.delete(f"{missing}/instances/10.0.0.1:80"), 404) == wanted
+    assert error(await admin.get(f"{missing}/config"), 404) == wanted
+    assert error(await admin.get(f"{missing}/info"), 404) == wanted
+    change = {"set": {"a": 1}}
+    assert error(await admin.request("PATCH", f"{missing}/config", change), 404) == wanted
+    # Names that somebody may not see are not told.
+    token = admin.token("viewer", groups=["Other"])
+    elsewhere = "/admin/registry/services/Other%2Fecho/config"
+    assert error(await admin.get(elsewhere, as_=token), 404) == "there is no service 'Other/echo'"
+
+
+async def test_configuration_is_edited(admin: Admin, echo: None):
+    config = f"{ECHO}/config"
+    assert told(await admin.get(config)) == {}
+    change: dict[str, object] = {"set": {"zone": "z1", "limits": {"rps": 10}, "apiToken": "s3"}}
+    told(await admin.request("PATCH", config, change, as_="operator"))
+    change = {"set": {"limits": {"rps": 20}}, "unset": ["zone", "apiToken", "never"]}
+    after = told(await admin.request("PATCH", config, change, as_="operator"))
+    assert after == {"limits": {"rps": 20}} == told(await admin.get(config))
+    assert noted(admin)["before"] == {
+        "limits": {"rps": 10},
+        "zone": "z1",
+        "apiToken": "••••••",
+        "never": None,
+    }
+    own = told(await admin.request("PATCH", f"{ONE}/config", {"set": {"zone": "z2"}}))
+    assert own == {"zone": "z2"} == told(await admin.get(f"{ONE}/config"))
+    assert (await found(admin)).zone == "z2"
+    for wrong in ({}, {"set": {"weight": -1}}, {"set": {"a": 1}, "unset": ["a"]}, {"more": 1}):
+        error(await admin.request("PATCH", config, wrong), 400)
+    error(await admin.request("PATCH", config, {"unset": ["a"]}, as_="viewer"), 403)
+
+
+async def test_a_service_is_described(admin: Admin, echo: None):
+    info = f"{ECHO}/info"
+    assert told(await admin.get(info))["displayName"] == ""
+    change = {"displayName": "Echo", "description": "says it again"}
+    told(await admin.request("PATCH", info, change, as_="operator"))
+    assert told(await admin.request("PATCH", info, {"description": "回声"})) == {
+        "name": "Common/echo",
+        "displayName": "Echo",
+        "description": "回声",
+    }
+    assert noted(admin)["before"] == {"description": "says it again"}
+    error(await admin.request("PATCH", info, {}), 400)
+
+
+async def test_an_operator_stays_in_its_groups(admin: Admin, echo: None):
+    theirs, others = (
+        admin.token("operator", groups=["Common"]),
+        admin.token("operator", groups=["Other"]),
+    )
+    assert (await admin.post(f"{ONE}/drain", as_=theirs)).status_code == 200
+    for path in ("drain", "enable"):
+        error(await admin.post(f"{ONE}/{path}", as_=others), 403)
+        error(await admin.post(f"{ONE}/{path}", as_="viewer"), 403)
+    error(await admin.put(f"{ONE}/weight", {"weight": 1}, as_=others), 403)
+    error(await admin.delete(ONE, as_=others), 403)
+    error(await admin.get(f"{ECHO}/config", as_=others), 403)
+
+
+async def test_where_nothing_holds_there_are_no_brakes(admin: Admin, echo: None, backend: str):
+    assert told(await admin.get("/admin/registry/brakes")) == []
+    message = error(await admin.delete("/admin/registry/brakes/Common%2Fecho"), 404)
+    nothing = "no brake holds for Common/echo" if "redis" in backend else "there are no brakes"
+    assert message.startswith(nothing)
+
+
+async def test_anything_is_found_by_name(admin: Admin, echo: None):
+    async def search(q: str, as_: str = "viewer") -> list[tuple[str, str, str]]:
+        answer = told(await admin.get("/admin/search", query={"q": q}, as_=as_))
+        return [(each["kind"], each["name"], each["match"]) for each in answer]
+
+    assert await search("ECHO") == [("service", "Common/echo", "exact")]
+    assert ("service", "Common/echo", "prefix") in await search("common/e")
+    assert await search("10.0.0.1") == [("instance", "10.0.0.1:80", "exact")]
+    assert await search("th-7") == [("instance", "10.0.0.1:80", "substring")]
+    assert await search("nothing like it") == []
+    assert await search("echo", admin.token("viewer", groups=["Other"])) == []
+    (found,) = told(await admin.get("/admin/search?q=north-7"))
+    assert (found["field"], found["service"]) == ("metadata.rack", "Common/echo")
+    assert found["path"] == f"{ECHO}/instances/10.0.0.1%3A80"
+    assert (await admin.get(found["path"])).status_code in (200, 405)
+    error(await admin.get("/admin/search"), 400)
+    error(await admin.get("/admin/search?q="), 400)
+    error(await admin.get("/admin/search?q=a&limit=1000"), 400)
+
+
+class TestBrakes:
+    @pytest.fixture
+    def backend(self) -> str:
+        return "redis-7.0"
+
+    async def test_a_brake_is_listed_and_released(self, admin: Admin, store_url: str):
+        cleanup = {"global-timeout": "2s", "interval": "1s"}
+        quick = {"heartbeat-interval": "1s"}
+        settings = parse({"registry": {"cleanup": cleanup, "heartbeat": quick}})
+        async with connect(store_url, settings=settings) as hub:
+            registry = hub.registry
+            assert isinstance(registry, RedisRegistry)
+            for port in (1, 2, 3, 4):
+                await registry.enter(Instance("Common/echo", "10.0.0.1", port))
+            sweeper = registry.sweeper()
+
+            async def holds() -> bool:
+                return bool((await sweeper.sweep()).brakes)
+
+            await eventually(holds)
+            (brake,) = told(await admin.get("/admin/registry/brakes"))
+            assert (brake["service"], brake["total"]) == ("Common/echo", 4)
+            assert brake["silent"] >= 3
+            assert brake["since"] < brake["until"]
+            assert (
+                told(
+                    await admin.get(
+                        "/admin/registry/brakes", as_=admin.token("viewer", groups=["Other"])
+                    )
+                )
+                == []
+            )
+            path = "/admin/registry/brakes/Common%2Fecho"
+            error(await admin.delete(path, as_="viewer"), 403)
+            assert (await admin.delete(f"{path}?reason=they+are+gone")).status_code == 204
+            assert noted(admin)["reason"] == "they are gone"
+            assert told(await admin.get("/admin/registry/brakes")) == []
+            error(await admin.delete(path), 404)

@@ -1,0 +1,162 @@
+"""Registration over HTTP, by services that are not Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mooring import Instance
+from tests.admin import Admin
+from tests.waiting import eventually
+
+ECHO = "/registry/services/echo/instances"
+WHERE = {"host": "10.0.0.1", "port": 80}
+
+
+@pytest.fixture(params=["memory", "etcd-3.5", "redis-7.0"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+async def register(admin: Admin, **more: Any) -> dict[str, Any]:
+    answer = await admin.post(ECHO, {**WHERE, **more}, as_="service")
+    assert answer.status_code == 201, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+async def beat(admin: Admin, made: dict[str, Any], **said: Any) -> httpx.Response:
+    path = f"{ECHO}/{made['id']}/beat"
+    return await admin.put(path, {"incarnation": made["incarnation"], **said}, as_="service")
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+async def test_a_service_registers_beats_is_found_and_leaves(admin: Admin):
+    made = await register(admin, ttl="30s", version="1.2.0", metadata={"rack": "r1"})
+    assert (made["service"], made["id"]) == ("echo", "10.0.0.1:80")
+    assert 0 < made["beatEvery"] < made["ttl"]
+    assert made["notKept"] == []
+    assert (await beat(admin, made)).status_code == 200
+
+    async def listed() -> bool:
+        answer = await admin.get(ECHO, as_="service")
+        return [each["id"] for each in answer.json()] == ["10.0.0.1:80"]
+
+    await eventually(listed)
+    (found,) = (await admin.get(ECHO, as_="service")).json()
+    assert (found["host"], found["port"], found["version"]) == ("10.0.0.1", 80, "1.2.0")
+    assert found["metadata"] == {"rack": "r1"}
+    assert "incarnation" not in found
+    gone = f"{ECHO}/{made['id']}?incarnation={made['incarnation']}"
+    assert (await admin.delete(gone, as_="service")).status_code == 204
+    assert code(await admin.delete(gone, as_="service")) == (404, "not_registered")
+    assert code(await beat(admin, made)) == (404, "not_registered")
+
+
+async def test_the_next_beat_may_come_to_another_server(
+    admin: Admin, store_url: str, tmp_path: Path
+):
+    made = await register(admin)
+    async with Admin(store_url, folder=tmp_path / "other") as other:
+        answer = await beat(other, made, healthy=False, metrics={"queue": {"length": 3}})
+        assert answer.status_code == 200
+        (found,) = (await admin.hub.registry.instances("echo")).instances
+        assert not found.status.healthy
+        assert found.status.metrics == {"queue": {"length": 3}}
+        gone = f"{ECHO}/{made['id']}?incarnation={made['incarnation']}"
+        assert (await other.delete(gone, as_="service")).status_code == 204
+    assert code(await beat(admin, made)) == (404, "not_registered")
+
+
+async def test_the_newest_counts_and_an_older_one_is_told(admin: Admin):
+    first = await register(admin)
+    second = await register(admin)
+    assert code(await beat(admin, first)) == (409, "superseded")
+    again = await admin.post(ECHO, {**WHERE, "incarnation": first["incarnation"]}, as_="service")
+    assert code(again) == (409, "superseded")
+    gone = f"{ECHO}/{first['id']}?incarnation={first['incarnation']}"
+    assert (await admin.delete(gone, as_="service")).status_code == 404
+    assert (await beat(admin, second)).status_code == 200
+
+
+async def test_python_and_http_supersede_one_another(admin: Admin):
+    made = await register(admin)
+    async with admin.hub.register(Instance("echo", "10.0.0.1", 80)) as registration:
+        assert code(await beat(admin, made)) == (409, "superseded")
+        later = await register(admin)
+        await eventually(lambda: registration.state == "superseded")
+        assert (await beat(admin, later)).status_code == 200
+
+
+async def test_who_was_taken_out_stays_out_until_it_starts_anew(admin: Admin):
+    made = await register(admin)
+    path = f"/admin/registry/services/echo/instances/{made['id']}"
+    assert (await admin.delete(path)).status_code == 204
+    assert code(await beat(admin, made)) == (410, "removed")
+    again = {**WHERE, "incarnation": made["incarnation"]}
+    assert code(await admin.post(ECHO, again, as_="service")) == (410, "removed")
+    assert (await beat(admin, await register(admin))).status_code == 200
+
+
+async def test_a_beat_tells_the_operators_word(admin: Admin):
+    made = await register(admin)
+    path = f"/admin/registry/services/echo/instances/{made['id']}"
+
+    async def known() -> bool:
+        await admin.hub.registry.configure("echo", set={"level": "debug"})
+        answer = await admin.post(f"{path}/drain")
+        return answer.status_code == 200
+
+    await eventually(known)
+
+    async def heard() -> bool:
+        told = (await beat(admin, made)).json()
+        return bool(told == {"enabled": False, "weight": None, "config": {"level": "debug"}})
+
+    await eventually(heard)
+    assert (await admin.get(ECHO, as_="service")).json() == []
+
+
+async def test_a_service_stays_in_its_groups(admin: Admin):
+    token = admin.token("service", groups=["Common"])
+    theirs = "/registry/services/Common%2FAuth/instances"
+    assert (await admin.post(theirs, WHERE, as_=token)).status_code == 201
+    assert (await admin.get(theirs, as_=token)).status_code == 200
+    assert code(await admin.post(ECHO, WHERE, as_=token)) == (403, "forbidden")
+    assert code(await admin.get(ECHO, as_=token)) == (403, "forbidden")
+    assert code(await admin.post(ECHO, WHERE, as_="viewer")) == (403, "forbidden")
+    for path in ("/admin/tenants", "/admin/locks", "/admin/search?q=a", "/admin/registry/brakes"):
+        assert code(await admin.get(path, as_="service")) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "0.0.0.0"},
+        {"host": ""},
+        {"host": "a b"},
+        {"port": 0},
+        {"port": "80"},
+        {"weight": -1},
+        {"ttl": "soon"},
+        {"ttl": "2h"},
+        {"ttl": 0},
+        {"ttl": True},
+        {"metadata": {"a": 1}},
+        {"ports": {"http": 70000}},
+        {"unknown": 1},
+        {"id": "a b"},
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_registered_is_refused(admin: Admin, wrong: dict[str, Any]):
+    answer = await admin.post(ECHO, {**WHERE, **wrong}, as_="service")
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]

@@ -1,0 +1,263 @@
+"""Tenants over HTTP: published, shown with their secrets masked, compared, rolled back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from mooring.store.contract import Put
+from mooring.tenants.keys import Keys
+from mooring.tenants.secrets import MASK
+from tests.admin import Admin
+
+ACME: dict[str, Any] = {
+    "meta": {"code": "acme", "name": "Acme Ltd", "billingPlan": "pro"},
+    "domain": {"primary": "acme.example", "aliases": ["www.acme.example"]},
+    "database": {
+        "orders": {
+            "driver": "mysql",
+            "host": "db1",
+            "port": 3306,
+            "database": "orders",
+            "username": "u",
+            "password": "hunter2",
+            "extra": {"smtp": {"host": "mail", "password": "s3cret"}, "tier": "gold"},
+        }
+    },
+    "ftp": {"acme_ftp": {"passwordHash": "$2a$10$hash", "homeDirectory": "/acme"}},
+    "storage": {"uploadQuotaGb": 10},
+}
+SECRETS = ("hunter2", "s3cret", "$2a$10$hash")
+ONE = "/admin/tenants/7"
+
+
+@pytest.fixture(params=["memory", "etcd-3.5"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["sealed", "plain"])
+def sealed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "k" * 32 if request.param else "")
+    return bool(request.param)
+
+
+def told(answer: httpx.Response, status: int = 200) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def error(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+async def publish(admin: Admin, document: dict[str, Any], status: int = 200, **named: Any) -> Any:
+    return told(await admin.put(ONE, document, **named), status)
+
+
+async def stored(admin: Admin) -> dict[str, Any]:
+    return dict(await admin.hub.publisher().read(7))
+
+
+async def test_a_tenant_is_published_and_shown_without_its_secrets(admin: Admin):
+    made = await publish(admin, ACME, 201, query={"reason": "new customer"})
+    assert (made["tenant"], made["version"], made["transactions"]) == (7, 1, 1)
+    answer = await admin.get(ONE)
+    shown = told(answer)
+    assert shown["document"]["id"] == 7
+    assert shown["problems"] == []
+    database = shown["document"]["database"]["orders"]
+    assert database["password"] == MASK
+    assert database["extra"] == {"tier": "gold", "smtp": {"host": "mail", "password": MASK}}
+    assert shown["document"]["ftp"]["acme_ftp"]["passwordHash"] == MASK
+    told_of = (await admin.get(f"{ONE}/history/1")).text + str(made) + answer.text
+    assert not [secret for secret in SECRETS if secret in told_of]
+    same = await admin.get(ONE, headers={"If-None-Match": answer.headers["ETag"]})
+    assert same.status_code == 304
+    (entry,) = admin.parts.audit.read(limit=1)
+    assert (entry.tenant, entry.notes["reason"], entry.notes["version"]) == ("7", "new customer", 1)
+    assert not [secret for secret in SECRETS if secret in str(entry)]
+
+
+async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admin):
+    await publish(admin, ACME, 201)
+    before = await stored(admin)
+    document = told(await admin.get(ONE))["document"]
+    assert told(await admin.post(f"{ONE}/diff", document))["changes"] == []
+    assert (await publish(admin, document))["version"] is None
+    assert await stored(admin) == before
+    document["database"]["orders"]["host"] = "db2"
+    document["database"]["orders"]["extra"]["tier"] = "silver"
+    document["meta"]["name"] = "Acme Inc"
+    would = told(await admin.post(f"{ONE}/diff", document))["changes"]
+    assert [(each["path"], each["action"]) for each in would] == [
+        ("meta", "change"),
+        ("database/orders", "change"),
+    ]
+    assert (await publish(admin, document))["changes"] == would
+    after = await stored(admin)
+    old, new = before["database/orders"], after["database/orders"]
+    assert (new["host"], new["tier"], new["smtp"]) == ("db2", "silver", old["smtp"])
+    for field in ("password", "passwordEncrypted", "passwordKeyId"):
+        assert new.get(field) == old.get(field)
+    assert after["ftp/acme_ftp"] == before["ftp/acme_ftp"]
+    # A mask of which there is nothing is no secret.
+    document["database"]["billing"] = {**document["database"]["orders"], "extra": {"token": MASK}}
+    assert "masked" in error(await admin.put(ONE, document), 400)
+
+
+async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Admin):
+    await publish(admin, ACME, 201)
+    for who in ("viewer", "operator"):
+        error(await admin.get(f"{ONE}?unmask=true", as_=who), 403)
+        (entry,) = admin.parts.audit.read(limit=1)
+        assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
+    answer = await admin.get(f"{ONE}?unmask=true", as_="admin")
+    document = told(answer)["document"]
+    assert document["database"]["orders"]["password"] == "hunter2"
+    assert document["database"]["orders"]["extra"]["smtp"]["password"] == "s3cret"
+    assert document["ftp"]["acme_ftp"]["passwordHash"] == "$2a$10$hash"
+    assert answer.headers["Cache-Control"] == "no-store"
+    (entry,) = admin.parts.audit.read(limit=1)
+    assert (entry.role, entry.status, entry.notes) == ("admin", 200, {"unmask": True})
+
+
+async def test_a_secret_whose_key_is_not_known_stays_masked(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, sealed: bool
+):
+    await publish(admin, ACME, 201)
+    monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "j" * 32)
+    shown = told(await admin.get(f"{ONE}?unmask=true", as_="admin"))
+    password = shown["document"]["database"]["orders"]["password"]
+    assert password == (MASK if sealed else "hunter2")
+    assert bool(shown["problems"]) is sealed
+
+
+async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
+    await publish(admin, ACME, 201)
+    answer = await admin.get(ONE)
+    etag, base = answer.headers["ETag"], answer.json()["revision"]
+    one = {"meta": {"code": "acme", "name": "One"}}
+    other = {"meta": {"code": "acme", "name": "Other"}}
+    await publish(admin, one, headers={"If-Match": etag})
+    assert "changed since" in error(await admin.put(ONE, other, headers={"If-Match": etag}), 412)
+    assert "changed since" in error(await admin.put(ONE, other, query={"base": base}), 409)
+    fresh = told(await admin.get(ONE))["revision"]
+    await publish(admin, other, query={"base": fresh})
+    await publish(admin, one, headers={"If-Match": "*"})
+    missing = await admin.put("/admin/tenants/8", one, headers={"If-Match": "*"})
+    assert missing.status_code == 412
+
+
+async def test_history_is_shown_and_rolled_back_to(admin: Admin):
+    await publish(admin, ACME, 201)
+    await publish(admin, {"storage": {"uploadQuotaGb": 20}}, query={"reason": "more room"})
+    await publish(admin, {"storage": None})
+    listed = told(await admin.get(f"{ONE}/history"))
+    assert [each["version"] for each in listed] == [1, 2, 3]
+    assert (listed[1]["note"], listed[1]["by"], listed[1]["paths"]) == (
+        "more room",
+        "a-operator",
+        ["storage"],
+    )
+    page = await admin.get(f"{ONE}/history?limit=2")
+    assert [each["version"] for each in page.json()] == [1, 2]
+    rest = await admin.get(page.links["next"]["url"])
+    assert [each["version"] for each in rest.json()] == [3]
+    (change,) = told(await admin.get(f"{ONE}/history/2"))["changes"]
+    assert (change["before"]["uploadQuotaGb"], change["after"]["uploadQuotaGb"]) == (10, 20)
+    for missing in ("9", "x", "02"):
+        error(await admin.get(f"{ONE}/history/{missing}"), 404)
+
+    dry = told(await admin.post(f"{ONE}/rollback", {"version": 2, "dry": True}))
+    assert [each["action"] for each in dry["changes"]] == ["add"]
+    assert "storage" not in await stored(admin)
+    back = told(await admin.post(f"{ONE}/rollback", {"version": 2, "note": "a mistake"}))
+    assert back["version"] == 4
+    assert (await stored(admin))["storage"]["uploadQuotaGb"] == 20
+    error(await admin.post(f"{ONE}/rollback", {"version": 40}), 404)
+    error(await admin.post(f"{ONE}/rollback", {"version": -1}), 400)
+
+    gone = told(await admin.delete(f"{ONE}?reason=left"))
+    assert {each["action"] for each in gone["changes"]} == {"remove"}
+    error(await admin.get(ONE), 404)
+    error(await admin.delete(ONE), 404)
+    assert [each["version"] for each in told(await admin.get(f"{ONE}/history"))][-1] == 5
+    error(await admin.get("/admin/tenants/8/history"), 404)
+
+
+async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
+    for id in (2, 10, 7):
+        document = {"meta": {"code": f"c{id}", "name": f"Shop {id}"}}
+        document["domain"] = {"primary": f"shop{id}.example"}
+        told(await admin.put(f"/admin/tenants/{id}", document), 201)
+    listed = told(await admin.get("/admin/tenants"))
+    assert [each["id"] for each in listed] == [2, 7, 10]
+    assert listed[0] == {
+        "id": 2,
+        "code": "c2",
+        "name": "Shop 2",
+        "status": "active",
+        "primaryDomain": "shop2.example",
+        "hosts": ["shop2.example"],
+        "databases": 0,
+        "ftpUsers": 0,
+        "problems": 0,
+    }
+    page = await admin.get("/admin/tenants?limit=2")
+    assert [each["id"] for each in page.json()] == [2, 7]
+    assert page.headers["X-Total-Count"] == "3"
+    rest = await admin.get(page.links["next"]["url"])
+    assert [each["id"] for each in rest.json()] == [10]
+    assert [each["id"] for each in told(await admin.get("/admin/tenants?after=7"))] == [10]
+    assert [each["id"] for each in told(await admin.get("/admin/tenants?name=SHOP+1"))] == [10]
+    assert [each["id"] for each in told(await admin.get("/admin/tenants?code=c7"))] == [7]
+    assert told(await admin.get("/admin/tenants?status=suspended")) == []
+
+    (hit,) = told(await admin.get("/admin/search?q=shop7.example"))
+    assert (hit["kind"], hit["tenant"], hit["field"], hit["match"]) == (
+        "tenant",
+        7,
+        "host",
+        "exact",
+    )
+    assert hit["path"] == ONE
+    scoped = admin.token("operator", tenants=[7])
+    assert [each["id"] for each in told(await admin.get("/admin/tenants", as_=scoped))] == [7]
+    found = told(await admin.get("/admin/search?q=shop", as_=scoped))
+    assert [each["tenant"] for each in found] == [7]
+    assert (await admin.get(ONE, as_=scoped)).status_code == 200
+    for method in ("GET", "DELETE"):
+        error(await admin.request(method, "/admin/tenants/2", as_=scoped), 403)
+    error(await admin.put("/admin/tenants/2", {}, as_=scoped), 403)
+    error(await admin.get("/admin/tenants/2/history", as_=scoped), 403)
+    error(await admin.get(ONE, as_=admin.token("viewer", groups=["Common"])), 403)
+
+
+async def test_what_is_wrong_is_said(admin: Admin):
+    await publish(admin, ACME, 201)
+    assert "'code'" in error(await admin.put(ONE, {"meta": {"cod": "x"}}), 400)
+    assert "unknown field" in error(await admin.put(ONE, {"metta": {}}), 400)
+    assert "tenant 8" in error(await admin.put(ONE, {"id": 8}), 400)
+    taken = {"meta": {"code": "ACME", "name": "Other"}}
+    assert "tenant 7" in error(await admin.put("/admin/tenants/8", taken), 409)
+    error(await admin.put("/admin/tenants/0", taken), 400)
+    error(await admin.get("/admin/tenants/x"), 400)
+    error(await admin.put(ONE, {}, as_="viewer"), 403)
+    error(await admin.post(f"{ONE}/diff", {}, as_="viewer"), 403)
+    error(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="viewer"), 403)
+
+
+async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: Admin):
+    await publish(admin, ACME, 201)
+    await admin.hub.store.commit(Put(Keys().part(7, "storage"), b"{oops"))
+    shown = told(await admin.get(ONE))
+    assert shown["document"]["meta"]["code"] == "acme"
+    assert shown["problems"] == [
+        "storage cannot be understood and is left out: to publish may remove it"
+    ]
