@@ -32,27 +32,36 @@ class Stage:
     def __init__(self, hub: Hub, say: Callable[[str], None], *, hurry: float = 1.0) -> None:
         self._hub, self._say, self._hurry = hub, say, hurry
         self._actors = [Actor(hub, role, seed=number) for number, role in enumerate(ROLES)]
-        self._opened = contextlib.AsyncExitStack()
+        self._opened, self._described = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
+        services = {role.service for role in ROLES}
         try:
+            if self._has_store:
+                described = props.descriptions(self._hub, services)
+                await self._described.enter_async_context(described)
             await asyncio.gather(*(actor.enter() for actor in self._actors))
-            services = len({role.service for role in ROLES})
-            self._say(f"{len(self._actors)} instances of {services} services are registered")
-            await self._furnish()
+            self._say(f"{len(self._actors)} instances of {len(services)} services are registered")
+            if self._has_store:
+                await self._furnish()
+            else:
+                self._say("no lock and no tenants: those need a store beside the registry")
         except BaseException:
             await self._go()
             raise
         self._tasks.start(self._beat(), name="metrics of the demo")
         return self
 
-    async def _furnish(self) -> None:
+    @property
+    def _has_store(self) -> bool:
+        """Whether there is one beside the registry, or below it."""
         try:
-            self._hub.store  # noqa: B018 - raises where there is a registry alone
+            return bool(self._hub.store.url)
         except InvalidRequest:
-            self._say("no lock and no tenants: those need a store beside the registry")
-            return
+            return False
+
+    async def _furnish(self) -> None:
         await self._opened.enter_async_context(props.queue(self._hub))
         self._say(f"{props.CONTENDERS} take turns at the lock {props.LOCK}")
         try:
@@ -73,6 +82,7 @@ class Stage:
         await self._tasks.aclose()
         leaving = [actor.leave() for actor in self._actors]
         ended = await asyncio.gather(*leaving, self._opened.aclose(), return_exceptions=True)
+        await self._described.aclose()
         for error in ended:
             if isinstance(error, BaseException):
                 raise error

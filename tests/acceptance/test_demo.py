@@ -1,0 +1,151 @@
+"""`mooring demo` brings a fleet to life, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mooring.demo.gauges import Gauges
+from mooring.demo.play import ACTS, LASTS, ROLES, next_version
+from mooring.demo.props import LOCK
+from mooring.demo.stage import SETTINGS, Stage
+from mooring.heartbeat.settings import parse
+from mooring.hub import Hub, connect
+from mooring.registry.contract import ServiceCount
+from mooring.store import everything
+from tests.waiting import eventually, until
+
+SERVICES = sorted({role.service for role in ROLES})
+
+
+@contextlib.contextmanager
+def demo(*arguments: str, shown: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "mooring.cli", "demo", *arguments]
+    with shown.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def counted(hub: Hub) -> list[ServiceCount]:
+    return [each for each in await hub.registry.services() if each.instances]
+
+
+async def left(hub: Hub) -> list[bytes]:
+    return [entry.key for entry in (await hub.store.read(everything())).entries]
+
+
+@pytest.mark.parametrize("backend", ["served", "etcd-3.5"], indirect=True)
+async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_path: Path):
+    shown = tmp_path / "shown"
+    async with connect(store_url) as hub:
+        with demo(shown=shown, MOORING_STORE=store_url) as process:
+            await eventually(lambda: "Ctrl-C ends it" in shown.read_text(), within=60)
+            there = await counted(hub)
+            assert [each.name for each in there] == SERVICES
+            assert sum(each.instances for each in there) == len(ROLES)
+            (instance, *_) = (await hub.registry.instances("shop/orders")).instances
+            assert "processCpuLoad" in instance.status.metrics["cpu"]  # type: ignore[operator]
+
+            async def queued() -> bool:
+                locks = await hub.locks(LOCK)
+                return bool(locks) and len(locks[0].holders) == 1 and len(locks[0].waiting) == 3
+
+            await eventually(queued)
+            assert await hub.publisher().read(9001)
+            await eventually(lambda: "unhealthy" in shown.read_text(), within=60)
+            process.send_signal(signal.SIGINT)
+            await eventually(lambda: process.poll() is not None, within=60)
+            assert process.returncode == 0, shown.read_text()
+        assert "everything of the demo is gone again" in shown.read_text()
+        assert await left(hub) == []
+
+
+@pytest.mark.parametrize("backend", ["redis-7.0"], indirect=True)
+async def test_on_redis_alone_there_are_instances_alone(store_url: str, tmp_path: Path):
+    shown = tmp_path / "shown"
+    async with connect(store_url) as hub:
+        with demo("--registry", store_url, "--for", "3s", shown=shown) as process:
+            await eventually(lambda: process.poll() is not None, within=60)
+            assert process.returncode == 0, shown.read_text()
+        assert "12 instances of 5 services are registered" in shown.read_text()
+        assert "no lock and no tenants" in shown.read_text()
+        assert await counted(hub) == []
+
+
+def test_who_has_no_server_is_told_how_to_start_one(tmp_path: Path):
+    shown = tmp_path / "shown"
+    with demo("--store", "etcd://127.0.0.1:9?timeout=1s", shown=shown) as process:
+        until(lambda: process.poll() is not None, within=60)
+    assert process.returncode == 1
+    assert "127.0.0.1:9" in shown.read_text()
+    assert "Traceback" not in shown.read_text()
+
+
+async def test_a_whole_round_ends_as_it_began():
+    said: list[str] = []
+    async with connect("memory://", settings=parse(SETTINGS)) as hub:
+        async with Stage(hub, said.append, hurry=LASTS) as stage:
+            await hub.registry.deregister("gateway", (await ids(hub, "gateway"))[0])
+            await stage.play(rounds=1)
+            assert sum(each.instances for each in await counted(hub)) == len(ROLES)
+            versions = {i.version for i in (await hub.registry.instances("shop/cart")).instances}
+            assert versions == {"1.9.0", "1.9.1"}
+        assert await left(hub) == [] or all(b"tombstone" in key for key in await left(hub))
+    for act in ACTS:
+        assert any(act.text in line for line in said), act
+    assert any("somebody took it out" in line for line in said)
+
+
+async def ids(hub: Hub, service: str) -> list[str]:
+    return [each.id for each in (await hub.registry.instances(service)).instances]
+
+
+async def test_a_tenant_of_somebody_else_is_left_alone():
+    async with connect("memory://") as hub:
+        await hub.publisher().put(9001, "meta", {"code": "theirs", "name": "Theirs"})
+        before = await hub.publisher().read(9001)
+        said: list[str] = []
+        async with Stage(hub, said.append):
+            assert "tenants 9002 are published" in said
+        assert await hub.publisher().read(9001) == before
+        assert not await hub.publisher().read(9002)
+
+
+def test_the_play_brings_everybody_back():
+    assert [act.at for act in ACTS] == sorted(act.at for act in ACTS)
+    assert ACTS[-1].at < LASTS
+    away: set[tuple[str, int]] = set()
+    for act in ACTS:
+        who = (act.service, act.number)
+        if act.verb in ("fail", "drain", "leave"):
+            assert who not in away
+            away.add(who)
+        else:
+            away.remove(who)
+    assert away == set()
+    assert next_version("1.9.0") == "1.9.1"
+
+
+def test_metrics_look_alive_and_make_sense():
+    gauges = Gauges(1)
+    seen = [gauges.collect() for _ in range(200)]
+    loads = [each["cpu"]["processCpuLoad"] for each in seen]  # type: ignore[call-overload,index]
+    assert len(set(map(str, loads))) > 50
+    assert all(0 <= float(load) <= 100 for load in loads)  # type: ignore[arg-type]
+    assert Gauges(1).collect() == Gauges(1).collect()

@@ -1,0 +1,184 @@
+"""A webhook hears of what lasts, once, and of what is over; and of nothing that is secret."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mooring.server.alerts import running
+from mooring.server.alerts.conditions import Problem
+from mooring.server.alerts.outlook import Outlook
+from mooring.server.alerts.running import Alerts
+from mooring.server.alerts.settings import AlertSettings
+from tests.unit.test_alert_conditions import Seen
+from tests.waiting import eventually
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Somebody's webhook: it answers with `status`, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status = 204
+        self.told: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+
+    @property
+    def problems(self) -> list[tuple[str, ...]]:
+        """What came, in order: what it was, and the keys."""
+        return [
+            (which, *(each["key"] for each in told[which]))
+            for told in self.told
+            for which in ("firing", "resolved")
+            if told[which]
+        ]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.told.append(msgspec.json.decode(body))
+        self.server.headers.append(dict(self.headers))
+        self.server.paths.append(self.path)
+        self.send_response(self.server.status)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    server = Receiver()
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Wrong(Outlook):
+    """What is wrong, as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(Seen())
+        self.now: list[Problem] = []
+
+    def problems(self) -> list[Problem]:
+        return self.now
+
+
+def problem(service: str, severity: Any = "critical") -> Problem:
+    text = f"{service} has no instance"
+    return Problem(f"no_instances:{service}", severity, "no_instances", service, "", None, text, "")
+
+
+def alerts(wrong: Outlook, url: str, **settings: Any) -> Alerts:
+    return Alerts(wrong, AlertSettings(webhook=url, after=0.05, **settings), look=0.02)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_FIRST", 0.05)
+    monkeypatch.setattr(running, "_MOST", 0.1)
+
+
+async def test_what_lasts_is_told_once_and_so_is_its_end():
+    wrong = Wrong()
+    with receiving() as receiver:
+        async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/hook?x=1"):
+            wrong.now = [problem("orders"), problem("quiet", "info")]
+            await eventually(lambda: len(receiver.told) == 1)
+            wrong.now = [problem("orders"), problem("cart")]
+            await eventually(lambda: len(receiver.told) == 2)
+            wrong.now = [problem("cart")]
+            await eventually(lambda: len(receiver.told) == 3)
+    assert receiver.problems == [
+        ("firing", "no_instances:orders"),
+        ("firing", "no_instances:cart"),
+        ("resolved", "no_instances:orders"),
+    ]
+    assert receiver.told[0]["firing"][0]["text"] == "orders has no instance"
+    assert set(receiver.told[0]) == {"source", "time", "firing", "resolved"}
+    assert receiver.headers[0]["Content-Type"] == "application/json"
+    assert receiver.paths == ["/hook?x=1"] * 3
+
+
+@pytest.mark.parametrize("status", [500, 404, 302])
+async def test_what_is_refused_is_tried_again(status: int, caplog: pytest.LogCaptureFixture):
+    wrong = Wrong()
+    wrong.now = [problem("orders")]
+    with receiving() as receiver:
+        receiver.status = status
+        url = f"http://127.0.0.1:{receiver.server_port}/a-secret-path"
+        with caplog.at_level("INFO", "mooring.server.alerts.running"):
+            async with alerts(wrong, url):
+                await eventually(lambda: len(receiver.told) >= 3)
+                receiver.status = 200
+                await eventually(lambda: "takes alerts again" in caplog.text)
+    assert caplog.text.count(f"it answered {status}") == 1
+    assert "a-secret-path" not in caplog.text
+    assert {each[0] for each in receiver.problems} == {"firing"}
+    assert set(receiver.paths) == {"/a-secret-path"}  # a redirect is not followed
+
+
+async def test_a_webhook_that_is_away_hears_of_what_holds_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+):
+    wrong = Wrong()
+    with receiving() as receiver:
+        receiver.status = 503
+        async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/"):
+            wrong.now = [problem("orders")]
+            await eventually(lambda: len(receiver.told) >= 1)
+            wrong.now = [problem("cart")]
+            await eventually(lambda: receiver.problems[-1] == ("firing", "no_instances:cart"))
+            receiver.status = 200
+            receiver.told.clear()
+            await eventually(lambda: bool(receiver.told))
+    assert receiver.problems == [("firing", "no_instances:cart")]
+
+
+async def test_its_certificate_is_verified(
+    certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    token = tmp_path / "token"
+    token.write_text("a-token\n")
+    wrong = Wrong()
+    wrong.now = [problem("orders")]
+    with receiving(context) as receiver:
+        url = f"https://127.0.0.1:{receiver.server_port}/"
+        async with alerts(wrong, url, ca=str(certificates / "other-ca.pem")):
+            await eventually(lambda: "its certificate is not trusted" in caplog.text)
+        assert receiver.told == []
+        trusted = str(certificates / "ca.pem")
+        async with alerts(wrong, url, ca=trusted, token_file=str(token)):
+            await eventually(lambda: bool(receiver.told))
+    assert receiver.headers[0]["Authorization"] == "Bearer a-token"
+    assert "a-token" not in caplog.text
+
+
+async def test_leaving_waits_for_no_webhook(caplog: pytest.LogCaptureFixture):
+    wrong = Wrong()
+    wrong.now = [problem("orders")]
+    async with alerts(wrong, "http://127.0.0.1:9/", timeout=60.0):
+        await eventually(lambda: "the webhook http://127.0.0.1:9/…" in caplog.text)
