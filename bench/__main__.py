@@ -13,6 +13,7 @@ import uvloop
 from rich.console import Console
 
 from bench import (
+    admin,
     durable_store,
     etcd_client,
     etcd_peers,
@@ -63,6 +64,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "xds-push": xds_push.run,
     "modes": modes.run,
     "tenants": tenants.run,
+    "admin": admin.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

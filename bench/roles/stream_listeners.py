@@ -1,0 +1,95 @@
+"""Many who follow the live stream, and tell how late they heard of what changed.
+
+python -m bench.roles.stream_listeners HOST:PORT TOKEN SERVICE COUNT SECONDS
+
+The load of an instance's CPU is when it was written, on the machine's monotonic clock, which all
+processes share. It tells "ready" when all are connected and were greeted; and when they listened
+for so long [median of the lags, their 99th percentile, changes that were heard of, frames], in
+seconds and for all of them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+import urllib.parse
+from functools import lru_cache
+
+import uvloop
+
+from bench.processes import tell
+from mooring.addresses import split
+
+_TIME = re.compile(rb'"processCpuLoad":([\d.]+)')
+_INSTANCES = re.compile(rb"(?:id: [^\n]*\n)?event: instances\n")
+_LIMIT = 1 << 24
+
+
+class Heard:
+    def __init__(self, count: int) -> None:
+        self._missing = count
+        self.greeted = asyncio.Event()
+        """By all."""
+        self.lags: list[float] = []
+        self.frames = 0
+        self.since = float("inf")
+        """What was written before is no news."""
+
+    def greet(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self.greeted.set()
+
+
+@lru_cache(maxsize=64)
+def written(block: bytes) -> tuple[float, ...]:
+    """When the instances of a frame were written. All are sent the same, which is read once."""
+    return tuple(float(each) for each in _TIME.findall(block))
+
+
+async def listen(host: str, port: int, head: bytes, heard: Heard) -> None:
+    reader, writer = await asyncio.open_connection(host, port, limit=_LIMIT)
+    try:
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in answer.partition(b"\r\n")[0]:
+            raise ConnectionError(f"the stream is refused: {answer!r}")
+        await reader.readuntil(b"event: hello\n")
+        heard.greet()
+        while True:
+            block = await reader.readuntil(b"\n\n")
+            now = time.monotonic()
+            if not _INSTANCES.match(block):
+                continue
+            heard.frames += 1
+            heard.lags += [now - each for each in written(block) if each >= heard.since]
+    finally:
+        writer.transport.abort()
+
+
+async def main(address: str, token: str, service: str, count: int, seconds: float) -> None:
+    host, port = split(address)
+    path = f"/admin/events?service={urllib.parse.quote(service, safe='')}"
+    # By HTTP/1.0, in which an answer is not sent in chunks.
+    head = f"GET {path} HTTP/1.0\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    heard = Heard(count)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(listen(host, port, head.encode(), heard)) for _ in range(count)]
+        await heard.greeted.wait()
+        heard.since = time.monotonic()
+        tell("ready")
+        await asyncio.sleep(seconds)
+        lags = sorted(heard.lags)
+        for task in tasks:
+            task.cancel()
+    if not lags:
+        raise SystemExit("nobody heard of any change")
+    at = min(int(len(lags) * 0.99), len(lags) - 1)
+    tell([lags[len(lags) // 2], lags[at], len(lags), heard.frames])
+
+
+if __name__ == "__main__":
+    address, token, service, count, seconds = sys.argv[1:]
+    uvloop.run(main(address, token, service, int(count), float(seconds)))

@@ -1,0 +1,56 @@
+"""`wrk`, which loads an HTTP server with one thread and many connections."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import NamedTuple
+
+from bench.processes import ROOT, ProcessFailed, output
+
+BRING = (
+    "mkdir -p .tools/wrk && cd .tools/wrk && apt-get download wrk libluajit-5.1-2 && "
+    "for each in *.deb; do dpkg -x $each .; done"
+)
+"""What brings Debian's where there is none on PATH; nothing is installed."""
+
+_UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
+
+
+class Loaded(NamedTuple):
+    per_second: float
+    p99: float
+    """In milliseconds."""
+
+
+def find() -> list[str]:
+    """How it is called. Raises `ProcessFailed` where there is none, and says what brings it."""
+    if (installed := shutil.which("wrk")) is not None:
+        return [installed]
+    folder = ROOT / ".tools" / "wrk" / "usr"
+    if not (folder / "bin" / "wrk").exists():
+        raise ProcessFailed(f"there is no wrk here: {BRING}")
+    libraries = ":".join(str(each) for each in sorted((folder / "lib").glob("*")))
+    return ["env", f"LD_LIBRARY_PATH={libraries}", str(folder / "bin" / "wrk")]
+
+
+async def load(url: str, token: str, *, connections: int, seconds: float) -> Loaded:
+    """GET this for so long, whole seconds at the least. Raises `ProcessFailed` where any answer is
+    an error."""
+    whole = max(round(seconds), 1)
+    told = await output(
+        *find(),
+        *("--threads", "1", "--connections", str(connections), "--duration", f"{whole}s"),
+        *("--latency", "--timeout", "20s", "--header", f"Authorization: Bearer {token}", url),
+        within=whole + 60,
+    )
+    return read(told)
+
+
+def read(told: str) -> Loaded:
+    rate = re.search(r"^Requests/sec:\s+([\d.]+)$", told, re.MULTILINE)
+    worst = re.search(r"^\s+99%\s+([\d.]+)(us|ms|s|m)$", told, re.MULTILINE)
+    wrong = re.search(r"^\s+(Non-2xx|Socket errors).*$", told, re.MULTILINE)
+    if wrong or rate is None or worst is None:
+        raise ProcessFailed(wrong[0].strip() if wrong else "wrk tells no numbers")
+    return Loaded(float(rate[1]), float(worst[1]) * _UNITS[worst[2]])
