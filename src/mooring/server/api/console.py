@@ -52,6 +52,10 @@ async def _page(call: Call) -> Answer:
     return _answer("index.html")
 
 
+async def _icon(call: Call) -> Answer:
+    return _answer("mark.svg")
+
+
 async def _file(call: Call) -> Answer:
     return _answer("/".join(call.path.values()))
 
@@ -67,6 +71,15 @@ def _answer(path: str) -> Answer:
 
 ENDPOINTS = (
     Endpoint("GET", "/", OPEN, _page, "The console", answers={200: None}, media="text/html"),
+    Endpoint(
+        "GET",
+        "/favicon.ico",
+        OPEN,
+        _icon,
+        "The console's mark, where browsers look for one",
+        answers={200: None},
+        media="image/svg+xml",
+    ),
     Endpoint(
         "GET",
         "/console/{file}",

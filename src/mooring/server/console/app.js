@@ -5,6 +5,7 @@ import { fill, h } from "./dom.js";
 import { frame } from "./frame.js";
 import { listen } from "./keys.js";
 import { Live } from "./live.js";
+import { decoded } from "./names.js";
 import { apply, picture } from "./picture.js";
 import { problemText } from "./problems.js";
 import { tick } from "./times.js";
@@ -240,14 +241,6 @@ class App {
     } catch (error) {
       if (error.status === 401) this.#refused(error);
     }
-  }
-}
-
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
   }
 }
 

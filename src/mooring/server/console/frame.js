@@ -4,6 +4,7 @@ import { send } from "./api.js";
 import { fill, h, s } from "./dom.js";
 import { help } from "./keys.js";
 import { mark } from "./marks.js";
+import { decoded } from "./names.js";
 import { choose, current, LANGUAGES, t } from "./words.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -83,7 +84,7 @@ function search() {
     oninput: go,
   });
   const asked = /^#\/search\/(.+)$/.exec(location.hash);
-  if (asked) input.defaultValue = decodeURIComponent(asked[1]);
+  if (asked) input.defaultValue = decoded(asked[1]);
   return h("div", { class: "search", role: "search" }, input, h("kbd", { class: "keyboard-only", "aria-hidden": "true" }, "/"));
 }
 

@@ -42,3 +42,12 @@ export function crumbs(...parts) {
     parts.map((part, at) => [at > 0 && " / ", part]),
   );
 }
+
+/** A segment of a path as it was meant. */
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}

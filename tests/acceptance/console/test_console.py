@@ -1,0 +1,178 @@
+"""What people do in the console, in a real Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from mooring.errors import LockLost
+from mooring.model import Instance
+from tests.acceptance.console.visiting import PATIENCE, Visitor
+from tests.admin import Admin
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+expect.set_options(timeout=PATIENCE)
+
+AUTH = "Common/Auth"
+
+
+@contextlib.asynccontextmanager
+async def registered(admin: Admin, *names: str) -> AsyncIterator[list[str]]:
+    """An instance of each service; their ids."""
+    async with contextlib.AsyncExitStack() as opened:
+        ids = []
+        for number, name in enumerate(names):
+            instance = Instance(name, "10.0.0.1", 8000 + number, protocol="http", version="1.2.3")
+            registration = await opened.enter_async_context(admin.hub.register(instance))
+            ids.append(registration.instance.id)
+        yield ids
+
+
+@contextlib.asynccontextmanager
+async def holding(admin: Admin, lock: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Somebody who has a lock, or is in its queue, until it is lost."""
+    contenders = sum(len(each.holders) + len(each.waiting) for each in await admin.hub.locks(lock))
+
+    async def hold() -> None:
+        async with admin.hub.lock(lock):
+            await asyncio.Event().wait()
+
+    async def queued() -> bool:
+        found = await admin.hub.locks(lock)
+        return sum(len(each.holders) + len(each.waiting) for each in found) > contenders
+
+    holder = asyncio.create_task(hold())
+    try:
+        await eventually(queued)
+        yield holder
+    finally:
+        holder.cancel()
+        await asyncio.gather(holder, return_exceptions=True)
+
+
+async def test_a_link_logs_in_and_a_service_is_found(visitor: Visitor, admin: Admin):
+    async with registered(admin, AUTH, "Orders/Invoice", "mailer"):
+        page = visitor.page
+        await expect(page.get_by_role("link", name=AUTH)).to_be_visible()
+        await page.get_by_role("searchbox", name="Find anything by name").fill("invo")
+        found = page.get_by_role("link", name="Orders/Invoice")
+        await found.click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Orders/Invoice")
+        await expect(page.get_by_role("row").filter(has_text="10.0.0.1:8001")).to_be_visible()
+
+
+async def test_who_is_not_logged_in_is_told_how(browser: Browser, admin: Admin):
+    async with Visitor(browser, admin) as stranger:
+        await stranger.page.goto(admin.url)
+        await expect(stranger.page.get_by_text("mooring login", exact=True)).to_be_visible()
+        # The browser itself says that it was refused; the page says nothing worse.
+        assert all("401" in each for each in stranger.complaints), stranger.complaints
+        stranger.complaints.clear()
+        await stranger.page.get_by_label("Or paste a token").fill(admin.tokens["viewer"])
+        await stranger.page.get_by_role("button", name="Log in").click()
+        await expect(stranger.page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor, admin: Admin):
+    page = visitor.page
+    wanted = {"host": "10.0.0.7", "port": 9000, "protocol": "http", "ttl": 2.0}
+    entry = "/registry/services/Common%2FAuth/instances"
+    assert (await admin.post(entry, wanted, as_="service")).status_code == 201
+    await visitor.go("service", AUTH)
+    row = page.get_by_role("row").filter(has_text="10.0.0.7:9000")
+    await expect(row).to_contain_text("up")
+    # It does not beat: it is silent, and then gone. Nobody touches the page.
+    await expect(page.get_by_text("It has no instance")).to_be_visible()
+    await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_be_visible()
+    assert (await admin.post(entry, {**wanted, "ttl": 60.0}, as_="service")).status_code == 201
+    await expect(row).to_contain_text("up")
+    await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_have_count(0)
+
+
+async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visitor, admin: Admin):
+    page = visitor.page
+    async with registered(admin, AUTH, AUTH) as (first, _):
+        await visitor.go("instance", AUTH, first)
+        await page.get_by_role("button", name="Take out").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_contain_text(first)
+        await dialog.get_by_role("button", name="Take out").click()
+        await expect(page.locator(".head")).to_contain_text("out of rotation")
+        await expect(page.locator(".timeline")).to_contain_text("disabled")
+        answer = await admin.get("/registry/services/Common%2FAuth/instances", as_="service")
+        assert first not in [each["id"] for each in answer.json()]
+        await page.get_by_role("button", name="Put back").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Put back").click()
+        await expect(page.locator(".head")).not_to_contain_text("out of rotation")
+
+
+async def test_a_viewer_can_do_nothing(browser: Browser, admin: Admin):
+    async with registered(admin, AUTH) as (only,), Visitor(browser, admin) as viewer:
+        await viewer.log_in("viewer")
+        await viewer.go("instance", AUTH, only)
+        await expect(viewer.page.get_by_role("button", name="Take out")).to_be_disabled()
+        await expect(viewer.page.get_by_role("button", name="Deregister…")).to_be_disabled()
+        await expect(viewer.page.get_by_role("link", name="Audit")).to_have_count(0)
+
+
+async def test_a_tenant_is_edited_and_rolled_back(visitor: Visitor, admin: Admin):
+    page = visitor.page
+    document = {
+        "meta": {"name": "Harbour", "code": "harbour"},
+        "domain": {"primary": "harbour.example"},
+    }
+    assert (await admin.put("/admin/tenants/7", document)).status_code == 201
+    await visitor.go("tenants")
+    await page.get_by_role("link", name="Harbour").click()
+    await page.get_by_role("button", name="Edit").click()
+    editor = page.get_by_role("textbox", name="Document")
+    await editor.fill("{ this is no JSON")
+    await page.get_by_role("button", name="Show what changes").click()
+    await expect(page.get_by_role("alert").first).to_contain_text("JSON")
+    await editor.fill('{"meta": {"name": "Lighthouse", "code": "harbour"}}')
+    await page.get_by_role("button", name="Show what changes").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog.locator(".removed")).to_contain_text("Harbour")
+    await expect(dialog.locator(".added")).to_contain_text("Lighthouse")
+    await dialog.get_by_role("button", name="Publish").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Lighthouse")
+    await page.get_by_role("button", name="Roll back to this…").click()
+    await expect(dialog.locator(".added")).to_contain_text("Harbour")
+    await dialog.get_by_role("button", name="Roll back").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Harbour")
+    await expect(page.get_by_role("row").filter(has_text="rollback")).to_have_count(1)
+
+
+async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin: Admin):
+    page = visitor.page
+    async with holding(admin, "jobs/report") as holder, holding(admin, "jobs/report"):
+        await visitor.go("locks")
+        row = page.get_by_role("row").filter(has_text="jobs/report")
+        await expect(row).to_contain_text("1 waits")
+        await row.get_by_role("button", name="Force release").click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_label("Reason").fill("its host is on fire")
+        await dialog.get_by_role("button", name="Take it away").click()
+        await expect(row).not_to_contain_text("1 waits")
+        with pytest.raises(LockLost):
+            await holder
+    audit = (await admin.get("/admin/audit", as_="admin")).json()
+    assert "its host is on fire" in str(audit)
+
+
+async def test_the_page_says_when_it_is_not_live(visitor: Visitor, admin: Admin):
+    page = visitor.page
+    await expect(page.locator(".top .mark")).to_have_text("live")
+    await page.context.set_offline(True)
+    admin.application.end_streams()
+    await expect(page.get_by_text("what you see may be old")).to_be_visible()
+    await page.context.set_offline(False)
+    await expect(page.locator(".top .mark")).to_have_text("live")
+    await expect(page.get_by_text("what you see may be old")).to_have_count(0)
+    visitor.complaints.clear()  # the browser says that it was offline

@@ -1,0 +1,71 @@
+"""Somebody who looks at the console, and hears everything that it complains of."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+from urllib.parse import quote
+
+from playwright.async_api import Browser, BrowserContext, Page
+
+from tests.admin import Admin
+
+PATIENCE = 20_000
+"""Milliseconds for what nobody promised a time."""
+
+
+class Visitor:
+    """A browser's profile with one page. Leaving it fails if the page broke a rule: an error in its
+    console, an exception, a breach of the Content-Security-Policy, a request to anybody else."""
+
+    def __init__(self, browser: Browser, admin: Admin, **options: Any) -> None:
+        self._browser, self.admin = browser, admin
+        self._options = {
+            "viewport": {"width": 1280, "height": 800},
+            "locale": "en-US",
+            "reduced_motion": "reduce",
+            **options,
+        }
+        self.complaints: list[str] = []
+        self._context: BrowserContext
+        self.page: Page
+
+    async def __aenter__(self) -> Self:
+        self._context = await self._browser.new_context(**self._options)
+        self._context.set_default_timeout(PATIENCE)
+        self.page = await self._context.new_page()
+        self.page.on(
+            "console",
+            lambda said: self._hear(said.type, f"{said.text} {said.location.get('url', '')}"),
+        )
+        self.page.on("pageerror", lambda error: self._hear("error", str(error)))
+        self.page.on("dialog", lambda dialog: self._hear("error", f"a dialog: {dialog.message}"))
+        self.page.on("request", lambda request: self._look(request.url))
+        return self
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(f"{kind}: {text}")
+
+    def _look(self, url: str) -> None:
+        if not url.startswith(self.admin.url):
+            self.complaints.append(f"error: it asked for {url[:200]}")
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        await self._context.close()
+        if kind is None:
+            assert not self.complaints, self.complaints
+
+    async def log_in(self, role: str = "admin") -> None:
+        """By the link, as people do."""
+        answer = await self.admin.post("/admin/login-codes", as_=role)
+        assert answer.status_code == 201, answer.text
+        await self.page.goto(answer.json()["url"])
+        await self.page.get_by_role("button", name="Log in").click()
+        await self.page.locator("main h1").wait_for()
+
+    async def go(self, *path: str) -> None:
+        """To a page of the console."""
+        await self.page.goto(
+            f"{self.admin.url}/#/{'/'.join(quote(each, safe='') for each in path)}"
+        )
+        await self.page.locator("main h1").wait_for()
