@@ -80,7 +80,7 @@ class Buckets:
 class Limits:
     def __init__(self, rates: Rates, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.body = rates.body
-        self._reads = Buckets(rates.reads, 2 * rates.reads, clock=clock)
+        self._reads = Buckets(rates.reads, max(2 * rates.reads, 1), clock=clock)
         self._writes = Buckets(rates.writes, max(2 * rates.writes, 1), clock=clock)
         self._failures = Buckets(rates.failures / 60, max(rates.failures, 1), clock=clock)
 
