@@ -1,0 +1,140 @@
+"""What lies under deploy/ for Prometheus and Grafana fits what the server really exposes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from mooring.model import Instance
+from mooring.server.api.prometheus import STATES, labels
+from tests.admin import Admin
+from tests.waiting import eventually
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+_METRIC = re.compile(r"\b(?:mooring|process|python)_\w+")
+_SELECTOR = re.compile(r"\b((?:mooring|process)_\w+)\{([^}]*)\}")
+_BY = re.compile(r"\b(?:by|on|without) \(([^)]*)\)")
+_OF_PROMETHEUS = {"job", "instance", "le"}
+"""Labels that Prometheus adds, and that of a histogram."""
+
+
+def rules() -> list[dict[str, Any]]:
+    told = yaml.safe_load((DEPLOY / "prometheus-alerts.yaml").read_text())
+    return [rule for group in told["groups"] for rule in group["rules"]]
+
+
+def dashboard() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    return told
+
+
+def expressions() -> Iterator[str]:
+    for rule in rules():
+        yield rule["expr"]
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"].replace("$__rate_interval", "5m")
+    for variable in dashboard()["templating"]["list"]:
+        yield variable.get("definition", "")
+
+
+async def exposed(admin: Admin) -> dict[str, set[str]]:
+    """The names of all samples, and the labels of each."""
+    text = (await admin.get("/metrics")).text
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        if family.type == "counter":  # those with labels have no samples before they are counted
+            found.setdefault(f"{family.name}_total", set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["memory"], indirect=True)
+async def test_every_metric_that_is_asked_for_is_there(admin: Admin):
+    async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
+        await admin.get("/admin/overview")
+
+        async def sampled() -> bool:
+            return "mooring_heartbeat_delay_seconds" in await exposed(admin)
+
+        await eventually(sampled)
+        there = await exposed(admin)
+        known = set().union(*there.values()) | _OF_PROMETHEUS
+        for expression in expressions():
+            for name in _METRIC.findall(expression):
+                assert name in there, expression
+            for name, matchers in _SELECTOR.findall(expression):
+                for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
+                    ours = there[name] or {"outcome"}
+                    assert label in ours | _OF_PROMETHEUS, expression
+            for listed in _BY.findall(expression):
+                assert set(listed.split(", ")) <= known | {"outcome"}, expression
+            assert expression.count("(") == expression.count(")"), expression
+
+
+def test_states_that_are_asked_for_exist():
+    for expression in expressions():
+        for told in re.findall(r'state[=!]~?"([^"]*)"', expression):
+            assert set(told.split("|")) <= set(STATES), expression
+
+
+def test_every_alert_says_what_to_do():
+    told = rules()
+    assert len({rule["alert"] for rule in told}) == len(told)
+    for rule in told:
+        assert rule["alert"].startswith("Mooring")
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}, rule["alert"]
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        for label in re.findall(r"\$labels\.(\w+)", str(rule["annotations"])):
+            assert label in rule["expr"] or label == "instance" or label == "service", rule["alert"]
+
+
+def test_labels_that_an_alert_names_outlive_its_expression():
+    """A sum keeps only the labels that it is by."""
+    for rule in rules():
+        used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+        if kept := re.match(r"(?:sum|max) by \(([^)]*)\)", rule["expr"]):
+            assert used <= set(kept[1].split(", ")), rule["alert"]
+
+
+def test_the_dashboard_is_one():
+    told = dashboard()
+    panels = told["panels"]
+    assert told["title"] == "Mooring"
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    spots: set[tuple[int, int]] = set()
+    for panel in panels:
+        where = panel["gridPos"]
+        assert where["x"] + where["w"] <= 24
+        covered = {
+            (x, y)
+            for x in range(where["x"], where["x"] + where["w"])
+            for y in range(where["y"], where["y"] + where["h"])
+        }
+        assert not covered & spots, f"{panel['title']} lies on another"
+        spots |= covered
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+
+
+def test_prometheus_finds_its_rules_and_relabels_what_there_is():
+    told = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
+    assert all((DEPLOY / name).exists() for name in told["rule_files"])
+    (services,) = [job for job in told["scrape_configs"] if "http_sd_configs" in job]
+    known = labels(Instance("x", "h", 1))
+    for each in services["relabel_configs"]:
+        assert set(each["source_labels"]) <= set(known)
+    jobs = {job["job_name"] for job in told["scrape_configs"]}
+    used = set(re.findall(r'job="(\w+)"', " ".join(expressions())))
+    assert used <= jobs
