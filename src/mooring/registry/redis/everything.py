@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 NAMES = 1.0
 """Seconds between looks at which services there are."""
-LOOKS = 60
+LOOKS = 40
 """Services that are looked at within a second at the most, if nothing is heard of them: each look
 is three or four calls."""
 _AT_ONCE = 50

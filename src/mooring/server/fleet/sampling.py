@@ -21,15 +21,16 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 QUESTIONS = 200
-"""That are asked about silence within a second at the most: one for each lease, or three for a
-service on Redis."""
+"""That are asked about silence within a second at the most: one for each lease, and a few for each
+service."""
 EVERY = 5.0
 """Seconds between looks at the silence of one service, where the pace allows it."""
 SOON = 0.3
 """The same where somebody has just come."""
 _APART = 1.0
+_EACH = 5
 BRAKES = 5.0
-BRAKES_A_SECOND = 100
+BRAKES_A_SECOND = 50
 """Services whose brakes are looked at within a second."""
 NAMES = 60.0
 STALE = 0.5
@@ -59,6 +60,7 @@ class Sampling:
         self._due: dict[str, float] = {}
         """By service, when it is looked at next."""
         self._last: dict[str, float] = {}
+        """By service, when it was looked at."""
         self._wake = asyncio.Event()
 
     def start(self) -> None:
@@ -127,8 +129,8 @@ class Sampling:
         finally:
             self._plan(service, time.monotonic() + EVERY)
         self._picture.take_silence(service, silent)
-        asked = len(silent) + 1 if self._registry.guarantees.renews else 3
-        return asked / QUESTIONS
+        leases = len(silent) if self._registry.guarantees.renews else 0
+        return (_EACH + leases) / QUESTIONS
 
     async def _brakes(self) -> float:
         self._picture.take_brakes(await self._registry.brakes())

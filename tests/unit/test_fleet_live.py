@@ -1,0 +1,203 @@
+"""The live picture, of a registry in memory."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import AsyncIterator, Collection
+
+import msgspec
+import pytest
+
+import mooring
+from mooring import Instance
+from mooring.errors import InvalidRequest
+from mooring.hub import Hub
+from mooring.model import now
+from mooring.registry.contract import Registry
+from mooring.server.fleet import live
+from mooring.server.fleet.live import Fleet
+from tests.waiting import eventually
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    async with mooring.connect("memory://") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def fleet(hub: Hub) -> AsyncIterator[Fleet]:
+    async with Fleet(hub.registry) as opened:
+        await opened.ready()
+        yield opened
+
+
+def at(service: str, port: int = 1) -> Instance:
+    return Instance(service, "h", port)
+
+
+def kinds(fleet: Fleet, service: str, id: str = "") -> list[str]:
+    return [event.kind for event in fleet.timeline(service, id)]
+
+
+def impatient(registry: Registry, late: float) -> None:
+    """A registry whose instances are late after so many seconds."""
+    registry.guarantees = msgspec.structs.replace(registry.guarantees, late=late)
+
+
+async def test_services_are_named_in_order_and_changes_are_told(hub: Hub, fleet: Fleet):
+    told: list[Collection[tuple[str, str]]] = []
+    end = fleet.subscribe(told.append)
+    before = fleet.version
+    async with hub.register(at("b")), hub.register(at("a")):
+        await eventually(lambda: fleet.names() == ["a", "b"])
+        assert {key for keys in told for key in keys} == {("a", "h:1"), ("b", "h:1")}
+        assert fleet.version > before
+    end()
+    told.clear()
+    await eventually(lambda: not any(fleet.service(name).instances for name in "ab"))  # type: ignore[union-attr]
+    assert told == []
+    assert fleet.names() == ["a", "b"]
+
+
+async def test_a_subscriber_that_fails_costs_the_others_nothing(hub: Hub, fleet: Fleet):
+    told: list[Collection[tuple[str, str]]] = []
+
+    def stumble(_: Collection[tuple[str, str]]) -> None:
+        raise ZeroDivisionError
+
+    fleet.subscribe(stumble)
+    fleet.subscribe(told.append)
+    async with hub.register(at("a")):
+        await eventually(lambda: bool(told))
+
+
+async def test_a_service_that_lost_all_stays_until_somebody_comes_again(hub: Hub, fleet: Fleet):
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.service("a") is not None)
+        known = fleet.service("a")
+        assert known is not None
+        assert known.emptied is None
+    await eventually(lambda: known.emptied is not None)
+    assert kinds(fleet, "a") == ["added", "removed", "emptied"]
+    async with hub.register(at("a")):
+        await eventually(lambda: known.emptied is None)
+        assert list(known.instances) == ["h:1"]
+
+
+async def test_who_was_there_before_is_no_news(hub: Hub):
+    async with hub.register(at("a")) as one, Fleet(hub.registry) as fleet:
+        await fleet.ready()
+        assert kinds(fleet, "a") == []
+        (event,) = fleet.timeline("a", "h:1")
+        assert event.time == one.instance.status.registered_at
+        assert event.text == "registered at h:1, before this server looked"
+
+
+async def test_silence_is_sampled_soon_after_somebody_has_come(hub: Hub, fleet: Fleet):
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        assert fleet.observed("a")["h:1"].last_heartbeat is not None
+    await eventually(lambda: fleet.silence("a", "h:1") is None)
+
+
+async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: Hub, fleet: Fleet):
+    impatient(hub.registry, late=30.0)
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        version = fleet.version
+        fleet.take_silence("a", {"h:1": 31.0, "unknown": 99.0})
+        assert fleet.observed("a")["h:1"].late
+        assert fleet.version == version + 1
+        fleet.take_silence("a", {"h:1": 1.0})
+        assert not fleet.observed("a")["h:1"].late
+        late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
+        assert late == ["heartbeat late: silent for 31 s", "heard again"]
+
+
+async def test_a_sample_is_no_change_but_shows(hub: Hub, fleet: Fleet):
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        known = fleet.service("a")
+        assert known is not None
+        version, stamp = fleet.version, known.stamp
+        fleet.take_silence("a", {"h:1": 0.5})
+        assert fleet.version == version
+        assert known.stamp != stamp
+        assert fleet.rendering.summary(known).avg_heartbeat_delay == 500
+
+
+async def test_what_a_check_finds_is_told_when_it_turns(hub: Hub, fleet: Fleet):
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.service("a") is not None)
+        version = fleet.version
+        fleet.report_check("a", "h:1", 12.0, "")
+        fleet.report_check("a", "h:1", 14.0, "")
+        assert fleet.response_time("a", "h:1") == 14.0
+        assert fleet.version == version
+        fleet.report_check("a", "h:1", None, "refused")
+        fleet.report_check("a", "h:1", None, "timed out")
+        fleet.report_check("a", "h:1", 15.0, "")
+        assert fleet.version == version + 2
+        assert fleet.check_failure("a", "h:1") == ""
+        checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
+        assert checks == ["check failing: refused", "check passes"]
+        fleet.report_check("a", "gone", None, "refused")
+        assert fleet.check_failure("a", "gone") == ""
+
+
+async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
+    fleet.take_brakes({"a": "3 of 4 are silent"})
+    fleet.take_brakes({"a": "4 of 4 are silent"})
+    assert fleet.brake("a") == "4 of 4 are silent"
+    fleet.take_brakes({})
+    assert fleet.brake("a") == ""
+    assert [event.text for event in fleet.timeline("a")] == [
+        "the brake holds: 3 of 4 are silent",
+        "the brake is off",
+    ]
+
+
+async def test_a_service_that_only_has_a_name_is_forgotten_after_a_while(
+    hub: Hub, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    async with hub.register(at("lives")):
+        await eventually(lambda: fleet.service("lives") is not None)
+        fleet.take_names(["described", "lives", "short"])
+        assert fleet.names() == ["described", "lives", "short"]
+        fleet.take_names(["described", "lives"])
+        assert fleet.names() == ["described", "lives", "short"]
+        for name in fleet.names():
+            known = fleet.service(name)
+            assert known is not None
+            known.since = now() - datetime.timedelta(seconds=live.FORGOTTEN + 1)
+        fleet.take_names(["described"])
+        assert fleet.names() == ["described", "lives"]
+        monkeypatch.setattr(live, "_EMPTY", 1)
+        fleet.take_names(["described", "x", "y", "z"])
+        fleet.take_names(["described"])
+        assert fleet.names() == ["described", "lives", "z"]
+
+
+async def test_what_was_written_is_written_anew_only_when_something_else_is_shown(
+    hub: Hub, fleet: Fleet
+):
+    async with hub.register(at("a", 1)), hub.register(at("a", 2)):
+        await eventually(lambda: len(fleet.observed("a")) == 2)
+        known, rendering = fleet.service("a"), fleet.rendering
+        assert known is not None
+        one = rendering.instance_text(known, "h:1")
+        await hub.registry.configure("a", "h:1", set={"weight": 3})
+        await eventually(lambda: known.instances["h:1"].weight == 3)
+        assert b'"weight":3.0' in rendering.instance_text(known, "h:1")
+        assert one != rendering.instance_text(known, "h:1")
+        again = rendering.instance_text(known, "h:2")
+        assert rendering.instance_text(known, "h:2") is again
+        detail = msgspec.json.decode(rendering.detail_text(known))
+        assert [each["instanceId"] for each in detail["instances"]] == ["h:1", "h:2"]
+
+
+async def test_a_layout_whose_services_cannot_be_listed_has_no_picture():
+    async with mooring.connect("memory://", layout="plain") as hub:
+        with pytest.raises(InvalidRequest, match="has no root"):
+            Fleet(hub.registry)
