@@ -42,7 +42,7 @@ async def _demo(store: str, registry: str, rounds: int | None, limit: float | No
     hear_crashes()
     stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     async with _reached(store, registry) as hub, Stage(hub, _say) as stage:
-        _say("look at it in the console, or with `mooring services`; Ctrl-C ends it")
+        _say("look at it in the console: `mooring login` prints the link; Ctrl-C ends it")
         await _watch(stage, rounds, limit, stops)
 
 
