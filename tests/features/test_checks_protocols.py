@@ -284,7 +284,7 @@ async def test_a_websocket_with_endless_headers_is_ill():
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\n")
         while True:
-            writer.write(b"A: b\r\n")
+            writer.write(b"A: b\r\n" * 10_000)
             await writer.drain()
 
     assert "too many headers" in (await checked(WebSocketChecker(), handle)).failure
