@@ -1,0 +1,252 @@
+"""`mooring token` and `mooring login` beside a server, as its operator types them."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import stat
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mooring.testing.servers import free_port
+from tests.acceptance.serving import Served
+from tests.acceptance.test_cli import mooring_command
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    with Served("memory://", "--etcd=off", folder=folder) as started:
+        yield started
+
+
+def command(
+    served: Served, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return mooring_command(*arguments, XDG_DATA_HOME=str(served.folder), **environment)
+
+
+def whoami(served: Served, token: str) -> dict[str, object]:
+    request = urllib.request.Request(
+        f"http://{served.http}/admin/whoami", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        told: dict[str, object] = json.load(answer)
+        return told
+
+
+def test_the_first_start_makes_an_admin_token_and_prints_a_link(served: Served):
+    token = served.data / "admin-token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert served.login.startswith(f"http://{served.http}/login?code=")
+    assert served.admin_token not in "\n".join(served.lines)
+    assert whoami(served, served.admin_token)["role"] == "admin"
+
+
+def test_a_token_is_made_listed_and_revoked(served: Served):
+    scope = ["--group", "Common", "--group", "Shop", "--tenant", "7"]
+    made = command(served, "token", "create", "ann", "--role", "viewer", *scope, "--expires", "30d")
+    assert made.returncode == 0, made.stderr
+    token = made.stdout.strip()
+    assert "shown once" in made.stderr
+    assert token not in made.stderr
+    told = whoami(served, token)
+    assert (told["name"], told["groups"], told["tenants"]) == ("ann", ["Common", "Shop"], [7])
+    lines = command(served, "token", "list").stdout
+    (line,) = [line.split("\t") for line in lines.splitlines() if "\tann\t" in line]
+    assert line[2:5] == ["viewer", "Common, Shop, tenant 7", "valid"]
+    assert token not in lines
+    done = command(served, "token", "revoke", line[0])
+    assert done.returncode == 0, done.stderr
+    states = {
+        each["id"]: each["state"]
+        for each in map(json.loads, command(served, "token", "list", "--json").stdout.splitlines())
+    }
+    assert states[line[0]] == "revoked"
+    assert states["admin"] == "valid"
+
+
+def test_json_says_all_of_a_new_token(served: Served):
+    made = command(served, "token", "create", "ci", "--role=service", "--expires=never", "--json")
+    told = json.loads(made.stdout)
+    assert (told["name"], told["role"], told["expires"]) == ("ci", "service", None)
+    assert whoami(served, told["token"])["role"] == "service"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["create", "ann", "--role", "root"], "'root'"),
+        (["create", "ann", "--role", "viewer", "--expires", "soon"], "duration"),
+        (["create", "ann", "--role", "viewer", "--group", "a/b"], "slash"),
+        (["create", "", "--role", "viewer"], "name"),
+        (["revoke", "nothing"], "no token 'nothing'"),
+        (["revoke", "../audit"], "no token '../audit'"),
+        (["revoke", "admin"], "admin-token"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(served: Served, arguments: list[str], says: str):
+    done = command(served, "token", *arguments)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_login_prints_a_fresh_link(served: Served):
+    done = command(served, "login")
+    assert done.returncode == 0, done.stderr
+    (link,) = done.stdout.splitlines()
+    assert link.startswith(f"http://{served.http}/login?code=")
+    assert link != served.login
+    request = urllib.request.Request(
+        link, data=b"", method="POST", headers={"Origin": f"http://{served.http}"}
+    )
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with opener.open(request, timeout=60) as answer:
+        assert answer.url == f"http://{served.http}/"
+
+
+def test_a_token_of_the_environment_counts(served: Served):
+    made = command(served, "token", "create", "eve", "--role", "viewer")
+    token = made.stdout.strip()
+    done = command(served, "token", "list", MOORING_TOKEN=token)
+    assert done.returncode == 1
+    assert "eve is a viewer" in done.stderr
+    assert command(served, "login", MOORING_TOKEN=token).returncode == 0
+    done = command(served, "token", "list", MOORING_TOKEN="wrong")
+    assert "does not know the token" in done.stderr
+
+
+def test_the_data_folder_may_be_named(tmp_path: Path):
+    with Served("memory://", "--etcd=off", f"--data={tmp_path}/elsewhere") as served:
+        done = mooring_command("token", "list", f"--data={tmp_path}/elsewhere", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["id"] == "admin"
+        assert not served.data.exists()
+        url = f"http://{served.http}"
+        done = mooring_command("login", MOORING_SERVER=url, MOORING_DATA=f"{tmp_path}/elsewhere")
+        assert done.stdout.startswith(url)
+        served.signal(signal.SIGTERM)
+        assert served.end() == 0
+    done = mooring_command("login", f"--data={tmp_path}/elsewhere")
+    assert done.returncode == 1
+    assert "no server has said" in done.stderr
+
+
+def test_a_server_that_was_killed_is_gone(tmp_path: Path):
+    with Served("memory://", "--etcd=off", folder=tmp_path) as served:
+        served.signal(signal.SIGKILL)
+        served.end()
+        done = command(served, "login")
+    assert done.returncode == 1
+    assert "is gone" in done.stderr
+    assert "mooring serve" in done.stderr
+
+
+def test_without_a_server_it_says_how_to_start_one(tmp_path: Path):
+    for arguments in (["login"], ["token", "list"]):
+        done = mooring_command(*arguments, XDG_DATA_HOME=str(tmp_path))
+        assert done.returncode == 1
+        assert "mooring serve" in done.stderr
+    nobody = f"http://127.0.0.1:{free_port()}"
+    done = mooring_command("login", f"--server={nobody}", MOORING_TOKEN="x")
+    assert done.returncode == 1
+    assert f"no server answers at {nobody}" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_admin_token_goes_to_no_other_machine(served: Served):
+    done = command(served, "token", "list", "--server=https://mooring.example")
+    assert done.returncode == 1
+    assert "set MOORING_TOKEN" in done.stderr
+    done = command(served, "token", "list", "--server=http://192.0.2.1:7480", MOORING_TOKEN="x")
+    assert done.returncode == 1
+    assert "--insecure" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "server", ["nonsense", "ftp://h", "http://", "http://h/path", "http://a:b@h", "http://h:x"]
+)
+def test_what_is_no_server_is_told(server: str):
+    done = mooring_command("login", f"--server={server}", MOORING_TOKEN="x")
+    assert done.returncode == 1
+    assert "is no server" in done.stderr
+
+
+class Redirecting(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(307)
+        self.send_header("Location", f"http://127.0.0.1:{self.server.elsewhere}/stolen")  # type: ignore[attr-defined]
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def redirecting() -> Iterator[str]:
+    with http.server.HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        server.elsewhere = server.server_port  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_redirect_is_not_followed():
+    with redirecting() as url:
+        done = mooring_command("login", f"--server={url}", MOORING_TOKEN="x")
+    assert done.returncode == 1
+    assert "answers 307" in done.stderr
+
+
+def test_over_tls_the_certificate_is_checked(tmp_path: Path, certificates: Path):
+    config = tmp_path / "config"
+    config.write_text(
+        f"store: memory://\netcd: off\ntls:\n  cert: {certificates}/server.pem\n"
+        f"  key: {certificates}/server.key\n"
+    )
+    with Served("", f"--config={config}", folder=tmp_path) as served:
+        assert served.login.startswith(f"https://{served.http}/login?code=")
+        refused = command(served, "login")
+        assert refused.returncode == 1
+        assert "--ca FILE" in refused.stderr
+        assert command(served, "login", f"--ca={certificates}/other-ca.pem").returncode == 1
+        done = command(served, "login", f"--ca={certificates}/ca.pem")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("https://")
+        assert "holds no certificate" in command(served, "login", f"--ca={config}").stderr
+
+
+def test_a_folder_that_is_no_good_is_told_before_it_starts(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    serve = ["serve", "--store=memory://", "--etcd=off", "--http=127.0.0.1:0"]
+    done = mooring_command(*serve, f"--data={tmp_path}/file/data")
+    assert done.returncode == 1
+    assert "--data" in done.stderr
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    done = mooring_command(*serve, f"--data={open_to_all}")
+    assert done.returncode == 1
+    assert "chmod 700" in done.stderr
+
+
+def test_without_the_console_no_link_is_printed(tmp_path: Path):
+    config = tmp_path / "config"
+    config.write_text("store: memory://\netcd: off\nconsole: off\n")
+    with Served("", f"--config={config}", folder=tmp_path) as served:
+        assert not any(line.startswith("console") for line in served.lines)
+        assert command(served, "token", "list").returncode == 0
+        assert command(served, "login").returncode == 1
