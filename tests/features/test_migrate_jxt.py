@@ -12,6 +12,7 @@ import pytest
 
 from mooring.errors import InvalidRequest, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
+from mooring.migrate.jxt.ledger import Known
 from mooring.migrate.jxt.migration import Different, Migration
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
 from mooring.migrate.jxt.settling import Settled
@@ -30,6 +31,7 @@ from tests.features.jxt_store import (
     level,
     made,
     new_parts,
+    old_indexed,
     verdicts,
 )
 from tests.waiting import eventually
@@ -659,6 +661,74 @@ async def test_an_old_index_goes_when_what_it_leads_to_does(store: Store):
         "jxt//hosts/b1.com",
         "jxt//hosts/c1.com",
     }
+
+
+@pytest.mark.parametrize("how", ["the old later", "the new later", "alike", "one deleted"])
+async def test_an_old_index_goes_where_both_sides_left_its_name(store: Store, how: str):
+    publisher = Publisher(store, ring=Keyring())
+    await publisher.put(1, "meta", {"code": "c1", "name": "n/1"})
+    await publisher.put(1, "ftp/u1", {})
+    async with bridging(store):
+        await becomes_level(store)
+    old: JSON = {"code": "c2", "name": "n/2"}
+    if how == "the new later":
+        await put(store, "jxt//tenants/1/meta", old)
+    if how == "one deleted":
+        await publisher.delete(1)
+    else:
+        await publisher.put(1, "meta", old if how == "alike" else {"code": "c3", "name": "n/3"})
+        await publisher.remove(1, "ftp/u1")
+    if how != "the new later":
+        await put(store, "jxt//tenants/1/meta", old)
+    await put(store, "jxt//tenants/1/ftp", [{"username": "u2"}])
+    async with bridging(store):
+        await becomes_level(store)
+    there = old_indexed("jxt", await dump(store))
+    last = 3 if how == "the new later" else 2
+    assert there.keys() == {f"by-code/c{last}", f"by-name/n/{last}", "ftp-user/u2"}
+
+
+async def test_an_old_index_goes_however_it_is_spelled(store: Store):
+    await put(store, "jxt//tenants/1/meta", META)
+    await put(store, "jxt//tenants/by-code/acme", {"id": 1})
+    for name in ("acme", "Acme%20%2F%20%E7%94%B2"):
+        await put(store, f"jxt//tenants/by-name/{name}", {"id": 1})
+    publisher = Publisher(store, ring=Keyring())
+    async with bridging(store):
+        await holds(store, "jxt/tenants/1/meta", META)
+        await publisher.put(1, "meta", {"code": "other", "name": "Other"})
+        await becomes_level(store)
+
+
+async def test_what_was_written_ahead_of_parts_that_never_came_goes(store: Store):
+    """As it is where a bridge is stopped halfway, and then the parts change again."""
+    ahead = {f"jxt//hosts/h{number}.com".encode(): "domain/aliases" for number in range(150)}
+    for name in (*ahead, b"jxt//hosts/theirs.com"):
+        await put(store, name.decode(), {"tenantId": 1})
+    ledger = Migration(store).reading.ledger
+    await store.commit(ledger.written(1, Known(led=ahead)))
+    await put(store, "jxt//tenants/1/domain/aliases", ["h7.com", "h200.com"])
+    await put(store, "jxt//hosts/h8.com", {"tenantId": 2})
+    async with bridging(store):
+        left = {"host/h7.com": 1, "host/h200.com": 1, "host/h8.com": 2, "host/theirs.com": 1}
+
+        async def there() -> bool:
+            return old_indexed("jxt", await dump(store)) == left
+
+        await eventually(there, within=20)
+        await drop(store, "jxt//tenants/1/domain/aliases")
+        del left["host/h7.com"], left["host/h200.com"]
+        await eventually(there, within=20)
+        await holds(store, "jxt/_migration/jxt/1", None)
+
+
+async def test_a_bridge_takes_a_tenant_with_many_names_from_name_to_name(store: Store):
+    publisher = Publisher(store, ring=Keyring())
+    for turn in range(3):
+        names: JSON = [f"h{turn}-{number}.com" for number in range(130)]
+        await publisher.put(1, "domain/aliases", names)
+        async with bridging(store):
+            await becomes_level(store)
 
 
 async def test_a_missing_old_index_is_told_and_written_by_a_bridge(store: Store):

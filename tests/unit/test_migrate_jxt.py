@@ -18,15 +18,15 @@ from mooring.migrate.jxt.deletion import remembered
 from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart, digest, same_name
 from mooring.migrate.jxt.indexes import Index as OldIndexEntry
 from mooring.migrate.jxt.indexes import amiss, compared_index, unled
-from mooring.migrate.jxt.leading import mislaid, places
-from mooring.migrate.jxt.ledger import LedgerKeys, Marker, bases_of, marker_of, phase_of
+from mooring.migrate.jxt.leading import led, mislaid, places
+from mooring.migrate.jxt.ledger import Known, LedgerKeys, Marker, known_of, marker_of, phase_of
 from mooring.migrate.jxt.plan import Step, compared, counted
 from mooring.migrate.jxt.rewriting import locked, rewritten
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.migrate.jxt.verified import Header, Listed, Verified
 from mooring.migrate.jxt.view import View, view
 from mooring.model import JSON
-from mooring.store import Entry, Put
+from mooring.store import Delete, Entry, Put
 from mooring.tenants.keys import Keys
 from mooring.tenants.secrets import Keyring
 
@@ -486,11 +486,14 @@ def test_a_digest_does_not_depend_on_the_order_of_fields():
 def test_the_ledger_keeps_what_it_is_told():
     ledger = LedgerKeys(KEYS)
     bases = {"meta": Base("a", "b"), "ftp/名": Base("c", "c")}
-    put = ledger.written(7, bases)
+    known = Known(bases, {"jxt//ftp-users/名".encode(): "ftp/名"})
+    put = ledger.written(7, known)
     assert isinstance(put, Put)
     assert put.key == b"jxt/_migration/jxt/7"
-    assert bases_of(Entry(put.key, put.value, 1, 1, 1)) == bases
-    assert bases_of(None) == bases_of(Entry(put.key, b"{", 1, 1, 1)) == {}
+    assert known_of(Entry(put.key, put.value, 1, 1, 1)) == known
+    assert known_of(None) == known_of(Entry(put.key, b"{", 1, 1, 1)) == Known()
+    assert isinstance(ledger.written(7, Known(led=known.led)), Put)
+    assert isinstance(ledger.written(7, Known()), Delete)
     assert [ledger.unit(name) for name in (put.key, ledger.of(0), ledger.marker)] == [7, 0, None]
 
 
@@ -502,9 +505,13 @@ def test_a_marker_that_cannot_be_read_stops_everybody():
 
 
 def seen(
-    unit: int, old: list[Entry], new: list[Entry], bases: dict[str, Base] | None = None
+    unit: int,
+    old: list[Entry],
+    new: list[Entry],
+    bases: dict[str, Base] | None = None,
+    led: dict[bytes, str] | None = None,
 ) -> View:
-    put = LedgerKeys(KEYS).written(unit, bases or {})
+    put = LedgerKeys(KEYS).written(unit, Known(bases or {}, led or {}))
     ledger = Entry(put.key, put.value, 1, 5, 1) if isinstance(put, Put) else None
     return view(KEYS, OLD, unit, old, new, ledger)
 
@@ -618,11 +625,13 @@ def test_what_goes_with_the_last_old_key_is_forgotten_and_nothing_else():
         ],
         [],
         dict.fromkeys(("meta", "ftp/a", "storage", "database/a", "database/x"), base),
+        {b"jxt//tenants/by-code/a": "meta", b"jxt//ftp-users/a": "ftp/a"},
     )
     gone = [b"jxt//tenants/1/ftp", b"jxt//jxt/config/tenants/1/services/a/database"]
     left = remembered(OLD, here, gone)
-    assert left == {"meta": base, "database/x": base}, "which only the last key may give"
-    assert remembered(OLD, here, list(here.told.raw)) == {}
+    assert left.bases == {"meta": base, "database/x": base}, "which only the last key may give"
+    assert left.led == {b"jxt//tenants/by-code/a": "meta"}
+    assert remembered(OLD, here, list(here.told.raw)) == Known()
 
 
 META = {"id": 1, "code": "acme", "name": "A/B"}
@@ -681,6 +690,30 @@ def test_an_old_index_is_mislaid_where_nothing_leads_to_a_tenant():
     found = mislaid(1, has, spellings, there)
     assert list(found.missing) == [b"jxt//tenants/by-code/acme"]
     assert {name: other for name, (_, other) in found.elsewhere.items()} == {b"jxt//hosts/a.b": 2}
+
+
+def test_old_indexes_that_are_as_they_should_be_are_not_written_again():
+    before = places(KEYS, OLD, 1, {"meta": {"code": "a", "name": "a"}, "ftp/u": {}})
+    after = places(KEYS, OLD, 1, {"meta": {"code": "b", "name": "b"}, "ftp/u": {}})
+    there: dict[bytes, Entry] = {name: entry(name.decode(), {"id": 1}) for name in before}
+    for room in (2, 2, 1):
+        found = led(1, before, after, there)
+        assert found.gone == before.keys() - after.keys()
+        for write in found.writes[:2]:
+            if isinstance(write, Put):
+                there[write.key] = Entry(write.key, write.value, 1, 6, 1)
+            else:
+                del there[write.range.start]
+        assert len(found.writes[:2]) == room
+    assert led(1, before, after, there).writes == []
+    assert there.keys() == after.keys()
+
+
+def test_a_part_is_level_where_both_say_the_same_or_nothing():
+    old = [entry("jxt//tenants/1/meta", META), entry("jxt//tenants/1/ftp", b"[{")]
+    here = seen(1, old, [entry("jxt/tenants/1/meta", META), entry("jxt/tenants/1/storage", {})])
+    found = {path: here.level(path, NO_RING) for path in ("meta", "storage", "database/a", "ftp/a")}
+    assert found == {"meta": True, "storage": False, "database/a": True, "ftp/a": False}
 
 
 def test_an_index_goes_with_what_it_leads_to():

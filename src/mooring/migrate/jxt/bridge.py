@@ -96,11 +96,12 @@ class Bridge:
         self._due[unit] = None
 
     def _hear_ledger(self, update: Update[bytes, Entry]) -> None:
-        """Units that are nowhere but there were deleted; and the marker concerns all: what was
-        written while the other format counted has to be looked at again."""
+        """Units that are nowhere but there were deleted; and where another bridge wrote, it may
+        have been stopped before all was done. The marker concerns all: what was written while the
+        other format counted has to be looked at again."""
         for change in update.changes:
             unit = self._reading.ledger.unit(change.key)
-            if unit is not None and update.resync:
+            if unit is not None:
                 self._look_at(unit)
             if change.key == self._reading.ledger.marker:
                 self._due |= dict.fromkeys(sorted({0, *self._units}))

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown
-from mooring.migrate.jxt.decision import Base
 from mooring.migrate.jxt.format import OldIndex, OldKeys
+from mooring.migrate.jxt.ledger import Known
 from mooring.migrate.jxt.progress import Progress, each, silent
 from mooring.migrate.jxt.reading import Mark, Reading
 from mooring.migrate.jxt.translation import translated
@@ -97,11 +97,11 @@ class Deletion:
         here, mark = await self._reading.unit(unit)
         _still_over(mark)
         names = [each.key.encode() for each in due]
-        bases, ledger = remembered(self._reading.old, here, names), self._reading.ledger
-        if not names and bases == here.bases:
+        known, ledger = remembered(self._reading.old, here, names), self._reading.ledger
+        if not names and known == here.known:
             return
         await self._store.commit(
-            *([] if bases == here.bases else [ledger.written(unit, bases)]),
+            *([] if known == here.known else [ledger.written(unit, known)]),
             *(Delete(key(name)) for name in names),
             require=[
                 unchanged(ledger.marker, mark.revision),
@@ -137,7 +137,7 @@ def _still_over(mark: Mark) -> None:
         raise InvalidRequest("the migration was begun again meanwhile: nothing more is deleted")
 
 
-def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> dict[str, Base]:
+def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> Known:
     """What the ledger says of a unit of which these old keys go: only what others of them give. A
     part whose key was written since must be known for that, and one whose key is gone must not be
     taken for deleted."""
@@ -150,8 +150,9 @@ def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> dict[s
             if name not in gone
         ],
     )
-    return {
+    bases = {
         path: base
         for path, base in here.bases.items()
         if path in left.parts or (path not in here.told.parts and left.hides(path))
     }
+    return Known(bases, {name: path for name, path in here.known.led.items() if path in bases})

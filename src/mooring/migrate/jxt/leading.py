@@ -17,6 +17,8 @@ class Led(msgspec.Struct):
     writes: list[Write] = msgspec.field(default_factory=list)
     checks: list[Check] = msgspec.field(default_factory=list)
     """One for each write."""
+    gone: set[bytes] = msgspec.field(default_factory=set)
+    """What leads to the tenant no longer once they are done."""
 
 
 def places(
@@ -27,6 +29,15 @@ def places(
     return {old_keys.index(claim.kind, claim.name): claim for claim in found}
 
 
+def spelled(
+    old_keys: OldKeys, has: Mapping[bytes, Claim], parts: Mapping[str, object]
+) -> dict[bytes, list[bytes]]:
+    """Wherever else the indexes of a tenant with these parts may have been written."""
+    meta = parts.get("meta")
+    code = str(meta.get("code") or "") if isinstance(meta, dict) else ""
+    return {name: old_keys.spellings(each.kind, each.name, code) for name, each in has.items()}
+
+
 def led(
     unit: int,
     had: Mapping[bytes, Claim],
@@ -35,7 +46,7 @@ def led(
 ) -> Led:
     """What makes the indexes that lead to what a tenant `had` lead to what it `has`. What is as it
     was is left alone, and so is whatever leads to another tenant."""
-    found = Led()
+    found = Led(gone=had.keys() - has.keys())
     for name in sorted({*had, *has}):
         entry, claim = there.get(name), has.get(name)
         other = holder(entry.value) if entry is not None else 0
@@ -46,6 +57,8 @@ def led(
         else:
             former = had.get(name)
             if former is not None and former.value == claim.value:
+                continue
+            if entry is not None and entry.value == claim.value:
                 continue
             if other not in (0, unit):
                 continue  # it may be on its way to another name: see `mislaid`

@@ -1,6 +1,7 @@
 """What a migration remembers in the store, beside the tenants and away from them.
 
-    {ns}/_migration/jxt/{id} | common     what a unit held when both formats were level
+    {ns}/_migration/jxt/{id} | common     what a unit held when both formats were level, and which
+                                          old indexes may lead to it
     {ns}/_migration/jxt/cutover           since when the new keys count alone
 
 An entry of the ledger is written in the same commit as what it is about. Every commit of a
@@ -10,7 +11,7 @@ migration checks that the marker of the cut-over is what it was taken for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -35,8 +36,19 @@ class Marker(msgspec.Struct, frozen=True):
     """When the deletion of the old keys began."""
 
 
-class _Record(msgspec.Struct, frozen=True):
-    parts: Mapping[str, tuple[str, str]]
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    parts: Mapping[str, Base]
+    led: Mapping[str, str] = {}
+
+
+class Known(NamedTuple):
+    """What the ledger says of a unit."""
+
+    bases: Mapping[str, Base] = {}
+    """What each part held when both sides were level."""
+    led: Mapping[bytes, str] = {}
+    """Old indexes that may lead to it, and from which part each of them comes. Where both sides
+    change, nothing else says what they were."""
 
 
 class LedgerKeys:
@@ -55,24 +67,25 @@ class LedgerKeys:
             return 0
         return int(last) if is_id(last) else None
 
-    def written(self, unit: int, bases: Mapping[str, Base]) -> Write:
+    def written(self, unit: int, known: Known) -> Write:
         """What puts an entry into the ledger, or takes it out."""
-        if not bases:
+        if not known.bases and not known.led:
             return Delete(key(self.of(unit)))
-        parts = {path: (base.old, base.new) for path, base in sorted(bases.items())}
-        return Put(self.of(unit), msgspec.json.encode(_Record(parts)))
+        led = {name.decode(): path for name, path in sorted(known.led.items())}
+        record = _Record(dict(sorted(known.bases.items())), led)
+        return Put(self.of(unit), msgspec.json.encode(record))
 
 
-def bases_of(entry: Entry | None) -> dict[str, Base]:
+def known_of(entry: Entry | None) -> Known:
     """What an entry of the ledger says. Without it nothing is ever deleted, so that one that
     cannot be read is as none."""
     if entry is None:
-        return {}
+        return Known()
     try:
         record = msgspec.json.decode(entry.value, type=_Record)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return {path: Base(*pair) for path, pair in record.parts.items()}
+        return Known()
+    return Known(record.parts, {name.encode(): path for name, path in record.led.items()})
 
 
 def marker_of(entry: Entry | None) -> Marker | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -26,11 +26,11 @@ from mooring.errors import (
 from mooring.migrate.jxt.claiming import Lots
 from mooring.migrate.jxt.decision import Base, Move
 from mooring.migrate.jxt.format import SENTINEL, digest
-from mooring.migrate.jxt.ledger import Phase
+from mooring.migrate.jxt.ledger import Known, Phase
 from mooring.migrate.jxt.plan import place_of
 from mooring.migrate.jxt.reading import Mark, Reading
 from mooring.migrate.jxt.rewriting import locked, rewritten
-from mooring.migrate.jxt.signposts import ROOM, Mended, Signposts
+from mooring.migrate.jxt.signposts import ROOM, Signposts
 from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.view import View
 from mooring.model import JSON
@@ -94,7 +94,7 @@ class Settler:
     def due(self, here: View) -> bool:
         """Whether a copy has anything to do for a unit that was seen so."""
         moves = (here.decide(path, self._ring).move for path in here.paths)
-        return any("new" in move for move in moves) or self._bases(here) != here.bases
+        return any("new" in move for move in moves) or bool(self._recorded(here, self._bases(here)))
 
     async def settle(self, unit: int, *, back: bool, lost: Lots | None = None) -> Settled:
         """Make a unit level. `back`: also the old keys follow the new ones, and they alone after
@@ -144,11 +144,6 @@ class Settler:
         unwritten = [f"{each.path}: {taken[each.path]}" for each in to_new if each.path in taken]
         to_new = [each for each in to_new if each.path not in taken]
         if to_new:
-            if back:
-                left = await self._signposts.left(here, [each.path for each in to_new])
-                if left.writes:
-                    await self._write(here, mark, left)
-                    return True
             done.changes += await self._to_new(here, mark, to_new)
             return True
         to_old = [each for each in moves.values() if back and each.move in ("to old", "out of old")]
@@ -157,9 +152,9 @@ class Settler:
         if to_old := [each for each in to_old if each.path not in kept]:
             done.changes += await self._to_old(here, mark, to_old[:_TOGETHER])
             return True
-        bases = self._bases(here)
-        if bases != here.bases:
-            await self._store.commit(*self._recorded(here, bases), require=self._checks(here, mark))
+        if writes := self._recorded(here, self._bases(here)):
+            await self._store.commit(*writes, require=self._checks(here, mark))
+            return True
         done.problems = unwritten
         return False
 
@@ -173,18 +168,31 @@ class Settler:
         return {path: why for path, why in found.items() if why}
 
     async def _mend_index(self, here: View, mark: Mark, done: Settled) -> bool:
-        """What leads to the unit among the old keys, where it does not yet; whether there was
-        anything to do."""
+        """What leads to the unit among the old keys, where it does not yet, or should no longer;
+        whether there was anything to do."""
         found = await self._signposts.mended(here, mark)
-        if found.writes:
-            await self._write(here, mark, found)
+        if found.writes or found.gone:
+            known = self._signposts.known(here, here.bases, found.gone)
+            await self._lead(here, mark, found.writes, found.checks, known)
             return True
         done.problems += found.problems
         return False
 
-    async def _write(self, here: View, mark: Mark, index: Mended) -> None:
-        checks = [*index.checks, *self._checks(here, mark)]
-        await self._store.commit(*index.writes, require=checks)
+    async def _lead(
+        self,
+        here: View,
+        mark: Mark,
+        writes: Sequence[Write],
+        checks: Sequence[Check],
+        known: Known,
+    ) -> None:
+        """Write indexes alone. The ledger's entry is written in any case: who decided before that
+        must look again, and every bridge does."""
+        await self._store.commit(
+            *writes,
+            self._ledger.written(here.unit, known),
+            require=[*checks, *self._checks(here, mark)],
+        )
 
     def _moves(self, here: View) -> dict[str, Change]:
         decided = {path: here.decide(path, self._ring) for path in here.paths}
@@ -205,10 +213,11 @@ class Settler:
                 bases[path] = Base(old.digest, new.digest)
         return bases
 
-    def _recorded(self, here: View, bases: Mapping[str, Base]) -> list[Write]:
-        if bases == here.bases:
-            return []
-        return [self._ledger.written(here.unit, bases)]
+    def _recorded(
+        self, here: View, bases: Mapping[str, Base], gone: Collection[bytes] = ()
+    ) -> list[Write]:
+        known = self._signposts.known(here, bases, gone)
+        return [] if known == here.known else [self._ledger.written(here.unit, known)]
 
     def _checks(self, here: View, mark: Mark) -> list[Check]:
         return [
@@ -312,19 +321,17 @@ class Settler:
             parts["meta"] = meta  # whatever became of it among the old keys
         leading = await self._signposts.moved(here.unit, before, parts)
         index, guards = leading.writes, leading.checks
-        # What leads to the parts comes before them: who is stopped in between finds the parts not
-        # yet written, and does it again.
-        room = max(ROOM - len(writes), 0)
-        for first in range(room, len(index), ROOM):
-            part = slice(first, first + ROOM)
-            await self._store.commit(
-                *index[part], require=[*guards[part], *self._checks(here, mark)]
-            )
+        if len(writes) + len(index) > ROOM:
+            # What leads to the parts comes before them: who is stopped in between finds the parts
+            # not yet written, and goes on; or the ledger knows what to take away again.
+            known = Known(here.bases, self._signposts.known(here, bases).led)
+            await self._lead(here, mark, index[:ROOM], guards[:ROOM], known)
+            return []
         await self._store.commit(
             *writes,
-            *index[:room],
-            *self._recorded(here, bases),
-            require=[*checks, *guards[:room], *self._checks(here, mark)],
+            *index,
+            *self._recorded(here, bases, leading.gone),
+            require=[*checks, *guards, *self._checks(here, mark)],
         )
         return moves
 

@@ -1,8 +1,11 @@
 """The old indexes of a unit, kept as its old parts say.
 
-They go with the parts, in the same commit. Where a name passes from one tenant to another, and that
-one has not let go of it yet, it cannot: so whatever is missing is looked for once the parts are
-level, and again until nothing is.
+They go with the parts, in the same commit, as far as they can. A name that passes from one tenant
+to another must wait until that one has let go of it; and where both sides change a part, neither
+says any longer what it was. So the ledger remembers what may lead to a unit, and no index is
+written without that. Once the parts are level, what is missing is written, and what leads to names
+that the unit no longer has is taken away, again until nothing is. What the ledger does not know
+stays: others write indexes, too, and may do so before the parts.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from mooring.migrate.jxt.leading import Led, led, mislaid, places
+from mooring.migrate.jxt.decision import Base
+from mooring.migrate.jxt.leading import Led, led, mislaid, places, spelled
+from mooring.migrate.jxt.ledger import Known
 from mooring.migrate.jxt.reading import Mark, Reading
 from mooring.migrate.jxt.view import View
 from mooring.model import JSON
@@ -30,6 +35,8 @@ class Mended(msgspec.Struct):
 
     writes: list[Write] = msgspec.field(default_factory=list)
     checks: list[Check] = msgspec.field(default_factory=list)
+    gone: set[bytes] = msgspec.field(default_factory=set)
+    """What leads to the unit no longer then."""
     problems: list[str] = msgspec.field(default_factory=list)
 
 
@@ -44,39 +51,43 @@ class Signposts:
         had, has = self._places(unit, before), self._places(unit, after)
         return led(unit, had, has, await self.entries({*had, *has}))
 
-    async def left(self, here: View, paths: Collection[str]) -> Mended:
-        """What leads among the old keys to what these parts have been until now, and the old ones
-        are no longer: it must go before nobody knows of it any more."""
-        if not here.unit:
-            return Mended()
-        was = {path: here.new[path] for path in paths if path in here.new}
-        old = {path: part.value for path, part in here.told.parts.items()}
-        has = self._places(here.unit, old)
-        kept = {*has, *(name for each in self._spelled(here, has).values() for name in each)}
-        there = await self.entries(self._places(here.unit, was).keys() - kept)
-        gone = sorted(name for name, entry in there.items() if holder(entry.value) == here.unit)
-        done = Mended()
-        for name in gone[:_TOGETHER]:
-            done.writes.append(Delete(key(name)))
-            done.checks.append(unchanged(name, there[name].modified))
-        return done
+    def known(self, here: View, bases: Mapping[str, Base], gone: Collection[bytes] = ()) -> Known:
+        """What the ledger is to say of a unit with these bases, of which some indexes are gone. Of
+        one of which nothing ever was level, nothing is remembered."""
+        led = {**here.known.led, **(self._may_lead(here) if bases or here.bases else {})}
+        return Known(bases, {name: path for name, path in led.items() if name not in gone})
+
+    def _may_lead(self, here: View) -> dict[bytes, str]:
+        """Where something may lead to a unit by either of its formats, however it is spelled, and
+        by which part."""
+        found: dict[bytes, str] = {}
+        for parts in (here.new, _told(here)) if here.unit else ():
+            has = self._places(here.unit, parts)
+            for name, others in spelled(self._reading.old, has, parts).items():
+                found |= dict.fromkeys((name, *others), has[name].path)
+        return found
 
     def claimed(self, here: View) -> dict[bytes, Claim]:
         """Where something may lead to a unit, by either of its formats."""
         if not here.unit:
             return {}
-        old = {path: part.value for path, part in here.told.parts.items()}
-        return {**self._places(here.unit, here.new), **self._places(here.unit, old)}
+        return {**self._places(here.unit, here.new), **self._places(here.unit, _told(here))}
 
     async def mended(self, here: View, mark: Mark) -> Mended:
         """What else must be written for a unit whose parts are level."""
         if not here.unit:
             return Mended()
         has = self._level(here, mark)
-        spelled = self._spelled(here, has)
-        there = await self.entries({*has, *(name for each in spelled.values() for name in each)})
-        found = mislaid(here.unit, has, spelled, there)
-        done = Mended()
+        spellings = spelled(self._reading.old, has, here.new)
+        surplus = self._surplus(here)
+        names = {*has, *(name for each in spellings.values() for name in each), *surplus}
+        there = await self.entries(names)
+        found = mislaid(here.unit, has, spellings, there)
+        done = Mended(gone=set(surplus))
+        for name in surplus:
+            if name in there and holder(there[name].value) == here.unit:
+                done.writes.append(Delete(key(name)))
+                done.checks.append(unchanged(name, there[name].modified))
         for name, (claim, other) in found.elsewhere.items():
             theirs, _ = await self._reading.unit(other)
             if name in self.claimed(theirs):
@@ -91,9 +102,19 @@ class Signposts:
         done.checks = list(dict.fromkeys(done.checks))
         return done
 
+    def _surplus(self, here: View) -> list[bytes]:
+        """Where nothing has to lead to a unit any more: it no longer has what is called so."""
+        kept = self._may_lead(here)
+        found = [
+            name
+            for name, path in here.known.led.items()
+            if name not in kept and here.level(path, self._ring)
+        ]
+        return sorted(found)[:_TOGETHER]
+
     def _level(self, here: View, mark: Mark) -> dict[bytes, Claim]:
         """Where something has to lead to a unit."""
-        old: dict[str, object] = {path: part.value for path, part in here.told.parts.items()}
+        old = _told(here)
         if mark.phase != "both" and isinstance(here.new.get("meta"), dict):
             old["meta"] = here.new["meta"]  # whatever became of it among the old keys
         return {
@@ -101,13 +122,6 @@ class Signposts:
             for name, claim in self._places(here.unit, old).items()
             if here.same(claim.path, self._ring)
         }
-
-    def _spelled(self, here: View, has: Mapping[bytes, Claim]) -> dict[bytes, list[bytes]]:
-        """Wherever else these may have been written."""
-        meta = here.new.get("meta")
-        code = str(meta.get("code") or "") if isinstance(meta, dict) else ""
-        spellings = self._reading.old.spellings
-        return {name: spellings(each.kind, each.name, code) for name, each in has.items()}
 
     def _places(self, unit: int, parts: Mapping[str, object]) -> dict[bytes, Claim]:
         return places(self._reading.keys, self._reading.old, unit, parts)
@@ -120,6 +134,11 @@ class Signposts:
             answer = await self._store.commit(read=[Query(key(name)) for name in part])
             found |= {each.first.key: each.first for each in answer.reads if each.first is not None}
         return found
+
+
+def _told(here: View) -> dict[str, object]:
+    """The parts as the old keys have them."""
+    return {path: part.value for path, part in here.told.parts.items()}
 
 
 def _modified(there: Mapping[bytes, Entry], name: bytes) -> int:

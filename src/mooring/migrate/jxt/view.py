@@ -9,7 +9,7 @@ import msgspec
 from mooring.migrate.jxt.decision import NO_BASE, Base, Decision, Following, Side, decide
 from mooring.migrate.jxt.decision import decide_after as _decide_after
 from mooring.migrate.jxt.format import OldKeys, digest
-from mooring.migrate.jxt.ledger import bases_of
+from mooring.migrate.jxt.ledger import Known, known_of
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.model import JSON
 from mooring.store.contract import Entry
@@ -26,9 +26,13 @@ class View(msgspec.Struct, frozen=True):
     new: Mapping[str, JSON | Unread]
     revisions: Mapping[str, int]
     """When each new part was written."""
-    bases: Mapping[str, Base]
+    known: Known
     recorded: int
     """When the ledger's entry was written; 0: there is none."""
+
+    @property
+    def bases(self) -> Mapping[str, Base]:
+        return self.known.bases
 
     @property
     def paths(self) -> list[str]:
@@ -48,6 +52,12 @@ class View(msgspec.Struct, frozen=True):
         if old is None or new is None or isinstance(new, Unread):
             return False
         return same(self.unit, path, old.value, new, ring)
+
+    def level(self, path: str, ring: Keyring) -> bool:
+        """Whether both sides mean the same by a part, or have nothing of it."""
+        if path in self.told.parts or path in self.new:
+            return self.same(path, ring)
+        return not self.told.hides(path)
 
     def decide(self, path: str, ring: Keyring) -> Decision:
         if isinstance(self.new.get(path), Unread):
@@ -84,7 +94,7 @@ def view(
     else:
         parts, revisions = _common(keys, entries)
     recorded = ledger.modified if ledger is not None else 0
-    return View(unit, told, parts, revisions, bases_of(ledger), recorded)
+    return View(unit, told, parts, revisions, known_of(ledger), recorded)
 
 
 def _common(
