@@ -52,7 +52,8 @@ class Call:
     @property
     def here(self) -> str:
         """The path as it was sent."""
-        return self.request.scope["raw_path"].decode("ascii", "replace")
+        raw_path: bytes = self.request.scope["raw_path"]
+        return raw_path.decode("ascii", "replace")
 
 
 def tenant_id(text: str) -> int:
@@ -104,7 +105,7 @@ async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
     except ClientDisconnect:
         raise Refused(400, "bad_request", "the body ended before its end") from None
     if endpoint.body is None:
-        if received.strip() not in (b"", b"{}"):
+        if bytes(received).strip() not in (b"", b"{}"):
             raise Refused(400, "bad_request", "this takes no body")
         return None
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
