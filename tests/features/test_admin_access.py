@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mooring.server import app, listening
 from mooring.server.access.principals import ROLES
 from mooring.server.access.tokens import ADMIN
 from mooring.server.api import endpoints
@@ -24,6 +25,7 @@ from tests.waiting import eventually
 
 OPEN = {
     "GET /",
+    "GET /favicon.ico",
     "GET /healthz",
     "GET /readyz",
     "GET /login",
@@ -475,6 +477,15 @@ class TestPathsAndHeads:
                 assert line == b"" or b"431" in line
         assert (await admin.get("/healthz")).status_code == 200
 
+    async def test_a_head_that_does_not_come_is_not_waited_for(
+        self, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(listening, "PATIENCE", 0.2)
+        for beginning in (b"", b"GET / HTTP/1.1\r\nHost: loc"):
+            async with raw(admin) as (reader, writer):
+                writer.write(beginning)
+                assert b"408" in await reader.readline()
+
     async def test_an_upgrade_is_not_made(self, admin: Admin):
         text = (
             "GET /admin/whoami HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
@@ -493,6 +504,19 @@ class TestTooMuch:
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "too_large"
         assert (await admin.post("/admin/tokens", small, as_="admin")).status_code == 201
+
+    async def test_a_body_that_does_not_come_is_not_waited_for(
+        self, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(app, "_PATIENCE", 0.2)
+        async with raw(admin) as (reader, writer):
+            line = f"Authorization: Bearer {admin.tokens['admin']}\r\n"
+            writer.write(
+                b"POST /admin/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n"
+                + line.encode()
+                + b"Content-Type: application/json\r\n\r\n{"
+            )
+            assert b"408" in await reader.readline()
 
     async def test_nobody_is_made_to_read_a_body_without_a_token(self, admin: Admin):
         async with raw(admin) as (reader, writer):
@@ -601,3 +625,17 @@ async def test_openapi_describes_every_endpoint(admin: Admin):
         f"{method.upper()} {path}" for path, methods in told["paths"].items() for method in methods
     }
     assert described == {named(each) for each in TABLE}
+
+
+async def test_a_mistake_of_ours_is_told_without_a_word_of_it(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(*_: object) -> None:
+        raise RuntimeError("hunter2")
+
+    monkeypatch.setattr(admin.parts.tokens, "listed", broken)
+    answer = await admin.get("/admin/tokens", as_="admin")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert "hunter2" not in answer.text
+    assert "GET /admin/tokens failed" in caplog.text

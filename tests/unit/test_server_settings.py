@@ -46,6 +46,12 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"registry: {cleanup: {intervall: 7s}}", r"registry\.cleanup\.intervall is no setting"),
         (b"registry: {url: 7}", r"\$\.registry"),
         (b"registry_settings: {}", "no setting 'registry_settings'"),
+        (b"store: memory://\nhosts: ['https://mooring.lan']", "no host's name"),
+        (b"store: memory://\nhosts: ['mooring.lan:80']", "no host's name"),
+        (b"store: memory://\nhosts: mooring.lan", r"\$\.hosts"),
+        (b"store: memory://\nrates: {reads: -1}", r"rates\.reads"),
+        (b"store: memory://\nrates: {bodies: 1}", "bodies"),
+        (b"store: memory://\nconsole: sometimes", r"\$\.console"),
     ],
 )
 def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: str):
@@ -106,6 +112,21 @@ def test_the_data_folder_may_have_any_name(
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / name))
     assert ServerSettings().url().file == tmp_path / name / "mooring" / "store"
+
+
+def test_the_store_is_in_the_data_folder_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = load(None, data="~/mooring")
+    assert settings.folder() == tmp_path / "mooring"
+    assert settings.url().file == tmp_path / "mooring" / "store"
+
+
+@pytest.mark.parametrize(("told", "on"), [("on", True), ("off", False), ("'off'", False)])
+def test_the_console_is_on_unless_it_is_off(tmp_path: Path, told: str, on: bool):
+    (tmp_path / "file").write_text(f"store: memory://\nconsole: {told}\n")
+    assert load(tmp_path / "file").console is on
 
 
 def test_who_has_no_home_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -59,7 +59,8 @@ class Application:
         """End answers that last as long as the client listens: the server is about to stop."""
         now = asyncio.get_running_loop().time()
         for limit in self._streams:
-            limit.reschedule(now)
+            if not limit.expired():
+                limit.reschedule(now)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,25 +75,22 @@ class Application:
         started = time.perf_counter()
         call: Call | None = None
         try:
-            answer = Answer(status=500)
             self._parts.origins.check_host(request)
-            raw_path: bytes = request.scope["raw_path"]
-            endpoint, path = self._router.match(request.method, raw_path)
+            endpoint, path = self._router.match(request.method, request.scope["raw_path"])
             call = Call(self._parts, request, endpoint, path)
             answer = await self._handle(call)
-        except Refused as refused:
-            answer = errors.answer(refused)
-        except MooringError as error:
-            answer = errors.answer(errors.refusal(error))
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            failed = Refused(500, "internal", "this is a mistake of ours: the server's log has it")
-            answer = errors.answer(failed)
+            response = self._response(request, answer)
+        except Exception as error:
+            if not isinstance(error, Refused | MooringError):
+                shown = request.scope["raw_path"].decode("ascii", "backslashreplace")
+                log.exception("%s %s failed", request.method, shown)
+            answer = errors.answer(_refusal(error))
+            response = self._response(request, answer)
         if call is not None and call.endpoint.audited:
             self._parts.audit.write(call, answer.status)
         route = "" if call is None else call.endpoint.path
         answered(request.method, route, answer.status, time.perf_counter() - started)
-        return self._response(request, answer)
+        return response
 
     async def _handle(self, call: Call) -> Answer:
         endpoint, request = call.endpoint, call.request
@@ -173,3 +171,11 @@ class Application:
         except TimeoutError:
             if not self._parts.readiness.stopping:
                 raise
+
+
+def _refusal(error: Exception) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, MooringError):
+        return errors.refusal(error)
+    return Refused(500, "internal", "this is a mistake of ours: the server's log has it")

@@ -18,6 +18,7 @@ from mooring.heartbeat.settings import parse as parse_registry
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
 from mooring.server.access.limits import Rates
+from mooring.server.access.origins import parse as parse_host
 from mooring.server.alerts.settings import AlertSettings
 from mooring.server.alerts.settings import parse as parse_alerts
 from mooring.server.checks.settings import CheckSettings
@@ -79,7 +80,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def folder(self) -> Path:
         """Where the server keeps what is its own."""
-        return Path(self.data).absolute() if self.data else data_folder()
+        return _expanded(self.data).absolute() if self.data else data_folder()
 
     def registry_url(self) -> StoreURL:
         return parse(self.registry) if self.registry else self.url()
@@ -91,9 +92,12 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def data_folder() -> Path:
     """The user's data folder for Mooring."""
-    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return _expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "mooring"
+
+
+def _expanded(folder: str) -> Path:
     try:
-        return Path(base).expanduser() / "mooring"
+        return Path(folder).expanduser()
     except RuntimeError as error:
         raise InvalidRequest(
             "this user has no home folder: name one with --data, or a file with --store "
@@ -185,6 +189,13 @@ def checked(settings: ServerSettings) -> ServerSettings:
         raise InvalidRequest(
             "checks.enabled: nobody could see what they find with --http off. Give it an address"
         )
+    for named in settings.hosts:
+        place = parse_host(named)
+        if place is None or place.port is not None:
+            raise InvalidRequest(f"hosts: {named!r} is no host's name: write it like mooring.lan")
+    for rate in Rates.__struct_fields__:
+        if getattr(settings.rates, rate) < 0:
+            raise InvalidRequest(f"rates.{rate} is less than 0, which is no limit at all")
     url = settings.url()
     if url.scheme == "memory" and not url.location:
         # All faces are of one store: without a name, each would open a store of its own.
