@@ -68,6 +68,14 @@ def _of_a_closed_loop(record: logging.LogRecord) -> bool:
     return "PollerCompletionQueue" in record.getMessage() and str(error) == "Event loop is closed"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def data_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A command that is told no folder finds none of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
 @pytest.fixture
 def soak_seconds(request: pytest.FixtureRequest) -> float:
     """This campaign's share of the time that was given to all."""

@@ -132,6 +132,19 @@ async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
             assert await asyncio.to_thread(served.end, 8) == 0  # not for its grace of ten
 
 
+@pytest.mark.timed
+def test_an_open_stream_does_not_hold_up_the_end():
+    with Served("memory://", "--etcd=off") as served:
+        request = urllib.request.Request(
+            f"http://{served.http}/admin/events",
+            headers={"Authorization": f"Bearer {served.admin_token}"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as stream:
+            assert stream.readline()
+            served.signal(signal.SIGTERM)
+            assert served.end(8) == 0  # not for its grace of ten
+
+
 def test_a_port_that_is_taken_is_named():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
