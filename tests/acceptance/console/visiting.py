@@ -64,8 +64,7 @@ class Visitor:
         await self.page.locator("main h1").wait_for()
 
     async def go(self, *path: str) -> None:
-        """To a page of the console."""
-        await self.page.goto(
-            f"{self.admin.url}/#/{'/'.join(quote(each, safe='') for each in path)}"
-        )
-        await self.page.locator("main h1").wait_for()
+        """To a page of the console, until it is shown."""
+        place = f"#/{'/'.join(quote(each, safe='') for each in path)}"
+        await self.page.goto(f"{self.admin.url}/{place}")
+        await self.page.locator(f'main[data-shown="{place}"] h1').wait_for()

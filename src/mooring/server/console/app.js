@@ -38,10 +38,13 @@ class App {
   #stream;
   #asked = 0;
   #timer = 0;
-  #busy = false;
+  #busy = null;
   #again = false;
   #abort = new AbortController();
-  #known = new Set();
+  #known = null;
+  #shown = null;
+  #leaving = 0;
+  #drawing = 0;
 
   async start() {
     this.#frame = frame(this);
@@ -82,8 +85,6 @@ class App {
     }
   }
 
-  #leaving = 0;
-
   #tick() {
     tick();
     const old = performance.now() - this.#asked > (this.#page?.look ?? LOOK);
@@ -106,7 +107,6 @@ class App {
     } catch (error) {
       return this.#refused(error);
     }
-    this.#listenTo("");
     await this.#go();
   }
 
@@ -120,60 +120,67 @@ class App {
     this.place = module;
     this.drawFrame();
     if (same) return this.#read();
-    this.#page?.close?.();
-    const page = (await import(`./pages/${module}.js`)).page(this, params);
-    this.#page = page;
-    this.#listenTo(page.service ?? "");
+    const { signal } = this.#abort;
+    const { page } = await import(`./pages/${module}.js`);
+    if (signal.aborted) return; // somebody went elsewhere meanwhile
+    this.#page = page(this, params);
+    this.#stream.open(this.#page.service ?? "");
     await this.#read();
-    if (this.#page !== page) return;
-    window.scrollTo(0, 0);
-    if (document.activeElement?.closest(".search") === null) this.#focus();
   }
 
-  #focus() {
-    const heading = this.#frame.main.querySelector("h1");
-    heading?.setAttribute("tabindex", "-1");
-    heading?.focus({ preventScroll: true });
+  /** Something is on the page. The first time, the focus goes there, unless somebody types a search;
+   * but the very first page takes none: the first Tab leads to the link that skips the frame. */
+  #show(page, ...content) {
+    fill(this.#frame.main, content);
+    this.#frame.main.dataset.shown = location.hash || "#/";
+    if (page === this.#shown) return;
+    const first = this.#shown === null;
+    this.#shown = page;
+    if (first || document.activeElement?.closest(".search")) return;
+    window.scrollTo(0, 0);
+    this.#frame.main.querySelector("h1")?.focus({ preventScroll: true });
   }
 
   async #read() {
     const page = this.#page;
     if (!page) return;
-    if (this.#busy) {
+    if (this.#busy === page) {
       this.#again = true;
       return;
     }
-    this.#busy = true;
+    this.#busy = page;
+    this.#again = false;
     this.#asked = performance.now();
     try {
       await page.load(this.#abort.signal);
+      page.ready = true;
       if (page === this.#page) this.#draw();
     } catch (error) {
       if (page === this.#page) this.#failed(error);
     } finally {
-      this.#busy = false;
-      if (this.#again || page !== this.#page) {
-        this.#again = false;
-        this.soon();
+      if (this.#busy === page) {
+        this.#busy = null;
+        if (this.#again) this.soon();
       }
     }
   }
 
   #draw() {
-    if (!this.who || !this.#page) return;
+    if (!this.who || !this.#page?.ready) return;
     const title = this.#page.title();
     document.title = title ? `${title} · Mooring` : "Mooring";
-    fill(this.#frame.main, this.#page.draw());
+    this.#show(this.#page, this.#page.draw());
   }
 
   #failed(error) {
     if (error.name === "AbortError") return;
     if (error instanceof Failed && error.status === 401) return this.#refused(error);
     if (!(error instanceof Failed)) throw error;
-    if (this.#page.drawn) return; // what was there stays; the banner says that it may be old
+    if (this.#page.ready && error.status !== 404) return; // what was there stays; a banner says so
+    this.#page.ready = false;
     const words = error.message || t("error.unreachable");
-    fill(
-      this.#frame.main,
+    this.#show(
+      this.#page,
       h("h1", {}, error.status === 404 ? t("error.missing") : error.status === 403 ? t("error.forbidden") : t("error.title")),
       h("p", { class: "failure", role: "alert" }, words),
       h("p", {}, h("a", { href: "#/" }, t("error.back"))),
@@ -190,10 +197,6 @@ class App {
     fill(this.#frame.main, page(this, error));
   }
 
-  #listenTo(service) {
-    this.#stream.open(service);
-  }
-
   #changed(kind, data) {
     if (kind === "problems") this.#announce(data);
     apply(kind, data);
@@ -203,11 +206,9 @@ class App {
     }
     const page = this.#page;
     if (!page) return;
-    if (page.takes?.(kind, data)) this.#drawSoon();
+    if (page.ready && page.takes?.(kind, data)) this.#drawSoon();
     else if (kind === "reset" || page.wants?.(kind, data)) this.soon();
   }
-
-  #drawing = 0;
 
   #drawSoon() {
     this.#drawing ||= requestAnimationFrame(() => {
@@ -218,13 +219,13 @@ class App {
 
   /** A problem that is new is said aloud to who cannot see it. */
   #announce(problems) {
-    const keys = new Set(problems.map((each) => `${each.kind}:${each.service}`));
-    if (picture.loaded) {
-      const fresh = problems.filter((each) => !this.#known.has(`${each.kind}:${each.service}`));
-      if (fresh.length) this.#frame.speak(fresh.slice(0, 3).map(problemText).join(". "));
-      else if (!problems.length && this.#known.size) this.#frame.speak(t("overview.calm"));
-    }
-    this.#known = keys;
+    const name = ({ kind, service }) => `${kind}:${service}`;
+    const before = this.#known;
+    this.#known = new Set(problems.map(name));
+    if (before === null) return; // those that were there when the page was opened
+    const fresh = problems.filter((each) => !before.has(name(each)));
+    if (fresh.length) this.#frame.speak(fresh.slice(0, 3).map(problemText).join(". "));
+    else if (!problems.length && before.size) this.#frame.speak(t("overview.calm"));
   }
 
   #told(state) {

@@ -8,7 +8,9 @@ const FORBIDDEN = /^(on|style$|src$|srcdoc$|action$|formaction$)/i;
 
 /** h("a", {href: "#/", class: "x", onclick: f}, "text", node, [more], null) */
 export function h(name, attributes, ...children) {
-  return build(document.createElement(name), attributes, children);
+  const node = build(document.createElement(name), attributes, children);
+  if (name === "h1") node.tabIndex = -1; // where the focus goes when a page opens
+  return node;
 }
 
 /** The same for a part of a drawing. */

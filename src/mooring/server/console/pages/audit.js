@@ -47,7 +47,6 @@ export function page(app) {
       entries = (await list(paths.audit(), { signal })).value;
     },
     draw() {
-      this.drawn = true;
       return [h("h1", {}, t("audit.title")), h("p", { class: "lead spaced" }, t("audit.lead")), table.draw(entries)];
     },
   };

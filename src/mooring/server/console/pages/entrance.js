@@ -21,7 +21,7 @@ export function page(app, error) {
   return h(
     "div",
     { class: "entrance" },
-    h("h1", { tabindex: "-1" }, t("entrance.title")),
+    h("h1", {}, t("entrance.title")),
     h("p", {}, t("entrance.command")),
     h("pre", {}, "mooring login"),
     h("p", { class: "muted" }, t("entrance.link")),
@@ -39,7 +39,7 @@ function unreachable(error) {
   return h(
     "div",
     { class: "entrance" },
-    h("h1", { tabindex: "-1" }, t("error.title")),
+    h("h1", {}, t("error.title")),
     h("p", { class: "failure", role: "alert" }, error.message || t("error.unreachable")),
     h("button", { type: "button", class: "first", onclick: () => location.reload() }, t("error.again")),
   );

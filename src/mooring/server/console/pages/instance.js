@@ -37,7 +37,6 @@ export function page(app, [service, id]) {
       if (!instance && !events?.length) await get(paths.instance(service, id), { signal });
     },
     draw() {
-      this.drawn = true;
       return [
         crumbs(h("a", { href: "#/" }, t("frame.overview")), h("a", { href: serviceHref(service) }, serviceName(service))),
         h(

@@ -43,7 +43,6 @@ export function page(app, [wanted = ""]) {
       }
     },
     draw() {
-      this.drawn = true;
       const rows = locks.filter(({ name }) => name.toLowerCase().includes(filter.toLowerCase()));
       return [
         h("h1", {}, t("locks.title"), h("span", { class: "count" }, ` ${n(locks.length)}`)),

@@ -33,9 +33,7 @@ export function page(app) {
     title: () => headline(),
     load,
     takes: () => true,
-    drawn: picture.loaded,
     draw() {
-      this.drawn = true;
       const problems = all ? picture.problems : picture.problems.slice(0, SHOWN);
       return [
         h("h1", {}, headline()),

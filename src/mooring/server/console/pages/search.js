@@ -39,7 +39,6 @@ export function page(app, [first = ""]) {
       found = query ? await get(paths.search(query), { signal }) : [];
     },
     draw() {
-      this.drawn = true;
       return [
         h("h1", {}, t("search.title")),
         h("p", { class: "lead spaced", role: "status" }, query ? `${t("search.lead", { query: plain(query, 60) })} · ${t("search.found", { n: found.length })}` : t("search.type")),

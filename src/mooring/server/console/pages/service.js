@@ -48,7 +48,6 @@ export function page(app, [name]) {
       return (service?.instances.length ?? 0) > MOST ? 30000 : 5000;
     },
     takes(kind, data) {
-      if (!service) return false;
       if (kind === "services") {
         const summary = data.changed.find((each) => each.serviceName === name);
         if (summary) service = { ...service, ...summary };
@@ -65,7 +64,6 @@ export function page(app, [name]) {
       if (explained) explained = await find(paths.explain(name), { signal });
     },
     draw() {
-      this.drawn = true;
       const problems = picture.problems.filter((each) => each.service === name);
       return [
         crumbs(h("a", { href: "#/" }, t("frame.overview"))),

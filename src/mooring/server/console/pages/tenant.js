@@ -106,7 +106,6 @@ export function page(app, [id, verb]) {
       if (!tenant && !history.length && !editing) await get(paths.tenant(id), { signal });
     },
     draw() {
-      this.drawn = true;
       const name = tenant?.document.meta?.name;
       return [
         crumbs(h("a", { href: "#/tenants" }, t("tenants.title"))),

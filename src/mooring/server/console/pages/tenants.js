@@ -66,7 +66,6 @@ export function page(app) {
       }
     },
     draw() {
-      this.drawn = true;
       return [
         h(
           "div",

@@ -43,7 +43,6 @@ export function page(app) {
       tokens = await everything(paths.tokens(), signal);
     },
     draw() {
-      this.drawn = true;
       return [
         h(
           "div",

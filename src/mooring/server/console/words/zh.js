@@ -128,6 +128,9 @@ export default {
   "column.used": "上次使用",
   "share.avg": "平均",
   "share.min": "最小",
+  "share.p50": "p50",
+  "share.p90": "p90",
+  "share.p99": "p99",
   "share.max": "最大",
 
   "table.more": "已显示 {shown} / {all}，显示更多",

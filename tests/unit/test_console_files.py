@@ -1,0 +1,84 @@
+"""The console's files, as they are packaged: complete, in both languages, and without what its
+Content-Security-Policy forbids."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mooring.server.alerts.conditions import KINDS
+from mooring.server.api.console import ENDPOINTS, MEDIA, files
+from mooring.server.http.errors import Refused
+from mooring.server.http.routing import Router
+
+SCRIPTS = sorted(name for name in files() if name.endswith(".js"))
+_IMPORT = re.compile(r'(?:from|import\() ?"(\.[^"]+)"')
+_WORD = re.compile(r'^  "([^"]+)":', re.MULTILINE)
+
+
+def _text(name: str) -> str:
+    return files()[name].body.decode()
+
+
+def test_every_file_has_a_media_type_and_is_known_by_its_path():
+    assert {"index.html", "style.css", "app.js", "pages/overview.js", "words/zh.js"} <= set(files())
+    assert {file.media for file in files().values()} <= set(MEDIA.values())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_imports_only_what_is_there(name: str):
+    folder = name.rpartition("/")[0]
+    for relative in _IMPORT.findall(_text(name)):
+        parts = [each for each in f"{folder}/{relative}".split("/") if each not in ("", ".")]
+        while ".." in parts:
+            at = parts.index("..")
+            del parts[at - 1 : at + 1]
+        assert "/".join(parts) in files()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_makes_no_markup_and_runs_no_text(name: str):
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\.style\b"
+    )
+    assert re.findall(forbidden, _text(name)) == []
+
+
+def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else():
+    page = _text("index.html")
+    assert re.findall(r"<script(?![^>]* src=)|<style|\bstyle=|\bon\w+=|https?://", page) == []
+    for path in re.findall(r'(?:href|src)="/console/([^"]+)"', page):
+        assert path in files()
+    assert "http" not in re.sub(r"xmlns=\S+", "", _text("mark.svg"))
+    assert "url(" not in _text("style.css")
+
+
+def test_both_languages_say_the_same_things():
+    english, chinese = (set(_WORD.findall(_text(f"words/{name}.js"))) for name in ("en", "zh"))
+    only_in_chinese = {each for each in chinese if each.startswith(("problem.", "hint."))}
+    assert chinese - only_in_chinese == english
+
+
+def test_every_word_that_is_asked_for_is_there():
+    asked = {word for name in SCRIPTS for word in re.findall(r'\bt\("([^"]+)"', _text(name))}
+    assert asked <= set(_WORD.findall(_text("words/en.js")))
+
+
+def test_the_chinese_words_for_problems_are_those_of_the_server():
+    words = set(_WORD.findall(_text("words/zh.js")))
+    for kind in KINDS:
+        assert f"problem.{kind}" in words
+        assert f"hint.{kind}" in words
+
+
+@pytest.mark.parametrize("path", [b"/console/../app.js", b"/console/%2e%2e/app.js"])
+def test_a_path_leads_nowhere_else(path: bytes):
+    _, named = Router(ENDPOINTS).match("GET", path)
+    assert "/".join(named.values()) not in files()
+
+
+@pytest.mark.parametrize("path", [b"/console/", b"/console", b"/console/pages/x/y.js"])
+def test_nothing_is_below_the_folders(path: bytes):
+    with pytest.raises(Refused, match=r"nothing|empty"):
+        Router(ENDPOINTS).match("GET", path)
