@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterator, Collection
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,10 +13,12 @@ import mooring
 from mooring import Instance
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
-from mooring.model import now
+from mooring.mirror import Change, Update
+from mooring.model import Status, now
 from mooring.registry.contract import Registry
 from mooring.server.fleet import live
 from mooring.server.fleet.live import Fleet
+from mooring.server.fleet.summary import NUMBERS
 from tests.waiting import eventually
 
 
@@ -201,3 +204,29 @@ async def test_a_layout_whose_services_cannot_be_listed_has_no_picture():
     async with mooring.connect("memory://", layout="plain") as hub:
         with pytest.raises(InvalidRequest, match="has no root"):
             Fleet(hub.registry)
+
+
+async def test_an_instance_that_says_too_much_hides_nobody(hub: Hub, fleet: Fleet):
+    deep: dict[str, Any] = {"end": 1}
+    for _ in range(400):
+        deep = {"deeper": deep}
+    wide: dict[str, Any] = {f"n{number}": number for number in range(10_000)}
+    long_ago = datetime.datetime(1, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=14)))
+    async with hub.register(at("a", 1)), hub.register(at("a", 2)) as bad:
+        await eventually(lambda: fleet.service("a") is not None)
+        known = fleet.service("a")
+        assert known is not None
+        status = Status(metrics={"deep": deep, "wide": wide}, updated_at=long_ago)
+        worse = msgspec.structs.replace(
+            bad.instance, status=status, version="v" * 10_000, metadata={"k" * 10_000: "v"}
+        )
+        await eventually(lambda: len(known.instances) == 2)
+        change = Change(("a", "h:2"), bad.instance, worse)
+        fleet._changed(Update(fleet._mirror.mark, (change,)))
+        assert len(fleet.rendering.summary(known).aggregated_metrics) < 2 * NUMBERS
+        sample = fleet.history("a", "h:2")[-1]
+        assert len(sample.metrics) == NUMBERS
+        assert max(len(event.text) for event in fleet.timeline("a")) < 500
+        found = msgspec.json.decode(fleet.rendering.detail_text(known))["instances"]
+        assert [each["instanceId"] for each in found] == ["h:1", "h:2"]
+        assert found[1]["lastMetadataUpdate"] is None

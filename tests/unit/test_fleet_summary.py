@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mooring import Instance
 from mooring.model import JSON, Config, State, Status, applied
+from mooring.server.fleet import summary as summary_module
 from mooring.server.fleet.summary import (
     Observed,
     Tally,
@@ -220,3 +221,10 @@ def test_what_is_not_known_is_null():
         "lastHeartbeat": None,
         "heartbeatDelay": None,
     }
+
+
+def test_metrics_of_a_service_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(summary_module, "PATHS", 3)
+    told = aggregates([telling(port, **{f"n{port}": 1, "all": port}) for port in range(1, 9)])
+    assert set(told) == {"n1", "all", "n2"}
+    assert told["all"].count == 8

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mooring.model import Instance, Time
-from mooring.server.fleet.summary import numbers
+from mooring.server.fleet.summary import moment, numbers
 
 MOST = 200_000
 """Samples of all instances together, or about so many."""
@@ -55,7 +55,7 @@ class History:
             self._paths.clear()
         paths = self._paths.setdefault(names, names)
         samples.append(
-            _Packed(instance.status.updated_at or time, paths, array("d", found.values()))
+            _Packed(moment(instance.status.updated_at) or time, paths, array("d", found.values()))
         )
         most = min(max(MOST // len(self._samples), _LEAST_OF_ONE), MOST_OF_ONE)
         while len(samples) > most:

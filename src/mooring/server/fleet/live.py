@@ -15,13 +15,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
-from mooring.mirror import Mirror, Update
+from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
 from mooring.server.fleet.history import History, Sample
 from mooring.server.fleet.rendering import Rendering, Stamp
 from mooring.server.fleet.sampling import Sampling
 from mooring.server.fleet.summary import UNOBSERVED, Observed
+from mooring.server.fleet.summary import moment as moment_of
 from mooring.server.fleet.timeline import Event, Kind, Timeline, told
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ class Fleet:
         """Why it does not follow at present; empty where it does."""
         if self._mirror.error is not None:
             return str(self._mirror.error)
+        if not self._mirror.loaded:
+            return f"{self.registry.url} has not answered yet"
         return f"{self.registry.url} has not been heard for too long" if self.stale else ""
 
     @property
@@ -150,7 +153,7 @@ class Fleet:
         instance = known.instances.get(id) if known is not None else None
         if instance is None or any(event.kind == "added" for event in events):
             return events
-        begun = instance.status.registered_at or (known.since if known else now())
+        begun = moment_of(instance.status.registered_at) or (known.since if known else now())
         text = f"registered at {instance.address}, before this server looked"
         return [Event(begun, service, id, "added", text), *events]
 
@@ -197,23 +200,36 @@ class Fleet:
             known.changed = moment
             if change.after is None:
                 known._instances.pop(id, None)
-                self._leave(service, id)
                 if not known._instances:
                     emptied.add(service)
             else:
                 known._instances[id] = change.after
                 known.emptied = None
                 emptied.discard(service)
-                self._measure(change.key, change.before, change.after, moment)
-                if change.before is None:
-                    self._sampling.soon(service)
-            if not first:  # what was there before this server came is no news
-                for kind, text in told(change.before, change.after):
-                    self._timeline.add(Event(moment, service, id, kind, text))
+            try:
+                self._remember(change, moment, news=not first)
+            except Exception:
+                log.exception("%s %s: what happened is not remembered", service, id)
         for service in emptied:
             self._known[service].emptied = moment
             self._note(service, "", "emptied", "its last instance is gone")
         self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
+
+    def _remember(
+        self, change: Change[tuple[str, str], Instance], moment: Time, *, news: bool
+    ) -> None:
+        """What goes with a change. What was there before this server came is no `news`."""
+        (service, id), before, after = change.key, change.before, change.after
+        if after is None:
+            self._leave(service, id)
+        else:
+            if before is None:
+                self._sampling.soon(service)
+            if before is None or before.status.metrics != after.status.metrics:
+                self._history.add(change.key, after, moment)
+        if news:
+            for kind, text in told(before, after):
+                self._timeline.add(Event(moment, service, id, kind, text))
 
     def _know(self, name: str, moment: Time) -> Known:
         known = self._known.get(name)
@@ -229,12 +245,6 @@ class Fleet:
             seen.pop(id, None)
             if not seen:
                 del self._observed[service]
-
-    def _measure(
-        self, key: tuple[str, str], before: Instance | None, after: Instance, moment: Time
-    ) -> None:
-        if before is None or before.status.metrics != after.status.metrics:
-            self._history.add(key, after, moment)
 
     def _note(self, service: str, id: str, kind: Kind, text: str) -> None:
         self._timeline.add(Event(now(), service, id, kind, text))

@@ -6,10 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from mooring.model import Instance
 from mooring.server.fleet.summary import (
     UNOBSERVED,
     Aggregate,
+    InstanceDetail,
     Observed,
     ServiceSummary,
     Tally,
@@ -111,7 +114,7 @@ class Rendering:
         written = self._of(known).instances
         shown = written.get(id)
         if shown is None or shown.instance is not instance or shown.observed is not observed:
-            text = encode(instance_detail(instance, observed))
+            text = _written(instance_detail(instance, observed))
             shown = written[id] = _Shown(instance, observed, text)
         return shown.text
 
@@ -137,6 +140,13 @@ class Rendering:
     def _drop(self, what: Hashable) -> None:
         if (found := self._pages.pop(what, None)) is not None:
             self._bytes -= len(found[1].body)
+
+
+def _written(detail: InstanceDetail) -> bytes:
+    try:
+        return encode(detail)
+    except RecursionError:  # one that nests what it says a thousand deep hides nobody else
+        return encode(msgspec.structs.replace(detail, metrics={}, config={}))
 
 
 def array(texts: Iterable[bytes]) -> bytes:

@@ -7,6 +7,7 @@ times are in milliseconds, null where they are not known; moments are UTC with m
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,22 @@ class Observed:
 
 UNOBSERVED = Observed()
 
+NUMBERS = 200
+"""Metrics of one instance that are reckoned with at the most, and how deep they may lie."""
+_DEEP = 8
+PATHS = 1000
+"""Metrics of one service that are aggregated at the most."""
+
+
+def moment(told: Time | None) -> Time | None:
+    """What an instance says about time, in UTC; None where it is no moment that there can be."""
+    if told is None:
+        return None
+    try:
+        return told.astimezone(datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+
 
 def rate(some: int, of: int) -> float:
     """Some of so many, from 0 to 1; 0 of nothing."""
@@ -173,9 +190,13 @@ def reasons(instance: Instance, observed: Observed) -> list[str]:
     return found
 
 
-def numbers(metrics: Mapping[str, JSON], path: str = "") -> Iterator[tuple[str, float]]:
+def numbers(metrics: Mapping[str, JSON]) -> Iterator[tuple[str, float]]:
     """Every number of a tree by its path: `memory.usagePercent`. What is no number, or none that
-    can be reckoned with, is left out."""
+    can be reckoned with, is left out, and so is what is too much."""
+    return itertools.islice(_numbers(metrics, "", _DEEP), NUMBERS)
+
+
+def _numbers(metrics: Mapping[str, JSON], path: str, deep: int) -> Iterator[tuple[str, float]]:
     for name, value in metrics.items():
         if isinstance(value, bool):
             continue
@@ -186,8 +207,8 @@ def numbers(metrics: Mapping[str, JSON], path: str = "") -> Iterator[tuple[str, 
                 continue
             if math.isfinite(number):
                 yield f"{path}{name}", number
-        elif isinstance(value, Mapping):
-            yield from numbers(value, f"{path}{name}.")
+        elif deep and isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}{name}.", deep - 1)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -215,11 +236,15 @@ def aggregate(values: Iterable[float]) -> Aggregate:
 
 
 def aggregates(instances: Iterable[Instance]) -> dict[str, Aggregate]:
-    """Each metric of these instances, by its path, in order."""
+    """Each metric of these instances, by its path, in order; of those that are too many the
+    first."""
     found: dict[str, list[float]] = {}
     for instance in instances:
         for path, value in numbers(instance.status.metrics):
-            found.setdefault(path, []).append(value)
+            if path in found:
+                found[path].append(value)
+            elif len(found) < PATHS:
+                found[path] = [value]
     return {path: aggregate(found[path]) for path in sorted(found)}
 
 
@@ -261,9 +286,9 @@ def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> Inst
         metadata=dict(sorted(instance.metadata.items())),
         ports=dict(sorted(instance.ports.items())),
         config=config_shown(instance.config),
-        registration_time=shown(status.registered_at),
+        registration_time=shown(moment(status.registered_at)),
         last_heartbeat=shown(observed.last_heartbeat),
-        last_metadata_update=shown(status.updated_at),
+        last_metadata_update=shown(moment(status.updated_at)),
         metrics=dict(sorted(status.metrics.items())),
         heartbeat_delay=observed.heartbeat_delay,
     )
@@ -274,7 +299,7 @@ def instance_metrics(instance: Instance, observed: Observed = UNOBSERVED) -> Ins
         instance_id=instance.id,
         service_name=instance.service,
         metrics=dict(sorted(instance.status.metrics.items())),
-        last_metadata_update=shown(instance.status.updated_at),
+        last_metadata_update=shown(moment(instance.status.updated_at)),
         last_heartbeat=shown(observed.last_heartbeat),
         heartbeat_delay=observed.heartbeat_delay,
     )

@@ -68,7 +68,7 @@ def told(before: Instance | None, after: Instance | None) -> Iterator[tuple[Kind
     """What a change of an instance means, in words. Metrics come and go without a word."""
     if before is None or after is None:
         if after is not None:
-            yield "added", f"registered at {after.address}, version {after.version}"
+            yield "added", f"registered at {after.address}, version {_short(after.version)}"
             yield from _shortcomings(after)
         elif before is not None:
             yield "removed", "gone: " + _departure(before)
@@ -78,7 +78,7 @@ def told(before: Instance | None, after: Instance | None) -> Iterator[tuple[Kind
     if before.address != after.address:
         yield "restarted", f"moved from {before.address} to {after.address}"
     if before.version != after.version:
-        yield "version", f"version {before.version} → {after.version}"
+        yield "version", f"version {_short(before.version)} → {_short(after.version)}"
     if before.status.state != after.status.state:
         yield "state", f"{before.status.state} → {after.status.state}"
     if before.status.healthy != after.status.healthy:
@@ -115,10 +115,16 @@ def _departure(before: Instance) -> str:
 
 
 _SHOWN = 5
+_LONG = 80
+
+
+def _short(text: str) -> str:
+    """What an instance says may be long."""
+    return text if len(text) <= _LONG else f"{text[:_LONG]}…"
 
 
 def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     names = sorted({*before, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
     rest = len(changed) - _SHOWN
-    return changed[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
+    return [*map(_short, changed[:_SHOWN])] + ([f"and {rest} more"] if rest > 0 else [])
