@@ -1,0 +1,141 @@
+"""Requests and answers: what a query says, what is refused, how errors and lists are written."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring import errors
+from mooring.server.access.principals import OPEN
+from mooring.server.http.answers import Answer, matches, shown, tag
+from mooring.server.http.calls import Call, parse_query, tenant_id
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused, answer, refusal
+from mooring.server.http.paging import Page, cut
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    most: Annotated[int, msgspec.Meta(ge=1)] = 5
+    all: bool = False
+
+
+async def nothing(_: Call) -> Answer:
+    return Answer()
+
+
+ASKING = Endpoint("GET", "/", OPEN, nothing, "", query=Asked)
+SILENT = Endpoint("GET", "/", OPEN, nothing, "")
+
+
+def test_a_query_is_filled_in():
+    assert parse_query(ASKING, b"") == Asked()
+    assert parse_query(ASKING, b"name=a%2Fb&most=7&all=true") == Asked(name="a/b", most=7, all=True)
+    assert parse_query(SILENT, b"") is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        b"other=1",
+        b"name=a&name=b",
+        b"most=0",
+        b"most=x",
+        b"most=",
+        b"all=perhaps",
+        b"name",
+        b"name=%ff",
+        b"name=\xff",
+        b"&".join(b"x=1" for _ in range(60)),
+    ],
+)
+def test_a_query_that_is_not_asked_for_is_refused(query: bytes):
+    with pytest.raises(Refused) as refused:
+        parse_query(ASKING, query)
+    assert refused.value.status == 400
+
+
+@given(st.binary())
+def test_any_query_is_read_or_refused(query: bytes):
+    try:
+        parse_query(ASKING, query)
+    except Refused as refused:
+        status = refused.status
+    else:
+        status = 200
+    assert status in (200, 400)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "x", "1.0", "²", "１", "9" * 19])
+def test_what_is_no_tenant_is_refused(text: str):
+    with pytest.raises(Refused):
+        tenant_id(text)
+
+
+def every_error() -> list[type[errors.MooringError]]:
+    found = [errors.MooringError]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_every_error_of_ours_has_its_status(kind: type[errors.MooringError]):
+    error = kind.__new__(kind)
+    Exception.__init__(error, "what happened")
+    refused = refusal(error)
+    assert 400 <= refused.status < 600
+    assert refused.status != 500
+    assert refused.code
+    body = msgspec.json.decode(answer(refused).body())
+    assert body == {"error": {"code": refused.code, "message": str(error)}}
+
+
+@given(st.lists(st.text(min_size=1), unique=True), st.integers(min_value=1, max_value=7))
+def test_pages_hold_everything_once_and_in_order(names: list[str], limit: int):
+    names.sort()
+    seen: list[str] = []
+    page = Page(limit=limit)
+    while True:
+        some, headers = cut(names, page, str, path="/list")
+        assert headers["X-Total-Count"] == str(len(names))
+        assert len(some) <= limit
+        seen += some
+        if "Link" not in headers:
+            break
+        assert headers["Link"].endswith('; rel="next"')
+        page = Page(limit=limit, after=some[-1])
+    assert seen == names
+
+
+@pytest.mark.parametrize(
+    ("header", "same"),
+    [
+        ('"abc"', True),
+        ('W/"abc"', True),
+        ('"x", W/"abc"', True),
+        ("*", True),
+        ('"x"', False),
+        ("", False),
+        ("abc", False),
+    ],
+)
+def test_an_etag_is_compared_weakly(header: str, same: bool):
+    assert matches(header, '"abc"') is same
+    assert matches(header, 'W/"abc"') is same
+
+
+def test_other_bytes_have_another_tag():
+    assert tag(b"a") == tag(b"a") != tag(b"b")
+
+
+def test_moments_are_in_utc_with_milliseconds():
+    zone = datetime.timezone(datetime.timedelta(hours=8))
+    moment = datetime.datetime(2026, 1, 1, 8, 0, 0, 123456, zone)
+    assert shown(moment) == "2026-01-01T00:00:00.123Z"
+    assert shown(None) is None
