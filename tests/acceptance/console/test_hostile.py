@@ -74,6 +74,4 @@ async def test_hostile_metadata_does_nothing(visitor: Visitor, admin: Admin):
 async def test_a_broken_link_shows_a_page(visitor: Visitor, where: str):
     await visitor.page.goto(f"{visitor.admin.url}/{where}")
     await expect(visitor.page.locator(f'main[data-shown="{where}"] h1')).to_be_visible()
-    refused = [each for each in visitor.complaints if "Failed to load resource" in each]
-    assert visitor.complaints == refused  # the browser says 404, and the page nothing else
-    visitor.complaints.clear()
+    visitor.forgiven = "Failed to load resource"  # the browser says 404, the page nothing else
