@@ -57,7 +57,7 @@ class Call:
 
 
 def tenant_id(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+    if not text.isascii() or not text.isdecimal() or len(text) > 19:
         raise Refused(400, "bad_request", f"{text[:40]!r} is no tenant's id: it is a number")
     return int(text)
 

@@ -40,11 +40,12 @@ class Endpoint:
     """Of what it answers."""
     acts: bool | None = None
     """Whether it is written into the audit; by default what may change something."""
+    parameters: tuple[str, ...] = field(init=False)
+    """The names in the path."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(re.findall(r"{(\w+)}", self.path)))
 
     @property
     def audited(self) -> bool:
         return self.method not in SAFE if self.acts is None else self.acts
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return tuple(re.findall(r"{(\w+)}", self.path))

@@ -11,10 +11,17 @@ import msgspec
 
 from mooring.server.http.endpoint import SAFE, Endpoint
 from mooring.server.http.errors import ErrorBody
+from mooring.tenants.keys import MAX_ID
 
 REF = "#/components/schemas/{name}"
 
 Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
+PARAMETERS: Mapping[str, Schema] = {
+    "tenant": {"type": "integer", "minimum": 1, "maximum": MAX_ID},
+}
+"""Those of the path that are not any text, by name."""
 
 
 def describe(endpoints: Iterable[Endpoint], *, title: str, version: str) -> Schema:
@@ -58,7 +65,7 @@ def _operation(
         "responses": _responses(endpoint, by_type),
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {"name": name, "in": "path", "required": True, "schema": PARAMETERS.get(name, TEXT)}
         for name in endpoint.parameters
     ]
     if endpoint.query is not None:
@@ -113,5 +120,5 @@ def errors_of(endpoint: Endpoint) -> list[int]:
     if endpoint.parameters:
         told |= {404}
     if endpoint.method not in SAFE:
-        told |= {409, 413, 415, 504, 507}
+        told |= {408, 409, 413, 415, 504, 507}
     return sorted(told)

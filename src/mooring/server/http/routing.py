@@ -6,6 +6,7 @@ encoding of a fixed part means that part. What is not in the table does not exis
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -86,7 +87,7 @@ def decoded(segment: bytes) -> str:
         text = b"".join(parts).decode()
     except UnicodeDecodeError:
         raise Refused(400, "bad_path", "the path is no text in UTF-8") from None
-    if not text.isprintable():
+    if not text.isprintable() and any(unicodedata.category(each) == "Cc" for each in text):
         raise Refused(400, "bad_path", "the path has a control character")
     return text
 
