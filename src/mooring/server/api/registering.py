@@ -175,12 +175,20 @@ async def beat(call: Call) -> Answer:
             f"{call.service} {id} is not registered any more: register again, with the same "
             "incarnation",
         )
-    known = call.parts.fleet.service(registry.canonical(call.service))
-    instance = known.instances.get(id) if known is not None else None
-    if instance is None or instance.incarnation != told.incarnation:
-        return Answer(Heard())
+    return Answer(_word(call, registry.canonical(call.service), told.incarnation))
+
+
+def _word(call: Call, service: str, incarnation: str) -> Heard:
+    """The operator's. A beat counts whether or not there is a picture to look at."""
+    try:
+        known = call.parts.fleet.service(service)
+    except Refused:
+        return Heard()
+    instance = known.instances.get(call.path["id"]) if known is not None else None
+    if instance is None or instance.incarnation != incarnation:
+        return Heard()
     config = instance.config
-    return Answer(Heard(enabled=config.enabled, weight=config.weight, config=dict(config.values)))
+    return Heard(enabled=config.enabled, weight=config.weight, config=dict(config.values))
 
 
 async def withdraw(call: Call) -> Answer:

@@ -391,7 +391,8 @@ ENDPOINTS = (
         TENANT,
         PUBLISHING,
         publish,
-        "Make a tenant what a document says. 412: it is no longer what If-Match names",
+        "Make a tenant what a document says. 409: changed since `base`, a name is taken, or what "
+        "passwords need is not installed; 412: it is no longer what If-Match names",
         query=Publishing,
         body=TenantDocument,
         answers={200: PublishedShown, 201: PublishedShown},
