@@ -57,7 +57,8 @@ class Call:
 
 
 def tenant_id(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 19:
+    digits = text.isascii() and text.isdecimal() and len(text) < 20
+    if not digits or int(text) >= 2**63:
         raise Refused(400, "bad_request", f"{text[:40]!r} is no tenant's id: it is a number")
     return int(text)
 
