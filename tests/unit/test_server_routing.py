@@ -34,7 +34,8 @@ TABLE = (
 )
 ROUTER = Router(TABLE)
 
-printable = st.text(min_size=1).filter(str.isprintable)
+# What `mooring.names` forbids in names, and no more: what has a name can be asked for.
+printable = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1)
 
 
 def quoted(text: str) -> str:
@@ -90,7 +91,7 @@ def test_no_other_way_of_writing_it_is_it(path: bytes):
     assert refused.value.status == 404
 
 
-@pytest.mark.parametrize("segment", [b"%", b"%4", b"%zz", b"%ff", b"%00", b"a%0Ab", b"%E2%80%AE"])
+@pytest.mark.parametrize("segment", [b"%", b"%4", b"%zz", b"%ff", b"%00", b"a%0Ab", b"%C2%85"])
 def test_what_is_no_text_is_refused(segment: bytes):
     with pytest.raises(Refused) as refused:
         ROUTER.match("GET", b"/admin/services/" + segment)
