@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -51,6 +52,7 @@ class Reader:
         self._exported: dict[str, str] = {}
         self._patience = 0.0
         self._redis: RedisServer | None = None
+        self._server: Served | None = None
         self.served = contextlib.ExitStack()
 
     def follow(self, language: str, code: str) -> None:
@@ -63,20 +65,22 @@ class Reader:
             self._python = code
             self.try_out([sys.executable, "-W", "error", "-c", code])
             return
-        for line in code.splitlines():
+        for line in code.replace("\\\n", "").splitlines():
             program, *arguments = shlex.split(line)
             if program == "make":
                 targets = (ROOT / "Makefile").read_text()
                 assert re.search(rf"^{arguments[0]}:", targets, re.MULTILINE), line
             if line in ("make run", "mooring serve"):
-                served = self.served.enter_context(Served("", folder=self.folder))
-                self._address = served.etcd
+                self._server = self.served.enter_context(Served("", folder=self.folder))
+                self._address = self._server.etcd
             elif program == "export":
                 self.export(line, arguments[0].partition("=")[0])
             elif program == "make" or line == ". .venv/bin/activate":
                 pass  # where the tests run it is done
             elif program == "mooring" and "--xds" in arguments:
                 self.serve_xds()
+            elif line == "mooring demo":
+                self.begin(program, arguments)
             elif arguments[-1] == "&":
                 self.begin(program, arguments[:-1])
             elif program == "mooring" and "watch" in arguments:
@@ -86,6 +90,12 @@ class Reader:
                 if "bootstrap" in arguments and "--server" not in arguments:
                     arguments += ["--server", "127.0.0.1:18000"]  # as it is by default
                 self.run([sys.executable, "-m", "mooring.cli", *arguments], into=into)
+            elif program == "curl" and shutil.which("curl") is None:
+                pytest.fail("the pages use curl, which is not here: apt-get install curl")
+            elif program == "curl" and "-N" in arguments:
+                self.listen(line)
+            elif program == "curl":
+                self.try_out(["sh", "-c", line.replace("curl ", "curl -sS --fail-with-body ", 1)])
             elif program == "etcdctl" and "watch" in arguments:
                 self.watch([str(find_etcdctl("3.5")), *arguments])
             elif program == "etcdctl":
@@ -100,6 +110,15 @@ class Reader:
         command, environment = self._prepared(["sh", "-c", f'{line} && printf %s "${name}"'])
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         self._exported[name] = done.stdout
+
+    def listen(self, line: str) -> None:
+        """To a stream that has no end, until it has said hello."""
+        command, environment = self._prepared(["sh", "-c", f"exec {line} -sS -m 60"])
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as curl:
+            assert curl.stdout is not None
+            heard = any(told == "event: hello\n" for told in curl.stdout)
+            curl.kill()
+        assert heard, line
 
     def redis(self) -> RedisServer:
         self._redis = self._redis or self._start_redis(series="7.0")
@@ -194,6 +213,10 @@ class Reader:
         environment = {**os.environ, "ETCDCTL_API": "3", **self._exported}
         if local:
             environment["MOORING_STORE"] = f"etcd://{self._address}"
+        if self._server is not None:
+            environment["MOORING_DATA"] = str(self._server.data)
+            environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            self._elsewhere["127.0.0.1:7480"] = self._server.http
         if "--endpoints" not in arguments:
             environment["ETCDCTL_ENDPOINTS"] = self._address
         words_here = [word.replace("127.0.0.1:2379", self._address) for word in arguments]
@@ -232,5 +255,14 @@ def test_its_code_runs(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_its_links_lead_somewhere(page: Path):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        if heading:
+            assert heading in anchors(there), f"{target}#{heading}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What can stand behind the # of a link to a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
