@@ -26,7 +26,8 @@ export async function list(url, { signal } = {}) {
   };
   const etag = response.headers.get("ETag");
   seen.delete(url);
-  if (etag) seen.set(url, { etag, answer });
+  const secret = (response.headers.get("Cache-Control") ?? "").includes("no-store");
+  if (etag && !secret) seen.set(url, { etag, answer });
   if (seen.size > REMEMBERED) seen.delete(seen.keys().next().value);
   return answer;
 }

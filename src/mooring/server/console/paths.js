@@ -15,6 +15,7 @@ export const act = (name, id, what) => `${instance(name, id)}/${what}`;
 
 export const tenants = () => "/admin/tenants";
 export const tenant = (id) => `${tenants()}/${e(id)}`;
+export const unmasked = (id) => `${tenant(id)}?unmask=true`;
 export const tenantDiff = (id) => `${tenant(id)}/diff`;
 export const tenantHistory = (id) => `${tenant(id)}/history`;
 export const tenantVersion = (id, version) => `${tenantHistory(id)}/${e(version)}`;

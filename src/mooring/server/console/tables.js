@@ -20,9 +20,10 @@ export class Table {
   #by;
   #down = false;
 
-  constructor({ label, columns, key, by = null, redraw, empty }) {
+  constructor({ label, columns, key, by = null, down = false, redraw, empty }) {
     Object.assign(this, { label, columns, key, redraw, empty });
     this.#by = by;
+    this.#down = down;
   }
 
   draw(rows) {

@@ -22,12 +22,12 @@ export function when(moment) {
   return h("time", { datetime: at.toISOString(), title: absolute(at) }, ago(at));
 }
 
-/** Words like "3 min ago", as the language has them. */
+/** Words like "3min ago", as the language has them. */
 export function ago(at) {
   const seconds = (at.getTime() - now()) / 1000;
   if (Math.abs(seconds) < 3) return t("time.now");
   const [amount, unit] = scaled(seconds);
-  const format = new Intl.RelativeTimeFormat(locale(), { numeric: "always", style: "short" });
+  const format = new Intl.RelativeTimeFormat(locale(), { numeric: "always", style: "narrow" });
   return format.format(amount, unit);
 }
 
@@ -51,14 +51,14 @@ export function clock(at) {
   return new Intl.DateTimeFormat(locale(), { timeStyle: "medium", hour12: false }).format(at);
 }
 
-/** How long something takes: 1.2 s, 3 min. */
+/** How long something takes: 1.2s, 3m. */
 export function lasting(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const format = (value, unit, digits) =>
     new Intl.NumberFormat(locale(), {
       style: "unit",
       unit,
-      unitDisplay: "short",
+      unitDisplay: "narrow",
       maximumFractionDigits: digits,
     }).format(value);
   if (seconds < 1) return format(seconds * 1000, "millisecond", 0);

@@ -10,7 +10,7 @@ import { crumbs, pairs, serviceHref, serviceName } from "../names.js";
 import { instanceActions } from "../operating.js";
 import * as paths from "../paths.js";
 import { timeline } from "../timeline.js";
-import { lasting, when } from "../times.js";
+import { when } from "../times.js";
 import { n, t } from "../words.js";
 
 const CHARTS = 24;
@@ -63,7 +63,7 @@ function figures(instance) {
   return h(
     "dl",
     { class: "figures" },
-    figure("figure.lag.one", instance.heartbeatDelay === null ? "–" : lasting(instance.heartbeatDelay / 1000)),
+    figure("figure.lag.one", when(instance.lastHeartbeat)),
     figure("column.weight", n(instance.weight)),
     figure("column.zone", instance.zone ? brief(instance.zone, 24) : "–"),
     figure("column.version", brief(instance.version, 24)),
@@ -92,7 +92,6 @@ function details(instance) {
     section("instance.about", [
       [t("column.address"), h("span", { class: "mono" }, told(`${instance.protocol}://${instance.host}:${instance.port}`))],
       ...Object.entries(instance.ports).map(([name, port]) => [`${t("instance.port")} ${plain(name, 40)}`, String(port)]),
-      [t("instance.heartbeat"), when(instance.lastHeartbeat)],
       [t("instance.told"), when(instance.lastMetadataUpdate)],
       [t("instance.lasting"), instance.ephemeral ? t("instance.ephemeral") : t("instance.stays")],
     ]),

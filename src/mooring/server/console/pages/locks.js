@@ -21,12 +21,13 @@ export function page(app, [wanted = ""]) {
     label: () => t("locks.title"),
     key: ({ name }) => name,
     by: "waiting",
+    down: true,
     redraw: () => app.redraw(),
     empty: () => (filter ? t("table.nothing") : t("locks.none")),
     columns: [
       { name: "name", title: () => t("column.lock"), main: true, order: ({ name }) => name, cell: ({ name }) => h("span", { class: "mono" }, brief(name, 160)) },
       { name: "holders", title: () => t("column.holder"), cell: (row) => holders(app, row) },
-      { name: "waiting", title: () => t("column.waiting"), order: ({ waiting }) => -waiting.length, cell: (row) => queue(app, row, opened) },
+      { name: "waiting", title: () => t("column.waiting"), order: ({ waiting }) => waiting.length, cell: (row) => queue(app, row, opened) },
     ],
   });
   return {

@@ -90,6 +90,16 @@ export function page(app, [id, verb]) {
     note(t("tenant.delete.done", names));
     app.soon();
   };
+  const unmask = () =>
+    ask({
+      title: t("tenant.unmask.title", names),
+      text: t("tenant.unmask.text"),
+      yes: t("tenant.unmask.yes"),
+      act: async () => {
+        const { document: open } = await get(paths.unmasked(id));
+        show(t("tenant.title", names), h("div", { class: "framed scrolled" }, shown(open)));
+      },
+    });
   const table = historyTable(app, id, () => history.at(-1)?.version, rollback);
 
   return {
@@ -118,6 +128,7 @@ export function page(app, [id, verb]) {
             h(
               "div",
               { class: "actions" },
+              tenant && app.may("admin") && h("button", { type: "button", onclick: unmask }, t("tenant.unmask.do")),
               tenant && h("button", { type: "button", id: "edit", onclick: edit }, t("tenant.edit")),
               tenant && h("button", { type: "button", class: "danger", onclick: remove }, t("tenant.delete.do")),
             ),
