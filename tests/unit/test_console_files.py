@@ -3,6 +3,7 @@ Content-Security-Policy forbids."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 
 import pytest
@@ -26,15 +27,25 @@ def test_every_file_has_a_media_type_and_is_known_by_its_path():
     assert {file.media for file in files().values()} <= set(MEDIA.values())
 
 
+def _imports(name: str) -> set[str]:
+    folder = posixpath.dirname(name)
+    found = _IMPORT.findall(_text(name))
+    return {posixpath.normpath(posixpath.join(folder, relative)) for relative in found}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_imports_only_what_is_there(name: str):
-    folder = name.rpartition("/")[0]
-    for relative in _IMPORT.findall(_text(name)):
-        parts = [each for each in f"{folder}/{relative}".split("/") if each not in ("", ".")]
-        while ".." in parts:
-            at = parts.index("..")
-            del parts[at - 1 : at + 1]
-        assert "/".join(parts) in files()
+    assert _imports(name) <= set(files())
+
+
+def test_the_page_asks_at_once_for_all_that_its_first_view_needs():
+    wanted, found = {"app.js", "pages/overview.js"}, set[str]()
+    while wanted:
+        name = wanted.pop()
+        found.add(name)
+        wanted |= {each for each in _imports(name) if not each.endswith("entrance.js")} - found
+    asked = set(re.findall(r'(?:href|src)="/console/([^"]+[.]js)"', _text("index.html")))
+    assert asked == found | {"theme.js"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

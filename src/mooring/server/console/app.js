@@ -64,6 +64,11 @@ class App {
     return (RANK[this.who?.role] ?? 0) >= RANK[role];
   }
 
+  /** Whether they see everything, not some groups or tenants alone. */
+  get unscoped() {
+    return this.who !== null && this.who.groups === null && this.who.tenants === null;
+  }
+
   drawFrame() {
     this.#frame.draw();
   }
@@ -181,7 +186,15 @@ class App {
     const words = error.message || t("error.unreachable");
     this.#show(
       this.#page,
-      h("h1", {}, error.status === 404 ? t("error.missing") : error.status === 403 ? t("error.forbidden") : t("error.title")),
+      h(
+        "h1",
+        {},
+        error.status === 404
+          ? t("error.missing")
+          : error.status === 403
+            ? t("error.forbidden")
+            : t("error.title"),
+      ),
       h("p", { class: "failure", role: "alert" }, words),
       h("p", {}, h("a", { href: "#/" }, t("error.back"))),
     );

@@ -26,7 +26,14 @@ export function chart(name, points, { unit = "", title = null } = {}) {
       "div",
       { class: "scale" },
       h("span", {}, points.length > 1 ? clock(new Date(points[0][0])) : ""),
-      h("span", {}, t("chart.between", { low: withUnit(Math.min(...values), unit), high: withUnit(Math.max(...values), unit) })),
+      h(
+        "span",
+        {},
+        t("chart.between", {
+          low: withUnit(Math.min(...values), unit),
+          high: withUnit(Math.max(...values), unit),
+        }),
+      ),
       h("span", {}, points.length ? clock(new Date(points.at(-1)[0])) : ""),
     ),
   );
@@ -46,13 +53,21 @@ function drawing(name, points, low, high, unit) {
   const [x, y] = places.at(-1);
   return s(
     "svg",
-    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": summary },
+    {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": summary,
+    },
     s("title", {}, summary),
     [0.25, 0.5, 0.75].map((part) =>
       s("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }),
     ),
     places.length > 1 &&
-      s("polygon", { class: "area", points: `${places[0][0].toFixed(1)},${HEIGHT} ${line} ${x.toFixed(1)},${HEIGHT}` }),
+      s("polygon", {
+        class: "area",
+        points: `${places[0][0].toFixed(1)},${HEIGHT} ${line} ${x.toFixed(1)},${HEIGHT}`,
+      }),
     places.length > 1
       ? s("polyline", { class: "line", points: line })
       : s("line", { class: "line", x1: 0, x2: WIDTH, y1: y, y2: y }),

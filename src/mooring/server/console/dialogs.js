@@ -7,7 +7,11 @@ const SHORT = 6000;
 
 /** Show something until it is closed. */
 export function show(title, content, { wide = true } = {}) {
-  const close = h("button", { type: "button", class: "first", onclick: () => dialog.close() }, t("dialog.close"));
+  const close = h(
+    "button",
+    { type: "button", class: "first", onclick: () => dialog.close() },
+    t("dialog.close"),
+  );
   const dialog = opened(
     wide,
     h("div", { class: "inside" }, heading(title), content, h("div", { class: "actions" }, close)),
@@ -59,10 +63,24 @@ function heading(title) {
   return h("h2", { id: "dialog-title" }, title);
 }
 
-function input({ name, label, value = "", type = "text", required = false, options, min, step, hint }) {
+function input({
+  name,
+  label,
+  value = "",
+  type = "text",
+  required = false,
+  options,
+  min,
+  step,
+  hint,
+}) {
   const common = { name, required, "aria-describedby": hint ? `hint-${name}` : null };
   const control = options
-    ? h("select", common, options.map((each) => h("option", { value: each }, each)))
+    ? h(
+        "select",
+        common,
+        options.map((each) => h("option", { value: each }, each)),
+      )
     : h("input", { ...common, type, min, step, value, autocomplete: "off", spellcheck: "false" });
   const row = h(
     "label",
@@ -75,7 +93,11 @@ function input({ name, label, value = "", type = "text", required = false, optio
 }
 
 function opened(wide, content) {
-  const dialog = h("dialog", { class: wide ? "wide" : "", "aria-labelledby": "dialog-title" }, content);
+  const dialog = h(
+    "dialog",
+    { class: wide ? "wide" : "", "aria-labelledby": "dialog-title" },
+    content,
+  );
   const before = document.activeElement;
   dialog.addEventListener("close", () => {
     dialog.remove();
@@ -93,7 +115,16 @@ export function note(text, kind = "good") {
     corner = h("div", { class: "notes", role: "status", "aria-live": "polite" });
     document.body.append(corner);
   }
-  const close = h("button", { type: "button", class: "quiet", "aria-label": t("dialog.close"), onclick: () => shown.remove() }, "✕");
+  const close = h(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      "aria-label": t("dialog.close"),
+      onclick: () => shown.remove(),
+    },
+    "✕",
+  );
   const shown = h("div", { class: `note ${kind}` }, h("span", {}, text), close);
   corner.append(shown);
   while (corner.children.length > 4) corner.firstChild.remove();

@@ -18,9 +18,17 @@ function change({ path, before, after, sensitive }) {
     "div",
     { class: "framed" },
     h("div", { class: "path mono" }, told(path)),
-    h("div", { class: "diff mono" }, lines(text(before), text(after)).map(([sign, line]) => row(sign, line))),
+    h(
+      "div",
+      { class: "diff mono" },
+      lines(text(before), text(after)).map(([sign, line]) => row(sign, line)),
+    ),
     sensitive.length > 0 &&
-      h("div", { class: "path muted" }, t("diff.hidden", { names: sensitive.map((each) => plain(each, 60)).join(", ") })),
+      h(
+        "div",
+        { class: "path muted" },
+        t("diff.hidden", { names: sensitive.map((each) => plain(each, 60)).join(", ") }),
+      ),
   );
 }
 
@@ -42,7 +50,10 @@ export function lines(before, after) {
   const common = Array.from({ length: before.length + 1 }, () => new Uint16Array(after.length + 1));
   for (let i = before.length - 1; i >= 0; i--) {
     for (let j = after.length - 1; j >= 0; j--) {
-      common[i][j] = before[i] === after[j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
+      common[i][j] =
+        before[i] === after[j]
+          ? common[i + 1][j + 1] + 1
+          : Math.max(common[i + 1][j], common[i][j + 1]);
     }
   }
   const found = [];

@@ -41,7 +41,15 @@ function contents(app) {
     h("a", { class: "brand", href: "#/" }, anchor(), "Mooring"),
     app.who && navigation(app),
     app.who && search(),
-    h("div", { class: "tools" }, app.who && state(app), languages(app), theme(app), keys(), app.who && who(app)),
+    h(
+      "div",
+      { class: "tools" },
+      app.who && state(app),
+      languages(app),
+      theme(app),
+      keys(),
+      app.who && who(app),
+    ),
   ];
 }
 
@@ -49,9 +57,9 @@ function navigation(app) {
   const places = [
     ["#/", "frame.overview", ["overview", "service", "instance"]],
     ["#/tenants", "frame.tenants", ["tenants", "tenant"]],
-    ["#/locks", "frame.locks", ["locks"]],
   ];
-  if (app.may("admin")) {
+  if (app.unscoped) places.push(["#/locks", "frame.locks", ["locks"]]);
+  if (app.unscoped && app.may("admin")) {
     places.push(["#/audit", "frame.audit", ["audit"]], ["#/tokens", "frame.tokens", ["tokens"]]);
   }
   return h(
@@ -85,12 +93,18 @@ function search() {
   });
   const asked = /^#\/search\/(.+)$/.exec(location.hash);
   if (asked) input.defaultValue = decoded(asked[1]);
-  return h("div", { class: "search", role: "search" }, input, h("kbd", { class: "keyboard-only", "aria-hidden": "true" }, "/"));
+  return h(
+    "div",
+    { class: "search", role: "search" },
+    input,
+    h("kbd", { class: "keyboard-only", "aria-hidden": "true" }, "/"),
+  );
 }
 
 function state(app) {
   const kind = app.live === "live" ? (app.stale ? "warn" : "good") : "warn";
-  const words = app.live === "live" ? (app.stale ? "frame.stale" : "frame.live") : `frame.${app.live}`;
+  const words =
+    app.live === "live" ? (app.stale ? "frame.stale" : "frame.live") : `frame.${app.live}`;
   return mark(kind, t(words), t(`${words}.title`));
 }
 
@@ -107,7 +121,13 @@ function languages(app) {
   };
   return h(
     "button",
-    { type: "button", class: "quiet", id: "language", lang: other === "zh" ? "zh-CN" : "en", onclick: press },
+    {
+      type: "button",
+      class: "quiet",
+      id: "language",
+      lang: other === "zh" ? "zh-CN" : "en",
+      onclick: press,
+    },
     LANGUAGES[other],
   );
 }
@@ -128,7 +148,14 @@ function theme(app) {
   const words = t(`theme.${chosen}`);
   return h(
     "button",
-    { type: "button", class: "quiet", id: "theme", title: t("theme.title"), "aria-label": `${t("theme.title")}: ${words}`, onclick: press },
+    {
+      type: "button",
+      class: "quiet",
+      id: "theme",
+      title: t("theme.title"),
+      "aria-label": `${t("theme.title")}: ${words}`,
+      onclick: press,
+    },
     words,
   );
 }
@@ -136,7 +163,13 @@ function theme(app) {
 function keys() {
   return h(
     "button",
-    { type: "button", class: "quiet keyboard-only", title: t("keys.title"), "aria-label": t("keys.title"), onclick: help },
+    {
+      type: "button",
+      class: "quiet keyboard-only",
+      title: t("keys.title"),
+      "aria-label": t("keys.title"),
+      onclick: help,
+    },
     "?",
   );
 }
@@ -147,7 +180,11 @@ function who(app) {
     location.reload();
   };
   const title = `${app.who.name} · ${t(`role.${app.who.role}`)}`;
-  return h("button", { type: "button", class: "quiet", id: "leave", title, onclick: leave }, t("frame.leave"));
+  return h(
+    "button",
+    { type: "button", class: "quiet", id: "leave", title, onclick: leave },
+    t("frame.leave"),
+  );
 }
 
 function anchor() {
@@ -156,6 +193,9 @@ function anchor() {
     { viewBox: "0 0 24 24", "aria-hidden": "true" },
     s("rect", { class: "ground", width: 24, height: 24, rx: 5 }),
     s("circle", { class: "anchor", cx: 12, cy: 6.5, r: 2 }),
-    s("path", { class: "anchor", d: "M12 8.5v10M8 11.5h8M5.5 14c.4 3 3 4.8 6.5 4.8s6.100-1.800 6.500-4.800" }),
+    s("path", {
+      class: "anchor",
+      d: "M12 8.5v10M8 11.5h8M5.5 14c.4 3 3 4.8 6.5 4.8s6.100-1.800 6.500-4.800",
+    }),
   );
 }

@@ -15,11 +15,15 @@ const LINK = /^https?:\/\/[!-~]+$/i;
 
 /** A value as text of its own direction; cut where it is long, with a button for the rest. */
 export function told(value, { most = MOST, name = "", links = false } = {}) {
-  const text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
+  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "");
   const whole = text.length <= most;
   const head = whole ? text : text.slice(0, most);
   const parts = escaped(head);
-  const shown = h("bdi", { class: "told", dir: "auto" }, links && whole ? linked(text, parts) : parts);
+  const shown = h(
+    "bdi",
+    { class: "told", dir: "auto" },
+    links && whole ? linked(text, parts) : parts,
+  );
   if (whole) return shown;
   const more = () => show(name || t("hostile.whole"), longText(text));
   return h(
@@ -27,7 +31,11 @@ export function told(value, { most = MOST, name = "", links = false } = {}) {
     { class: "cut" },
     shown,
     "… ",
-    h("button", { type: "button", class: "link", onclick: more }, t("hostile.more", { n: text.length })),
+    h(
+      "button",
+      { type: "button", class: "link", onclick: more },
+      t("hostile.more", { n: text.length }),
+    ),
   );
 }
 
@@ -35,7 +43,12 @@ export function told(value, { most = MOST, name = "", links = false } = {}) {
 export function brief(value, most = 48) {
   const text = String(value ?? "");
   const cut = text.length > most;
-  return h("bdi", { class: "told", dir: "auto" }, escaped(cut ? text.slice(0, most) : text), cut && "…");
+  return h(
+    "bdi",
+    { class: "told", dir: "auto" },
+    escaped(cut ? text.slice(0, most) : text),
+    cut && "…",
+  );
 }
 
 /** The same as a bare string, for titles, names of buttons and where there are no elements. */

@@ -26,18 +26,24 @@ export function listen() {
 
 export function help() {
   const rows = HELP.flatMap(([key, words]) => [
-    h("dt", {}, key.split(" ").map((each) => [h("kbd", {}, each), " "])),
+    h(
+      "dt",
+      {},
+      key.split(" ").map((each) => [h("kbd", {}, each), " "]),
+    ),
     h("dd", {}, t(words)),
   ]);
   show(t("keys.title"), h("dl", { class: "keys" }, rows), { wide: false });
 }
 
 function pressed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]"))
+    return;
   const typing = event.target.closest("input, textarea, select, [contenteditable]");
   if (typing) {
     if (event.key === "Escape") typing.blur();
-    if (event.key === "ArrowDown" && typing.matches(".filters input, .search input")) walk(event, null);
+    if (event.key === "ArrowDown" && typing.matches(".filters input, .search input"))
+      walk(event, null);
     return;
   }
   const chord = `${prefix}${event.key}`;
@@ -62,7 +68,13 @@ function walk(event, from) {
   const at = items.indexOf(from);
   const down = event.key === "ArrowDown" || event.key === "j";
   const to =
-    event.key === "Home" ? 0 : event.key === "End" ? items.length - 1 : at < 0 ? 0 : at + (down ? 1 : -1);
+    event.key === "Home"
+      ? 0
+      : event.key === "End"
+        ? items.length - 1
+        : at < 0
+          ? 0
+          : at + (down ? 1 : -1);
   if (to < 0 || to >= items.length) return;
   event.preventDefault();
   items[to].focus();

@@ -23,7 +23,12 @@ export class Live {
 
   /** With `service`, its instances are told of too. */
   open(service = this.#service ?? "") {
-    if (this.#source !== null && service === this.#service && this.#source.readyState !== EventSource.CLOSED) return;
+    if (
+      this.#source !== null &&
+      service === this.#service &&
+      this.#source.readyState !== EventSource.CLOSED
+    )
+      return;
     this.close();
     this.#service = service;
     const query = service ? `?service=${encodeURIComponent(service)}` : "";
@@ -39,7 +44,8 @@ export class Live {
       this.#say("broken");
       if (source.readyState === EventSource.CLOSED) this.#again();
     };
-    for (const kind of KINDS) source.addEventListener(kind, (event) => this.#changed(kind, read(event)));
+    for (const kind of KINDS)
+      source.addEventListener(kind, (event) => this.#changed(kind, read(event)));
   }
 
   close() {

@@ -19,7 +19,11 @@ const SHAPES = {
 };
 
 export function shape(kind) {
-  return s("svg", { class: `shape ${kind}`, viewBox: "0 0 12 12", "aria-hidden": "true" }, SHAPES[kind]());
+  return s(
+    "svg",
+    { class: `shape ${kind}`, viewBox: "0 0 12 12", "aria-hidden": "true" },
+    SHAPES[kind](),
+  );
 }
 
 export function mark(kind, words, title) {
@@ -51,7 +55,13 @@ export function bar(some, all, label) {
     { class: "rate" },
     s(
       "svg",
-      { class: `bar ${kind}`, viewBox: "0 0 100 8", preserveAspectRatio: "none", role: "img", "aria-label": label },
+      {
+        class: `bar ${kind}`,
+        viewBox: "0 0 100 8",
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": label,
+      },
       s("rect", { class: "ground", width: 100, height: 8, rx: 2 }),
       s("rect", { class: "filled", width: rate * 100, height: 8, rx: 2 }),
     ),

@@ -8,14 +8,23 @@ import { t } from "./words.js";
 const SHARES = ["avg", "min", "p50", "p90", "p99", "max"];
 
 /** Each metric of a whole service, in a table. */
-export function chartless(aggregates) {
+export function aggregateTable(aggregates) {
   return h(
     "div",
     { class: "framed" },
     h(
       "table",
       { class: "cards", "aria-label": t("service.metrics") },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("column.metric")), SHARES.map((share) => h("th", { scope: "col", class: "number" }, t(`share.${share}`))))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          h("th", { scope: "col" }, t("column.metric")),
+          SHARES.map((share) => h("th", { scope: "col", class: "number" }, t(`share.${share}`))),
+        ),
+      ),
       h(
         "tbody",
         {},
@@ -24,7 +33,13 @@ export function chartless(aggregates) {
             "tr",
             { "data-key": name },
             h("td", { class: "main", "data-label": t("column.metric") }, brief(name, 80)),
-            SHARES.map((share) => h("td", { class: "number", "data-label": t(`share.${share}`) }, withUnit(aggregate[share], unitOf(name)))),
+            SHARES.map((share) =>
+              h(
+                "td",
+                { class: "number", "data-label": t(`share.${share}`) },
+                withUnit(aggregate[share], unitOf(name)),
+              ),
+            ),
           ),
         ),
       ),

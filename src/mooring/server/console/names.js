@@ -12,7 +12,12 @@ export const tenantHref = (id) => `#/tenant/${encodeURIComponent(id)}`;
 export function serviceName(name) {
   const slash = name.lastIndexOf("/");
   if (slash < 0) return brief(name, 120);
-  return h("span", {}, h("span", { class: "group" }, brief(name.slice(0, slash + 1), 80)), brief(name.slice(slash + 1), 120));
+  return h(
+    "span",
+    {},
+    h("span", { class: "group" }, brief(name.slice(0, slash + 1), 80)),
+    brief(name.slice(slash + 1), 120),
+  );
 }
 
 export function serviceLink(name, attributes = {}) {
@@ -30,7 +35,13 @@ export function pairs(entries) {
     { class: "pairs" },
     entries.map(([name, value]) => [
       h("dt", {}, name instanceof Node ? name : told(name)),
-      h("dd", {}, value instanceof Node || Array.isArray(value) ? value : told(value ?? "–", { links: true, name: String(name) })),
+      h(
+        "dd",
+        {},
+        value instanceof Node || Array.isArray(value)
+          ? value
+          : told(value ?? "–", { links: true, name: String(name) }),
+      ),
     ]),
   );
 }

@@ -12,7 +12,11 @@ export function instanceActions(app, service, instance) {
   const names = { id: plain(id), service: plain(service) };
   const press = (what, options) =>
     button(app, what, async () => {
-      const words = { title: t(`${what}.title`, names), text: t(`${what}.text`, names), yes: t(`${what}.yes`) };
+      const words = {
+        title: t(`${what}.title`, names),
+        text: t(`${what}.text`, names),
+        yes: t(`${what}.yes`),
+      };
       finished(app, await ask({ ...options, ...words }), t(`${what}.done`, names));
     });
   return h(
@@ -23,9 +27,19 @@ export function instanceActions(app, service, instance) {
       : press("enable", { act: () => send("POST", paths.act(service, id, "enable")) }),
     press("weight", {
       fields: [
-        { name: "weight", label: t("weight.label"), type: "number", min: "0", step: "any", value: instance.weight, required: true, hint: t("weight.hint") },
+        {
+          name: "weight",
+          label: t("weight.label"),
+          type: "number",
+          min: "0",
+          step: "any",
+          value: instance.weight,
+          required: true,
+          hint: t("weight.hint"),
+        },
       ],
-      act: ({ weight }) => send("PUT", paths.act(service, id, "weight"), { weight: Number(weight) }),
+      act: ({ weight }) =>
+        send("PUT", paths.act(service, id, "weight"), { weight: Number(weight) }),
     }),
     press("deregister", {
       danger: true,

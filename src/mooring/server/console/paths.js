@@ -20,7 +20,10 @@ export const tenantDiff = (id) => `${tenant(id)}/diff`;
 export const tenantHistory = (id) => `${tenant(id)}/history`;
 export const tenantVersion = (id, version) => `${tenantHistory(id)}/${e(version)}`;
 export const publish = (id, base, reason) => {
-  const told = new URLSearchParams({ ...(base && { base }), ...(reason.trim() && { reason: reason.trim() }) });
+  const told = new URLSearchParams({
+    ...(base && { base }),
+    ...(reason.trim() && { reason: reason.trim() }),
+  });
   return told.size ? `${tenant(id)}?${told}` : tenant(id);
 };
 export const tenantRollback = (id) => `${tenant(id)}/rollback`;
@@ -35,4 +38,5 @@ export const token = (id) => `${tokens()}/${e(id)}`;
 export const audit = () => "/admin/audit?limit=200";
 
 /** With the reason, where there is one. */
-export const because = (path, reason) => (reason.trim() ? `${path}?reason=${e(reason.trim())}` : path);
+export const because = (path, reason) =>
+  reason.trim() ? `${path}?reason=${e(reason.trim())}` : path;

@@ -4,7 +4,14 @@
 import { get, list } from "./api.js";
 import * as paths from "./paths.js";
 
-export const picture = { services: new Map(), health: null, problems: [], lag: null, events: [], loaded: false };
+export const picture = {
+  services: new Map(),
+  health: null,
+  problems: [],
+  lag: null,
+  events: [],
+  loaded: false,
+};
 
 // Beside what the stream says, delays grow: all services are read again so often, in milliseconds.
 const LOOK = 20000;
@@ -30,7 +37,7 @@ export async function load(signal) {
 /** Every page of a list. */
 export async function everything(url, signal) {
   const found = [];
-  for (let next = url; next; ) {
+  for (let next = url; next;) {
     const page = await list(next, { signal });
     found.push(...page.value);
     next = page.next;

@@ -28,9 +28,16 @@ function row(problem) {
   const text = problemText(problem);
   return h(
     "li",
-    { class: `problem ${problem.severity}`, "data-key": `${problem.kind}:${problem.service}:${problem.id}` },
+    {
+      class: `problem ${problem.severity}`,
+      "data-key": `${problem.kind}:${problem.service}:${problem.id}`,
+    },
     severity(problem.severity),
-    h("p", { class: "what" }, problem.service ? h("a", { href: target(problem), "data-item": true }, text) : text),
+    h(
+      "p",
+      { class: "what" },
+      problem.service ? h("a", { href: target(problem), "data-item": true }, text) : text,
+    ),
     h("span", { class: "since" }, problem.since && when(problem.since)),
     h("p", { class: "hint" }, withCode(hintText(problem))),
   );

@@ -9,10 +9,27 @@ const STEP = 240;
 
 const watching = new IntersectionObserver(
   (entries) => {
-    for (const entry of entries) if (entry.isIntersecting) entry.target.querySelector("button")?.click();
+    for (const entry of entries)
+      if (entry.isIntersecting) entry.target.querySelector("button")?.click();
   },
   { rootMargin: "600px" },
 );
+
+/** A field that narrows a table down: `set` gets what is typed. */
+export function filterField(words, set, value = "") {
+  return h(
+    "div",
+    { class: "filters" },
+    h("input", {
+      type: "search",
+      placeholder: words,
+      "aria-label": words,
+      value: value || null,
+      autocomplete: "off",
+      oninput: (event) => set(event.target.value.trim()),
+    }),
+  );
+}
 
 /** Columns are `{name, title, cell(row), order(row)?, number?, main?}`; `key(row)` tells rows apart. */
 export class Table {
@@ -27,7 +44,8 @@ export class Table {
   }
 
   draw(rows) {
-    if (!rows.length) return h("div", { class: "framed" }, h("p", { class: "empty" }, this.empty()));
+    if (!rows.length)
+      return h("div", { class: "framed" }, h("p", { class: "empty" }, this.empty()));
     const sorted = this.#sorted(rows);
     const some = sorted.slice(0, this.#shown);
     return h(
@@ -36,8 +54,20 @@ export class Table {
       h(
         "table",
         { class: "cards", "aria-label": this.label(), "aria-rowcount": rows.length + 1 },
-        h("thead", {}, h("tr", {}, this.columns.map((column) => this.#head(column)))),
-        h("tbody", {}, some.map((row) => this.#row(row))),
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            this.columns.map((column) => this.#head(column)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          some.map((row) => this.#row(row)),
+        ),
       ),
       sorted.length > some.length && this.#more(sorted.length),
     );
@@ -68,8 +98,17 @@ export class Table {
     };
     return h(
       "th",
-      { scope: "col", class: classes, "aria-sort": chosen ? (this.#down ? "descending" : "ascending") : null },
-      h("button", { type: "button", class: "sort", onclick: press }, title, chosen && (this.#down ? " ↓" : " ↑")),
+      {
+        scope: "col",
+        class: classes,
+        "aria-sort": chosen ? (this.#down ? "descending" : "ascending") : null,
+      },
+      h(
+        "button",
+        { type: "button", class: "sort", onclick: press },
+        title,
+        chosen && (this.#down ? " ↓" : " ↑"),
+      ),
     );
   }
 
@@ -80,7 +119,9 @@ export class Table {
       this.columns.map((column) => {
         const cell = column.cell(row);
         const blank = cell === "–" || cell === false || cell?.textContent === "–";
-        const classes = [column.number && "number", column.main && "main", blank && "blank"].filter(Boolean);
+        const classes = [column.number && "number", column.main && "main", blank && "blank"].filter(
+          Boolean,
+        );
         return h("td", { class: classes.join(" ") || null, "data-label": column.title() }, cell);
       }),
     );
@@ -94,7 +135,11 @@ export class Table {
     const row = h(
       "div",
       { class: "more" },
-      h("button", { type: "button", class: "link", onclick: press }, t("table.more", { shown: this.#shown, all: n(all) })),
+      h(
+        "button",
+        { type: "button", class: "link", onclick: press },
+        t("table.more", { shown: this.#shown, all: n(all) }),
+      ),
     );
     watching.observe(row);
     return row;

@@ -8,7 +8,8 @@
     const theme = localStorage.getItem("mooring.theme");
     if (theme === "light" || theme === "dark") root.dataset.theme = theme;
     const language = localStorage.getItem("mooring.language");
-    root.lang = language === "zh" || (!language && navigator.language.startsWith("zh")) ? "zh-CN" : "en";
+    root.lang =
+      language === "zh" || (!language && navigator.language.startsWith("zh")) ? "zh-CN" : "en";
   } catch {
     // Storage is forbidden here: the browser's own wishes count.
   }

@@ -8,7 +8,8 @@ import { said, t } from "./words.js";
 
 /** Events, the newest first; with whose they are, unless `of` says that all are the same's. */
 export function timeline(events, { of = "" } = {}) {
-  if (!events.length) return h("div", { class: "framed" }, h("p", { class: "empty" }, t("timeline.none")));
+  if (!events.length)
+    return h("div", { class: "framed" }, h("p", { class: "empty" }, t("timeline.none")));
   return h(
     "div",
     { class: "framed" },
@@ -18,7 +19,9 @@ export function timeline(events, { of = "" } = {}) {
       events.map((event) =>
         h(
           "li",
-          { "data-key": `${event.time} ${event.service} ${event.id} ${event.kind} ${plain(event.text, 60)}` },
+          {
+            "data-key": `${event.time} ${event.service} ${event.id} ${event.kind} ${plain(event.text, 60)}`,
+          },
           when(event.time),
           h("span", {}, whose(event, of), told(said(event.text), { most: 300 })),
         ),

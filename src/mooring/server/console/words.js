@@ -50,7 +50,9 @@ export function n(value, digits = 2) {
 
 export function percent(rate) {
   if (rate === null || rate === undefined) return "–";
-  return new Intl.NumberFormat(language, { style: "percent", maximumFractionDigits: 1 }).format(rate);
+  return new Intl.NumberFormat(language, { style: "percent", maximumFractionDigits: 1 }).format(
+    rate,
+  );
 }
 
 /** What the server says in English words of its own, in the language that was chosen; as it is

@@ -21,12 +21,14 @@ export function page(app) {
       {
         name: "who",
         title: () => t("column.who"),
-        cell: (row) => h("span", {}, brief(row.who), " ", h("span", { class: "muted" }, brief(row.from, 40))),
+        cell: (row) =>
+          h("span", {}, brief(row.who), " ", h("span", { class: "muted" }, brief(row.from, 40))),
       },
       {
         name: "what",
         title: () => t("column.what"),
-        cell: (row) => h("span", { class: "mono" }, `${row.method} `, told(row.path, { most: 120 })),
+        cell: (row) =>
+          h("span", { class: "mono" }, `${row.method} `, told(row.path, { most: 120 })),
       },
       {
         name: "result",
@@ -36,7 +38,10 @@ export function page(app) {
       {
         name: "notes",
         title: () => t("column.notes"),
-        cell: ({ notes }) => (Object.keys(notes).length ? h("span", { class: "mono" }, told(JSON.stringify(notes))) : "–"),
+        cell: ({ notes }) =>
+          Object.keys(notes).length
+            ? h("span", { class: "mono" }, told(JSON.stringify(notes)))
+            : "–",
       },
     ],
   });
@@ -47,7 +52,11 @@ export function page(app) {
       entries = (await list(paths.audit(), { signal })).value;
     },
     draw() {
-      return [h("h1", {}, t("audit.title")), h("p", { class: "lead spaced" }, t("audit.lead")), table.draw(entries)];
+      return [
+        h("h1", {}, t("audit.title")),
+        h("p", { class: "lead spaced" }, t("audit.lead")),
+        table.draw(entries),
+      ];
     },
   };
 }

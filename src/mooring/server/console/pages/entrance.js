@@ -8,7 +8,12 @@ export function page(app, error) {
   document.title = `${t("entrance.title")} · Mooring`;
   if (error.status !== 401) return unreachable(error);
   const failure = h("p", { class: "failure", role: "alert" });
-  const input = h("input", { type: "password", name: "token", required: true, autocomplete: "off" });
+  const input = h("input", {
+    type: "password",
+    name: "token",
+    required: true,
+    autocomplete: "off",
+  });
   const enter = async (event) => {
     event.preventDefault();
     try {
@@ -41,6 +46,10 @@ function unreachable(error) {
     { class: "entrance" },
     h("h1", {}, t("error.title")),
     h("p", { class: "failure", role: "alert" }, error.message || t("error.unreachable")),
-    h("button", { type: "button", class: "first", onclick: () => location.reload() }, t("error.again")),
+    h(
+      "button",
+      { type: "button", class: "first", onclick: () => location.reload() },
+      t("error.again"),
+    ),
   );
 }

@@ -38,11 +38,19 @@ export function page(app, [service, id]) {
     },
     draw() {
       return [
-        crumbs(h("a", { href: "#/" }, t("frame.overview")), h("a", { href: serviceHref(service) }, serviceName(service))),
+        crumbs(
+          h("a", { href: "#/" }, t("frame.overview")),
+          h("a", { href: serviceHref(service) }, serviceName(service)),
+        ),
         h(
           "div",
           { class: "head" },
-          h("div", {}, h("h1", { class: "mono" }, brief(id, 200)), h("p", { class: "lead" }, instance ? state(instance) : mark("bad", t("instance.gone")))),
+          h(
+            "div",
+            {},
+            h("h1", { class: "mono" }, brief(id, 200)),
+            h("p", { class: "lead" }, instance ? state(instance) : mark("bad", t("instance.gone"))),
+          ),
           instance && instanceActions(app, service, instance),
         ),
         instance && figures(instance),
@@ -50,7 +58,12 @@ export function page(app, [service, id]) {
         h(
           "div",
           { class: "columns" },
-          h("section", {}, h("h2", {}, t("timeline.title")), timeline((events ?? []).toReversed().slice(0, 100), { of: "instance" })),
+          h(
+            "section",
+            {},
+            h("h2", {}, t("timeline.title")),
+            timeline((events ?? []).toReversed().slice(0, 100), { of: "instance" }),
+          ),
           instance && h("section", {}, details(instance)),
         ),
       ];
@@ -79,9 +92,14 @@ function charts(samples) {
     h(
       "div",
       { class: "charts" },
-      lines.slice(0, CHARTS).map(([name, points]) => chart(plain(name), points, { unit: unitOf(name), title: brief(name, 60) })),
+      lines
+        .slice(0, CHARTS)
+        .map(([name, points]) =>
+          chart(plain(name), points, { unit: unitOf(name), title: brief(name, 60) }),
+        ),
     ),
-    lines.length > CHARTS && h("p", { class: "muted" }, t("instance.charts", { n: lines.length - CHARTS })),
+    lines.length > CHARTS &&
+      h("p", { class: "muted" }, t("instance.charts", { n: lines.length - CHARTS })),
   ];
 }
 
@@ -90,8 +108,18 @@ function details(instance) {
     entries.length > 0 && [h("h2", {}, t(words)), h("div", { class: "framed" }, pairs(entries))];
   return [
     section("instance.about", [
-      [t("column.address"), h("span", { class: "mono" }, told(`${instance.protocol}://${instance.host}:${instance.port}`))],
-      ...Object.entries(instance.ports).map(([name, port]) => [`${t("instance.port")} ${plain(name, 40)}`, String(port)]),
+      [
+        t("column.address"),
+        h(
+          "span",
+          { class: "mono" },
+          told(`${instance.protocol}://${instance.host}:${instance.port}`),
+        ),
+      ],
+      ...Object.entries(instance.ports).map(([name, port]) => [
+        `${t("instance.port")} ${plain(name, 40)}`,
+        String(port),
+      ]),
       [t("instance.told"), when(instance.lastMetadataUpdate)],
       [t("instance.lasting"), instance.ephemeral ? t("instance.ephemeral") : t("instance.stays")],
     ]),

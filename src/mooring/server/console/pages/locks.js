@@ -7,7 +7,7 @@ import { brief, plain } from "../hostile.js";
 import { mark } from "../marks.js";
 import * as paths from "../paths.js";
 import { everything } from "../picture.js";
-import { Table } from "../tables.js";
+import { filterField, Table } from "../tables.js";
 import { n, t } from "../words.js";
 
 const SHOWN = 12;
@@ -15,6 +15,10 @@ const SHOWN = 12;
 export function page(app, [wanted = ""]) {
   let locks = [];
   let filter = wanted;
+  const narrow = (wanted) => {
+    filter = wanted;
+    app.redraw();
+  };
   let refused = "";
   const opened = new Set();
   const table = new Table({
@@ -25,9 +29,20 @@ export function page(app, [wanted = ""]) {
     redraw: () => app.redraw(),
     empty: () => (filter ? t("table.nothing") : t("locks.none")),
     columns: [
-      { name: "name", title: () => t("column.lock"), main: true, order: ({ name }) => name, cell: ({ name }) => h("span", { class: "mono" }, brief(name, 160)) },
+      {
+        name: "name",
+        title: () => t("column.lock"),
+        main: true,
+        order: ({ name }) => name,
+        cell: ({ name }) => h("span", { class: "mono" }, brief(name, 160)),
+      },
       { name: "holders", title: () => t("column.holder"), cell: (row) => holders(app, row) },
-      { name: "waiting", title: () => t("column.waiting"), order: ({ waiting }) => waiting.length, cell: (row) => queue(app, row, opened) },
+      {
+        name: "waiting",
+        title: () => t("column.waiting"),
+        order: ({ waiting }) => waiting.length,
+        cell: (row) => queue(app, row, opened),
+      },
     ],
   });
   return {
@@ -50,24 +65,7 @@ export function page(app, [wanted = ""]) {
         h("p", { class: "lead spaced" }, t("locks.lead")),
         refused
           ? h("p", { class: "empty framed" }, refused)
-          : [
-              h(
-                "div",
-                { class: "filters" },
-                h("input", {
-                  type: "search",
-                  placeholder: t("locks.filter"),
-                  "aria-label": t("locks.filter"),
-                  value: filter,
-                  autocomplete: "off",
-                  oninput: (event) => {
-                    filter = event.target.value.trim();
-                    app.redraw();
-                  },
-                }),
-              ),
-              table.draw(rows),
-            ],
+          : [filterField(t("locks.filter"), narrow, filter), table.draw(rows)],
       ];
     },
   };
@@ -81,13 +79,29 @@ function contenderOf(contender) {
     "span",
     {},
     h("span", { class: "mono" }, brief(who(contender), 80)),
-    h("span", { class: "muted" }, `${kind} · ${t("locks.token", { token: String(contender.token) })}`),
+    h(
+      "span",
+      { class: "muted" },
+      `${kind} · ${t("locks.token", { token: String(contender.token) })}`,
+    ),
   );
 }
 
 function holders(app, { name, holders: held }) {
   if (!held.length) return mark("off", t("locks.nobody"));
-  return h("ul", { class: "plain" }, held.map((holder) => h("li", { "data-key": String(holder.token) }, contenderOf(holder), " ", release(app, name, holder))));
+  return h(
+    "ul",
+    { class: "plain" },
+    held.map((holder) =>
+      h(
+        "li",
+        { "data-key": String(holder.token) },
+        contenderOf(holder),
+        " ",
+        release(app, name, holder),
+      ),
+    ),
+  );
 }
 
 function queue(app, { name, waiting }, opened) {
@@ -102,8 +116,17 @@ function queue(app, { name, waiting }, opened) {
     "div",
     {},
     h("span", { class: "muted" }, t("locks.queue", { n: waiting.length })),
-    h("ol", { class: "queue" }, some.map((each) => h("li", { "data-key": String(each.token) }, contenderOf(each)))),
-    some.length < waiting.length && h("button", { type: "button", class: "link", onclick: more }, t("overview.all", { n: waiting.length })),
+    h(
+      "ol",
+      { class: "queue" },
+      some.map((each) => h("li", { "data-key": String(each.token) }, contenderOf(each))),
+    ),
+    some.length < waiting.length &&
+      h(
+        "button",
+        { type: "button", class: "link", onclick: more },
+        t("overview.all", { n: waiting.length }),
+      ),
   );
 }
 

@@ -6,7 +6,7 @@ import { bar, mark, shape } from "../marks.js";
 import { serviceLink } from "../names.js";
 import { load, picture } from "../picture.js";
 import { problemList } from "../problems.js";
-import { Table } from "../tables.js";
+import { filterField, Table } from "../tables.js";
 import { timeline } from "../timeline.js";
 import { lasting, when } from "../times.js";
 import { n, percent, said, t } from "../words.js";
@@ -15,8 +15,13 @@ const SHOWN = 12;
 
 export function page(app) {
   let filter = "";
+  const narrow = (wanted) => {
+    filter = wanted;
+    app.redraw();
+  };
   let all = false;
-  const brakes = () => new Set(picture.problems.filter(({ kind }) => kind === "brake").map(({ service }) => service));
+  const brakes = () =>
+    new Set(picture.problems.filter(({ kind }) => kind === "brake").map(({ service }) => service));
   const table = new Table({
     label: () => t("overview.services"),
     key: (row) => row.serviceName,
@@ -26,8 +31,12 @@ export function page(app) {
   });
   const rows = () => {
     const wanted = filter.toLowerCase();
-    const every = [...picture.services.values()].sort((a, b) => (a.serviceName < b.serviceName ? -1 : 1));
-    return wanted ? every.filter(({ serviceName }) => serviceName.toLowerCase().includes(wanted)) : every;
+    const every = [...picture.services.values()].sort((a, b) =>
+      a.serviceName < b.serviceName ? -1 : 1,
+    );
+    return wanted
+      ? every.filter(({ serviceName }) => serviceName.toLowerCase().includes(wanted))
+      : every;
   };
   return {
     title: () => headline(),
@@ -39,25 +48,34 @@ export function page(app) {
         h("h1", {}, headline()),
         picture.problems.length ? problemList(problems) : calm(),
         problems.length < picture.problems.length &&
-          h("p", {}, h("button", { type: "button", onclick: () => { all = true; app.redraw(); } }, t("overview.all", { n: picture.problems.length }))),
+          h(
+            "p",
+            {},
+            h(
+              "button",
+              {
+                type: "button",
+                onclick: () => {
+                  all = true;
+                  app.redraw();
+                },
+              },
+              t("overview.all", { n: picture.problems.length }),
+            ),
+          ),
         figures(),
-        h("h2", {}, t("overview.services"), h("span", { class: "count" }, n(picture.services.size))),
         h(
-          "div",
-          { class: "filters" },
-          h("input", {
-            type: "search",
-            placeholder: t("overview.filter"),
-            "aria-label": t("overview.filter"),
-            autocomplete: "off",
-            oninput: (event) => {
-              filter = event.target.value.trim();
-              app.redraw();
-            },
-          }),
+          "h2",
+          {},
+          t("overview.services"),
+          h("span", { class: "count" }, n(picture.services.size)),
         ),
+        filterField(t("overview.filter"), narrow),
         table.draw(rows()),
-        picture.events.length > 0 && [h("h2", {}, t("overview.recent")), timeline(picture.events.slice(0, 15))],
+        picture.events.length > 0 && [
+          h("h2", {}, t("overview.recent")),
+          timeline(picture.events.slice(0, 15)),
+        ],
       ];
     },
   };
@@ -69,21 +87,35 @@ function headline() {
 }
 
 function calm() {
-  return h("div", { class: "calm" }, shape("good"), h("span", {}, picture.services.size ? t("overview.calm") : t("overview.start")));
+  return h(
+    "div",
+    { class: "calm" },
+    shape("good"),
+    h("span", {}, picture.services.size ? t("overview.calm") : t("overview.start")),
+  );
 }
 
 function figures() {
   const health = picture.health;
   if (!health) return null;
-  const figure = (words, value, small) => h("div", {}, h("dt", {}, t(words)), h("dd", {}, value, small && [" ", h("small", {}, small)]));
+  const figure = (words, value, small) =>
+    h("div", {}, h("dt", {}, t(words)), h("dd", {}, value, small && [" ", h("small", {}, small)]));
   return h(
     "dl",
     { class: "figures" },
     figure("figure.services", n(health.totalServices)),
     figure("figure.instances", n(health.totalInstances)),
-    figure("figure.healthy", n(health.healthyInstances), health.totalInstances > 0 && percent(health.healthyRate)),
+    figure(
+      "figure.healthy",
+      n(health.healthyInstances),
+      health.totalInstances > 0 && percent(health.healthyRate),
+    ),
     figure("figure.active", n(health.activeInstances)),
-    figure("figure.lag", picture.lag?.max == null ? "–" : lasting(picture.lag.max / 1000), picture.lag?.p99 != null && `p99 ${lasting(picture.lag.p99 / 1000)}`),
+    figure(
+      "figure.lag",
+      picture.lag?.max == null ? "–" : lasting(picture.lag.max / 1000),
+      picture.lag?.p99 != null && `p99 ${lasting(picture.lag.p99 / 1000)}`,
+    ),
   );
 }
 
@@ -102,7 +134,11 @@ function columns(brakes) {
       order: (row) => (row.totalInstances ? row.healthyRate : -1),
       cell: (row) =>
         row.totalInstances
-          ? bar(row.healthyInstances, row.totalInstances, t("column.health.label", { some: row.healthyInstances, all: row.totalInstances }))
+          ? bar(
+              row.healthyInstances,
+              row.totalInstances,
+              t("column.health.label", { some: row.healthyInstances, all: row.totalInstances }),
+            )
           : mark("bad", t("overview.empty")),
     },
     {
@@ -110,7 +146,10 @@ function columns(brakes) {
       title: () => t("column.out"),
       number: true,
       order: (row) => row.totalInstances - row.enabledInstances,
-      cell: (row) => (row.totalInstances > row.enabledInstances ? n(row.totalInstances - row.enabledInstances) : "–"),
+      cell: (row) =>
+        row.totalInstances > row.enabledInstances
+          ? n(row.totalInstances - row.enabledInstances)
+          : "–",
     },
     {
       name: "lag",

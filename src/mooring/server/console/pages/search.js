@@ -24,7 +24,11 @@ export function page(app, [first = ""]) {
         cell: (row) => h("a", { href: target(row), "data-item": true }, brief(row.name, 100)),
       },
       { name: "kind", title: () => t("column.kind"), cell: ({ kind }) => t(`search.${kind}`) },
-      { name: "of", title: () => t("column.service"), cell: ({ service }) => (service ? brief(service, 80) : "–") },
+      {
+        name: "of",
+        title: () => t("column.service"),
+        cell: ({ service }) => (service ? brief(service, 80) : "–"),
+      },
       { name: "where", title: () => t("column.where"), cell: where },
     ],
   });
@@ -41,7 +45,13 @@ export function page(app, [first = ""]) {
     draw() {
       return [
         h("h1", {}, t("search.title")),
-        h("p", { class: "lead spaced", role: "status" }, query ? `${t("search.lead", { query: plain(query, 60) })} · ${t("search.found", { n: found.length })}` : t("search.type")),
+        h(
+          "p",
+          { class: "lead spaced", role: "status" },
+          query
+            ? `${t("search.lead", { query: plain(query, 60) })} · ${t("search.found", { n: found.length })}`
+            : t("search.type"),
+        ),
         table.draw(found),
       ];
     },

@@ -1,7 +1,7 @@
 // One service: its instances, why each is called or not, its metrics, what happened to it.
 
 import { find, get } from "../api.js";
-import { chartless } from "../metrics.js";
+import { aggregateTable } from "../metrics.js";
 import { h } from "../dom.js";
 import { brief, plain, told } from "../hostile.js";
 import { mark, state, stateOf } from "../marks.js";
@@ -10,7 +10,7 @@ import { brakeAction } from "../operating.js";
 import * as paths from "../paths.js";
 import { load, picture } from "../picture.js";
 import { problemList } from "../problems.js";
-import { Table } from "../tables.js";
+import { filterField, Table } from "../tables.js";
 import { timeline } from "../timeline.js";
 import { lasting, when } from "../times.js";
 import { n, percent, said, t } from "../words.js";
@@ -22,12 +22,17 @@ export function page(app, [name]) {
   let service = null;
   let events = [];
   let filter = "";
+  const narrow = (wanted) => {
+    filter = wanted;
+    app.redraw();
+  };
   let explained = null;
   const explain = async () => {
     explained = explained ? null : await find(paths.explain(name));
     app.redraw();
   };
-  const reasons = () => new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reason]));
+  const reasons = () =>
+    new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reason]));
   const table = new Table({
     label: () => t("service.instances"),
     key: (row) => row.instanceId,
@@ -52,7 +57,8 @@ export function page(app, [name]) {
         const summary = data.changed.find((each) => each.serviceName === name);
         if (summary) service = { ...service, ...summary };
       }
-      if (kind === "instances" && data.service === name) service = { ...service, instances: updated(service.instances, data) };
+      if (kind === "instances" && data.service === name)
+        service = { ...service, instances: updated(service.instances, data) };
       return kind === "problems" || kind === "services" || kind === "instances";
     },
     async load(signal) {
@@ -70,35 +76,43 @@ export function page(app, [name]) {
         h(
           "div",
           { class: "head" },
-          h("div", {}, h("h1", {}, serviceName(name)), h("p", { class: "lead" }, t("service.changed"), " ", when(service.lastUpdateTime))),
+          h(
+            "div",
+            {},
+            h("h1", {}, serviceName(name)),
+            h("p", { class: "lead" }, t("service.changed"), " ", when(service.lastUpdateTime)),
+          ),
           h(
             "div",
             { class: "actions" },
             problems.some(({ kind }) => kind === "brake") && brakeAction(app, name),
-            h("button", { type: "button", id: "explain", "aria-expanded": explained ? "true" : "false", onclick: explain }, t("explain.do")),
+            h(
+              "button",
+              {
+                type: "button",
+                id: "explain",
+                "aria-expanded": explained ? "true" : "false",
+                onclick: explain,
+              },
+              t("explain.do"),
+            ),
           ),
         ),
         problems.length > 0 && problemList(problems),
         explained && explanation(explained, name),
         figures(service),
-        h("h2", {}, t("service.instances"), h("span", { class: "count" }, n(service.totalInstances))),
-        service.instances.length > 10 &&
-          h(
-            "div",
-            { class: "filters" },
-            h("input", {
-              type: "search",
-              placeholder: t("service.filter"),
-              "aria-label": t("service.filter"),
-              autocomplete: "off",
-              oninput: (event) => {
-                filter = event.target.value.trim();
-                app.redraw();
-              },
-            }),
-          ),
+        h(
+          "h2",
+          {},
+          t("service.instances"),
+          h("span", { class: "count" }, n(service.totalInstances)),
+        ),
+        service.instances.length > 10 && filterField(t("service.filter"), narrow),
         table.draw(rows()),
-        Object.keys(service.aggregatedMetrics).length > 0 && [h("h2", {}, t("service.metrics")), chartless(service.aggregatedMetrics)],
+        Object.keys(service.aggregatedMetrics).length > 0 && [
+          h("h2", {}, t("service.metrics")),
+          aggregateTable(service.aggregatedMetrics),
+        ],
         h("h2", {}, t("timeline.title")),
         timeline((events ?? []).toReversed().slice(0, 60), { of: "service" }),
       ];
@@ -115,7 +129,13 @@ function updated(instances, { changed, removed }) {
 }
 
 function matches(instance, wanted) {
-  const text = [instance.instanceId, instance.host, instance.zone, instance.version, t(`state.${stateOf(instance)}`)];
+  const text = [
+    instance.instanceId,
+    instance.host,
+    instance.zone,
+    instance.version,
+    t(`state.${stateOf(instance)}`),
+  ];
   return text.some((each) => String(each).toLowerCase().includes(wanted));
 }
 
@@ -124,10 +144,24 @@ function figures(service) {
   return h(
     "dl",
     { class: "figures" },
-    figure("figure.healthy", `${n(service.healthyInstances)}/${n(service.totalInstances)} `, h("small", {}, service.totalInstances > 0 && percent(service.healthyRate))),
-    figure("figure.enabled", `${n(service.enabledInstances)}/${n(service.totalInstances)} `, h("small", {}, service.totalInstances > 0 && percent(service.enabledRate))),
-    figure("figure.lag.avg", service.avgHeartbeatDelay === null ? "–" : lasting(service.avgHeartbeatDelay / 1000)),
-    figure("figure.response", service.avgResponseTime === null ? "–" : lasting(service.avgResponseTime / 1000)),
+    figure(
+      "figure.healthy",
+      `${n(service.healthyInstances)}/${n(service.totalInstances)} `,
+      h("small", {}, service.totalInstances > 0 && percent(service.healthyRate)),
+    ),
+    figure(
+      "figure.enabled",
+      `${n(service.enabledInstances)}/${n(service.totalInstances)} `,
+      h("small", {}, service.totalInstances > 0 && percent(service.enabledRate)),
+    ),
+    figure(
+      "figure.lag.avg",
+      service.avgHeartbeatDelay === null ? "–" : lasting(service.avgHeartbeatDelay / 1000),
+    ),
+    figure(
+      "figure.response",
+      service.avgResponseTime === null ? "–" : lasting(service.avgResponseTime / 1000),
+    ),
   );
 }
 
@@ -140,24 +174,43 @@ function columns(service, reasons) {
       order: ({ instanceId }) => instanceId,
       cell: (row) => [
         instanceLink(service, row.instanceId, { "data-item": true }),
-        reasons().has(row.instanceId) && h("span", { class: "why" }, told(said(reasons().get(row.instanceId)))),
+        reasons().has(row.instanceId) &&
+          h("span", { class: "why" }, told(said(reasons().get(row.instanceId)))),
       ],
     },
     { name: "state", title: () => t("column.state"), order: stateOf, cell: (row) => state(row) },
     {
       name: "address",
       title: () => t("column.address"),
-      cell: (row) => h("span", { class: "mono" }, brief(`${row.protocol} ${row.host}:${row.port}`, 80)),
+      cell: (row) =>
+        h("span", { class: "mono" }, brief(`${row.protocol} ${row.host}:${row.port}`, 80)),
     },
-    { name: "weight", title: () => t("column.weight"), number: true, order: ({ weight }) => weight, cell: ({ weight }) => n(weight) },
-    { name: "zone", title: () => t("column.zone"), order: ({ zone }) => zone, cell: ({ zone }) => (zone ? brief(zone) : "–") },
-    { name: "version", title: () => t("column.version"), order: ({ version }) => version, cell: ({ version }) => brief(version, 24) },
+    {
+      name: "weight",
+      title: () => t("column.weight"),
+      number: true,
+      order: ({ weight }) => weight,
+      cell: ({ weight }) => n(weight),
+    },
+    {
+      name: "zone",
+      title: () => t("column.zone"),
+      order: ({ zone }) => zone,
+      cell: ({ zone }) => (zone ? brief(zone) : "–"),
+    },
+    {
+      name: "version",
+      title: () => t("column.version"),
+      order: ({ version }) => version,
+      cell: ({ version }) => brief(version, 24),
+    },
     {
       name: "lag",
       title: () => t("column.lag"),
       number: true,
       order: ({ heartbeatDelay }) => heartbeatDelay,
-      cell: ({ heartbeatDelay }) => (heartbeatDelay === null ? "–" : lasting(heartbeatDelay / 1000)),
+      cell: ({ heartbeatDelay }) =>
+        heartbeatDelay === null ? "–" : lasting(heartbeatDelay / 1000),
     },
     {
       name: "since",
@@ -173,22 +226,30 @@ function explanation(explained, service) {
   return h(
     "section",
     { "data-key": "explained" },
-    h("h2", {}, t("explain.title"), h("span", { class: "count" }, t("explain.count", { n: called, all: explained.length }))),
+    h(
+      "h2",
+      {},
+      t("explain.title"),
+      h("span", { class: "count" }, t("explain.count", { n: called, all: explained.length })),
+    ),
     h(
       "div",
       { class: "framed" },
       h(
         "dl",
         { class: "pairs" },
-        explained.slice(0, MOST).map((each) => [
-          h("dt", {}, instanceLink(service, each.instanceId)),
-          h(
-            "dd",
-            {},
-            each.called ? mark("good", t("explain.chosen")) : mark("off", t("explain.out")),
-            each.reasons.length > 0 && h("span", { class: "why" }, told(said(each.reasons.join("; ")), { most: 300 })),
-          ),
-        ]),
+        explained
+          .slice(0, MOST)
+          .map((each) => [
+            h("dt", {}, instanceLink(service, each.instanceId)),
+            h(
+              "dd",
+              {},
+              each.called ? mark("good", t("explain.chosen")) : mark("off", t("explain.out")),
+              each.reasons.length > 0 &&
+                h("span", { class: "why" }, told(said(each.reasons.join("; ")), { most: 300 })),
+            ),
+          ]),
       ),
     ),
   );

@@ -22,7 +22,11 @@ export function page(app, [id, verb]) {
   let editing = verb === "new" ? { base: "", text: pretty(EMPTY), failure: "" } : null;
 
   const edit = () => {
-    editing = { base: tenant?.revision ?? "", text: pretty(tenant?.document ?? EMPTY), failure: "" };
+    editing = {
+      base: tenant?.revision ?? "",
+      text: pretty(tenant?.document ?? EMPTY),
+      failure: "",
+    };
     app.redraw();
     document.getElementById("document")?.focus();
   };
@@ -122,15 +126,28 @@ export function page(app, [id, verb]) {
         h(
           "div",
           { class: "head spaced" },
-          h("div", {}, h("h1", {}, name ? brief(name, 120) : t("tenant.title", names)), h("p", { class: "lead" }, t("tenant.title", names))),
+          h(
+            "div",
+            {},
+            h("h1", {}, name ? brief(name, 120) : t("tenant.title", names)),
+            h("p", { class: "lead" }, t("tenant.title", names)),
+          ),
           app.may("operator") &&
             !editing &&
             h(
               "div",
               { class: "actions" },
-              tenant && app.may("admin") && h("button", { type: "button", onclick: unmask }, t("tenant.unmask.do")),
-              tenant && h("button", { type: "button", id: "edit", onclick: edit }, t("tenant.edit")),
-              tenant && h("button", { type: "button", class: "danger", onclick: remove }, t("tenant.delete.do")),
+              tenant &&
+                app.may("admin") &&
+                h("button", { type: "button", onclick: unmask }, t("tenant.unmask.do")),
+              tenant &&
+                h("button", { type: "button", id: "edit", onclick: edit }, t("tenant.edit")),
+              tenant &&
+                h(
+                  "button",
+                  { type: "button", class: "danger", onclick: remove },
+                  t("tenant.delete.do"),
+                ),
             ),
         ),
         tenant?.problems.map((each) => h("p", { class: "failure" }, told(each))),
@@ -177,7 +194,11 @@ function editor(editing, compare, stop) {
     h(
       "div",
       { class: "actions" },
-      h("button", { type: "button", id: "compare", class: "first", onclick: compare }, t("tenant.compare")),
+      h(
+        "button",
+        { type: "button", id: "compare", class: "first", onclick: compare },
+        t("tenant.compare"),
+      ),
       h("button", { type: "button", onclick: stop }, t("tenant.stop")),
     ),
   );
@@ -197,16 +218,25 @@ function shown(document) {
 
 function tree(value) {
   if (Array.isArray(value) && value.length && value.every((each) => typeof each !== "object")) {
-    return h("ul", { class: "plain" }, value.map((each) => h("li", {}, told(each, { links: true }))));
+    return h(
+      "ul",
+      { class: "plain" },
+      value.map((each) => h("li", {}, told(each, { links: true }))),
+    );
   }
   if (value !== null && typeof value === "object" && Object.keys(value).length) {
     return h(
       "dl",
       { class: "pairs" },
-      Object.entries(value).map(([name, inner]) => [h("dt", {}, Array.isArray(value) ? `${Number(name) + 1}.` : told(name)), h("dd", {}, tree(inner))]),
+      Object.entries(value).map(([name, inner]) => [
+        h("dt", {}, Array.isArray(value) ? `${Number(name) + 1}.` : told(name)),
+        h("dd", {}, tree(inner)),
+      ]),
     );
   }
-  return typeof value === "string" ? told(value, { links: true }) : h("span", { class: "muted" }, JSON.stringify(value));
+  return typeof value === "string"
+    ? told(value, { links: true })
+    : h("span", { class: "muted" }, JSON.stringify(value));
 }
 
 function historyTable(app, id, newest, rollback) {
@@ -224,12 +254,21 @@ function historyTable(app, id, newest, rollback) {
         name: "version",
         title: () => t("column.version"),
         main: true,
-        cell: ({ version, action }) => h("span", {}, `${version} `, h("span", { class: "group" }, brief(action, 20))),
+        cell: ({ version, action }) =>
+          h("span", {}, `${version} `, h("span", { class: "group" }, brief(action, 20))),
       },
       { name: "at", title: () => t("column.time"), cell: ({ at }) => when(at) },
       { name: "by", title: () => t("column.who"), cell: ({ by }) => brief(by, 40) },
-      { name: "paths", title: () => t("column.what"), cell: ({ paths: changed }) => told(changed.join(", "), { most: 100 }) },
-      { name: "note", title: () => t("column.notes"), cell: ({ note: words }) => (words ? told(words, { most: 100 }) : "–") },
+      {
+        name: "paths",
+        title: () => t("column.what"),
+        cell: ({ paths: changed }) => told(changed.join(", "), { most: 100 }),
+      },
+      {
+        name: "note",
+        title: () => t("column.notes"),
+        cell: ({ note: words }) => (words ? told(words, { most: 100 }) : "–"),
+      },
       {
         name: "act",
         title: () => "",
@@ -237,10 +276,18 @@ function historyTable(app, id, newest, rollback) {
           h(
             "span",
             { class: "actions" },
-            h("button", { type: "button", class: "small", "data-item": true, onclick: () => look(version) }, t("tenant.look")),
+            h(
+              "button",
+              { type: "button", class: "small", "data-item": true, onclick: () => look(version) },
+              t("tenant.look"),
+            ),
             app.may("operator") &&
               version !== newest() &&
-              h("button", { type: "button", class: "small", onclick: () => rollback(version) }, t("tenant.rollback.do")),
+              h(
+                "button",
+                { type: "button", class: "small", onclick: () => rollback(version) },
+                t("tenant.rollback.do"),
+              ),
           ),
       },
     ],

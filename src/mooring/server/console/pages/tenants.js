@@ -8,7 +8,7 @@ import { mark } from "../marks.js";
 import { tenantHref } from "../names.js";
 import * as paths from "../paths.js";
 import { everything } from "../picture.js";
-import { Table } from "../tables.js";
+import { filterField, Table } from "../tables.js";
 import { n, t } from "../words.js";
 
 const LOOKS = { active: "good", inactive: "off", suspended: "warn" };
@@ -16,6 +16,10 @@ const LOOKS = { active: "good", inactive: "off", suspended: "warn" };
 export function page(app) {
   let tenants = [];
   let filter = "";
+  const narrow = (wanted) => {
+    filter = wanted;
+    app.redraw();
+  };
   let refused = "";
   const table = new Table({
     label: () => t("tenants.title"),
@@ -28,26 +32,83 @@ export function page(app) {
         title: () => t("column.tenant"),
         main: true,
         order: ({ name, id }) => name ?? String(id),
-        cell: (row) => h("a", { href: tenantHref(row.id), "data-item": true }, brief(row.name ?? row.code ?? String(row.id), 80)),
+        cell: (row) =>
+          h(
+            "a",
+            { href: tenantHref(row.id), "data-item": true },
+            brief(row.name ?? row.code ?? String(row.id), 80),
+          ),
       },
-      { name: "id", title: () => t("column.id"), number: true, order: ({ id }) => id, cell: ({ id }) => String(id) },
-      { name: "code", title: () => t("column.code"), order: ({ code }) => code, cell: ({ code }) => (code ? brief(code) : "–") },
-      { name: "state", title: () => t("column.state"), order: ({ status }) => status, cell: status },
-      { name: "domain", title: () => t("column.domain"), order: ({ primaryDomain }) => primaryDomain, cell: ({ primaryDomain }) => (primaryDomain ? brief(primaryDomain, 60) : "–") },
-      { name: "databases", title: () => t("column.databases"), number: true, order: ({ databases }) => databases, cell: ({ databases }) => (databases ? n(databases) : "–") },
-      { name: "ftp", title: () => t("column.ftp"), number: true, order: ({ ftpUsers }) => ftpUsers, cell: ({ ftpUsers }) => (ftpUsers ? n(ftpUsers) : "–") },
-      { name: "problems", title: () => t("column.notable"), order: ({ problems }) => problems, cell: ({ problems }) => (problems ? mark("warn", t("tenants.problems", { n: problems })) : "–") },
+      {
+        name: "id",
+        title: () => t("column.id"),
+        number: true,
+        order: ({ id }) => id,
+        cell: ({ id }) => String(id),
+      },
+      {
+        name: "code",
+        title: () => t("column.code"),
+        order: ({ code }) => code,
+        cell: ({ code }) => (code ? brief(code) : "–"),
+      },
+      {
+        name: "state",
+        title: () => t("column.state"),
+        order: ({ status }) => status,
+        cell: status,
+      },
+      {
+        name: "domain",
+        title: () => t("column.domain"),
+        order: ({ primaryDomain }) => primaryDomain,
+        cell: ({ primaryDomain }) => (primaryDomain ? brief(primaryDomain, 60) : "–"),
+      },
+      {
+        name: "databases",
+        title: () => t("column.databases"),
+        number: true,
+        order: ({ databases }) => databases,
+        cell: ({ databases }) => (databases ? n(databases) : "–"),
+      },
+      {
+        name: "ftp",
+        title: () => t("column.ftp"),
+        number: true,
+        order: ({ ftpUsers }) => ftpUsers,
+        cell: ({ ftpUsers }) => (ftpUsers ? n(ftpUsers) : "–"),
+      },
+      {
+        name: "problems",
+        title: () => t("column.notable"),
+        order: ({ problems }) => problems,
+        cell: ({ problems }) =>
+          problems ? mark("warn", t("tenants.problems", { n: problems })) : "–",
+      },
     ],
   });
   const matches = (tenant) => {
     const wanted = filter.toLowerCase();
-    return [tenant.id, tenant.name, tenant.code, ...tenant.hosts].some((each) => String(each ?? "").toLowerCase().includes(wanted));
+    return [tenant.id, tenant.name, tenant.code, ...tenant.hosts].some((each) =>
+      String(each ?? "")
+        .toLowerCase()
+        .includes(wanted),
+    );
   };
   const create = async () => {
     await ask({
       title: t("tenants.new"),
       yes: t("tenants.new.yes"),
-      fields: [{ name: "id", label: t("tenants.new.label"), type: "number", min: "1", step: "1", required: true }],
+      fields: [
+        {
+          name: "id",
+          label: t("tenants.new.label"),
+          type: "number",
+          min: "1",
+          step: "1",
+          required: true,
+        },
+      ],
       act: async ({ id }) => {
         location.hash = `${tenantHref(id)}/new`;
       },
@@ -71,27 +132,13 @@ export function page(app) {
           "div",
           { class: "head spaced" },
           h("h1", {}, t("tenants.title"), h("span", { class: "count" }, ` ${n(tenants.length)}`)),
-          app.may("operator") && !refused && h("button", { type: "button", onclick: create }, t("tenants.new")),
+          app.may("operator") &&
+            !refused &&
+            h("button", { type: "button", onclick: create }, t("tenants.new")),
         ),
         refused
           ? h("p", { class: "empty framed" }, refused)
-          : [
-              h(
-                "div",
-                { class: "filters" },
-                h("input", {
-                  type: "search",
-                  placeholder: t("tenants.filter"),
-                  "aria-label": t("tenants.filter"),
-                  autocomplete: "off",
-                  oninput: (event) => {
-                    filter = event.target.value.trim();
-                    app.redraw();
-                  },
-                }),
-              ),
-              table.draw(tenants.filter(matches)),
-            ],
+          : [filterField(t("tenants.filter"), narrow), table.draw(tenants.filter(matches))],
       ];
     },
   };

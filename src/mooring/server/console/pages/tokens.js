@@ -22,8 +22,19 @@ export function page(app) {
     redraw: () => app.redraw(),
     empty: () => t("tokens.none"),
     columns: [
-      { name: "name", title: () => t("column.name"), main: true, order: ({ name }) => name, cell: ({ name }) => brief(name, 80) },
-      { name: "role", title: () => t("column.role"), order: ({ role }) => role, cell: ({ role }) => t(`role.${role}`) },
+      {
+        name: "name",
+        title: () => t("column.name"),
+        main: true,
+        order: ({ name }) => name,
+        cell: ({ name }) => brief(name, 80),
+      },
+      {
+        name: "role",
+        title: () => t("column.role"),
+        order: ({ role }) => role,
+        cell: ({ role }) => t(`role.${role}`),
+      },
       { name: "scope", title: () => t("column.scope"), cell: scope },
       {
         name: "state",
@@ -31,9 +42,29 @@ export function page(app) {
         order: ({ state }) => state,
         cell: ({ state }) => mark(state === "valid" ? "good" : "off", t(`tokens.${state}`)),
       },
-      { name: "expires", title: () => t("column.expires"), order: ({ expires }) => expires, cell: ({ expires }) => (expires ? when(expires) : t("tokens.never")) },
-      { name: "used", title: () => t("column.used"), order: ({ lastUsed }) => lastUsed, cell: ({ lastUsed }) => (lastUsed ? when(lastUsed) : t("tokens.unused")) },
-      { name: "revoke", title: () => "", cell: (row) => row.state === "valid" && h("button", { type: "button", class: "danger small", onclick: () => revoke(app, row) }, t("tokens.revoke.do")) },
+      {
+        name: "expires",
+        title: () => t("column.expires"),
+        order: ({ expires }) => expires,
+        cell: ({ expires }) => (expires ? when(expires) : t("tokens.never")),
+      },
+      {
+        name: "used",
+        title: () => t("column.used"),
+        order: ({ lastUsed }) => lastUsed,
+        cell: ({ lastUsed }) => (lastUsed ? when(lastUsed) : t("tokens.unused")),
+      },
+      {
+        name: "revoke",
+        title: () => "",
+        cell: (row) =>
+          row.state === "valid" &&
+          h(
+            "button",
+            { type: "button", class: "danger small", onclick: () => revoke(app, row) },
+            t("tokens.revoke.do"),
+          ),
+      },
     ],
   });
   return {
@@ -48,7 +79,11 @@ export function page(app) {
           "div",
           { class: "head spaced" },
           h("div", {}, h("h1", {}, t("tokens.title")), h("p", { class: "lead" }, t("tokens.lead"))),
-          h("button", { type: "button", class: "first", onclick: () => make(app) }, t("tokens.make.do")),
+          h(
+            "button",
+            { type: "button", class: "first", onclick: () => make(app) },
+            t("tokens.make.do"),
+          ),
         ),
         table.draw(tokens),
       ];
@@ -77,7 +112,11 @@ function revoke(app, { id, name }) {
 
 async function make(app) {
   let made = null;
-  const parts = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
+  const parts = (text) =>
+    text
+      .split(",")
+      .map((each) => each.trim())
+      .filter(Boolean);
   const done = await ask({
     title: t("tokens.make.title"),
     yes: t("tokens.make.yes"),
@@ -89,12 +128,27 @@ async function make(app) {
       { name: "expires", label: t("tokens.make.expires"), value: "90d", required: true },
     ],
     act: async ({ name, role, groups, tenants, expires }) => {
-      made = await send("POST", paths.tokens(), { name, role, groups: parts(groups), tenants: parts(tenants).map(Number), expires });
+      made = await send("POST", paths.tokens(), {
+        name,
+        role,
+        groups: parts(groups),
+        tenants: parts(tenants).map(Number),
+        expires,
+      });
     },
   });
   if (!done) return;
-  const field = h("input", { readonly: true, class: "mono", value: made.token, "aria-label": t("tokens.made.text") });
-  show(t("tokens.made.title", { name: plain(made.name) }), h("div", {}, h("p", {}, t("tokens.made.text")), field), { wide: false });
+  const field = h("input", {
+    readonly: true,
+    class: "mono",
+    value: made.token,
+    "aria-label": t("tokens.made.text"),
+  });
+  show(
+    t("tokens.made.title", { name: plain(made.name) }),
+    h("div", {}, h("p", {}, t("tokens.made.text")), field),
+    { wide: false },
+  );
   field.select();
   app.soon();
 }

@@ -19,7 +19,8 @@ export default {
   "frame.connecting.title": "The stream of changes is not open yet",
   "frame.broken": "not live",
   "frame.broken.title": "The stream of changes broke, and is tried again",
-  "frame.broken.banner": "The connection to the server is broken: what you see may be old. It is tried again.",
+  "frame.broken.banner":
+    "The connection to the server is broken: what you see may be old. It is tried again.",
   "frame.leave": "Log out",
   "theme.title": "Colours",
   "theme.auto": "Auto",
@@ -183,12 +184,14 @@ export default {
   "weight.done": "{id} has its new weight",
   "deregister.do": "Deregister…",
   "deregister.title": "Deregister {id}?",
-  "deregister.text": "It is taken out of {service}, and its process may not come back by itself: it has to be started anew.",
+  "deregister.text":
+    "It is taken out of {service}, and its process may not come back by itself: it has to be started anew.",
   "deregister.yes": "Deregister",
   "deregister.done": "{id} is deregistered",
   "brake.do": "Release the brake…",
   "brake.title": "Release the brake of {service}?",
-  "brake.text": "So many fell silent at once that nobody was taken out. If they are truly gone, release it, and they are.",
+  "brake.text":
+    "So many fell silent at once that nobody was taken out. If they are truly gone, release it, and they are.",
   "brake.yes": "Release",
   "brake.done": "The brake of {service} is released",
 
@@ -203,7 +206,8 @@ export default {
   "tenant.title": "Tenant {id}",
   "tenant.document": "Document",
   "tenant.edit": "Edit",
-  "tenant.editing": "JSON. A secret that stays masked stays as it is; a section that is left out stays, an empty one is removed.",
+  "tenant.editing":
+    "JSON. A secret that stays masked stays as it is; a section that is left out stays, an empty one is removed.",
   "tenant.compare": "Show what changes",
   "tenant.stop": "Stop editing",
   "tenant.publish.title": "Publish this to tenant {id}?",
@@ -215,7 +219,8 @@ export default {
   "tenant.history.none": "There is no history of it.",
   "tenant.rollback.do": "Roll back to this…",
   "tenant.rollback.title": "Roll tenant {id} back to version {number}?",
-  "tenant.rollback.text": "It becomes what it was after that version. The rollback is a version of its own.",
+  "tenant.rollback.text":
+    "It becomes what it was after that version. The rollback is a version of its own.",
   "tenant.rollback.yes": "Roll back",
   "tenant.rollback.done": "Tenant {id} is rolled back",
   "tenant.unmask.do": "Show secrets…",
@@ -249,7 +254,8 @@ export default {
   "locks.token": "token {token}",
   "locks.release.do": "Force release…",
   "locks.release.title": "Take {name} away from {by}?",
-  "locks.release.text": "Its holder is not asked: it learns that it lost the lock, and may be in the middle of its work. The next in line gets it.",
+  "locks.release.text":
+    "Its holder is not asked: it learns that it lost the lock, and may be in the middle of its work. The next in line gets it.",
   "locks.release.reason": "Reason, for the audit",
   "locks.release.yes": "Take it away",
   "locks.release.done": "{name} was taken from {by}",
@@ -288,7 +294,8 @@ export default {
   "tokens.made.text": "Copy it now: it is not shown again.",
   "tokens.revoke.do": "Revoke…",
   "tokens.revoke.title": "Revoke the token of {name}?",
-  "tokens.revoke.text": "Whoever shows it is refused from now on, and sessions that began with it end.",
+  "tokens.revoke.text":
+    "Whoever shows it is refused from now on, and sessions that began with it end.",
   "tokens.revoke.yes": "Revoke",
   "tokens.revoke.done": "The token of {name} is revoked",
 };

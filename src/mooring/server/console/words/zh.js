@@ -188,7 +188,8 @@ export default {
   "deregister.done": "{id} 已注销",
   "brake.do": "解除保护…",
   "brake.title": "解除 {service} 的保护？",
-  "brake.text": "同时失联的实例过多，因此没有移除任何实例。如果它们确实已不在，解除保护后会被移除。",
+  "brake.text":
+    "同时失联的实例过多，因此没有移除任何实例。如果它们确实已不在，解除保护后会被移除。",
   "brake.yes": "解除",
   "brake.done": "{service} 的保护已解除",
 
@@ -249,7 +250,8 @@ export default {
   "locks.token": "防护令牌 {token}",
   "locks.release.do": "强制释放…",
   "locks.release.title": "从 {by} 收回 {name}？",
-  "locks.release.text": "不会询问持有者：它会得知自己失去了锁，而它可能正在工作。队列中的下一个将获得锁。",
+  "locks.release.text":
+    "不会询问持有者：它会得知自己失去了锁，而它可能正在工作。队列中的下一个将获得锁。",
   "locks.release.reason": "原因（写入审计）",
   "locks.release.yes": "收回",
   "locks.release.done": "{name} 已从 {by} 收回",
@@ -300,7 +302,8 @@ export default {
   "problem.unhealthy.one": "{service}：{id} 报告自己不健康",
   "problem.silent": "{service}：{total} 个实例中有 {count} 个没有心跳（{ids}）",
   "problem.silent.one": "{service}：{id} 没有心跳",
-  "problem.check_failing": "{service}：{total} 个实例中有 {count} 个健康检查失败（{ids}）：{detail}",
+  "problem.check_failing":
+    "{service}：{total} 个实例中有 {count} 个健康检查失败（{ids}）：{detail}",
   "problem.check_failing.one": "{service}：{id} 健康检查失败：{detail}",
   "problem.draining": "{service}：{total} 个实例中有 {count} 个一直在排空（{ids}）",
   "problem.draining.one": "{service}：{id} 一直在排空",
@@ -308,8 +311,10 @@ export default {
   "problem.disabled.one": "{service}：{id} 被摘除",
   "hint.stale": "检查存储是否响应：`mooring doctor`。",
   "hint.no_instances": "启动一个实例，或注销残留。它的调用方现在会失败。",
-  "hint.none_callable": "查看每个实例被排除的原因：`mooring explain {service}`。它的调用方现在会失败。",
-  "hint.brake": "这么多实例同时失联，更可能是网络问题：检查它们是否在运行。如果确实不在了，解除保护：`mooring brake release {service}`。",
+  "hint.none_callable":
+    "查看每个实例被排除的原因：`mooring explain {service}`。它的调用方现在会失败。",
+  "hint.brake":
+    "这么多实例同时失联，更可能是网络问题：检查它们是否在运行。如果确实不在了，解除保护：`mooring brake release {service}`。",
   "hint.unhealthy": "查看它自己的日志：这是它自己报告的。",
   "hint.silent": "检查进程是否在运行，以及能否访问注册中心。",
   "hint.check_failing": "检查从这台机器能否访问它注册的地址。",
