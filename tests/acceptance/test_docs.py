@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mooring.server.settings import load
 from mooring.testing.envoy import find_envoy
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from mooring.testing.redis import RedisServer, find_redis, launch
@@ -266,3 +267,27 @@ def anchors(page: Path) -> set[str]:
     """What can stand behind the # of a link to a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+SETTINGS = [
+    ROOT / "docs" / f"{name}.md" for name in ("access", "health-checks", "monitoring", "serve")
+]
+
+
+@pytest.mark.parametrize("page", SETTINGS, ids=lambda page: page.name)
+def test_its_settings_of_serve_are_taken(page: Path, tmp_path: Path):
+    files = [code for language, code in BLOCK.findall(page.read_text()) if language == "yaml"]
+    assert files
+    for code in files:
+        (tmp_path / "mooring.yaml").write_text(code)
+        load(tmp_path / "mooring.yaml")
+
+
+def test_what_can_be_uncommented_of_the_settings_under_deploy_is_taken(tmp_path: Path):
+    told = (ROOT / "deploy" / "mooring.yaml").read_text()
+    file = tmp_path / "mooring.yaml"
+    file.write_text(re.sub(r"^# ( *[\w-]+:(?: .*)?)$", r"\1", told, flags=re.MULTILINE))
+    settings = load(file)
+    assert settings.checks.enabled
+    assert settings.alerts.webhook
+    assert settings.tls
