@@ -97,16 +97,16 @@ async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visito
     page = visitor.page
     async with registered(admin, AUTH, AUTH) as (first, _):
         await visitor.go("instance", AUTH, first)
-        await page.get_by_role("button", name="Take out").click()
+        await page.get_by_role("button", name="Drain").click()
         dialog = page.get_by_role("dialog")
         await expect(dialog).to_contain_text(first)
-        await dialog.get_by_role("button", name="Take out").click()
+        await dialog.get_by_role("button", name="Drain").click()
         await expect(page.locator(".head")).to_contain_text("out of rotation")
         await expect(page.locator(".timeline")).to_contain_text("disabled")
         answer = await admin.get("/registry/services/Common%2FAuth/instances", as_="service")
         assert first not in [each["id"] for each in answer.json()]
-        await page.get_by_role("button", name="Put back").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Put back").click()
+        await page.get_by_role("button", name="Enable").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
         await expect(page.locator(".head")).not_to_contain_text("out of rotation")
 
 
@@ -114,7 +114,7 @@ async def test_a_viewer_can_do_nothing(browser: Browser, admin: Admin):
     async with registered(admin, AUTH) as (only,), Visitor(browser, admin) as viewer:
         await viewer.log_in("viewer")
         await viewer.go("instance", AUTH, only)
-        await expect(viewer.page.get_by_role("button", name="Take out")).to_be_disabled()
+        await expect(viewer.page.get_by_role("button", name="Drain")).to_be_disabled()
         await expect(viewer.page.get_by_role("button", name="Deregister…")).to_be_disabled()
         await expect(viewer.page.get_by_role("link", name="Audit")).to_have_count(0)
 
