@@ -253,6 +253,12 @@ async def test_what_is_wrong_is_said(admin: Admin):
     error(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="viewer"), 403)
 
 
+async def test_a_document_that_says_nothing_makes_no_tenant(admin: Admin):
+    made = told(await admin.put(ONE, {}))
+    assert (made["version"], made["changes"]) == (None, [])
+    error(await admin.get(ONE), 404)
+
+
 async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: Admin):
     await publish(admin, ACME, 201)
     await admin.hub.store.commit(Put(Keys().part(7, "storage"), b"{oops"))

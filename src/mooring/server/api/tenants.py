@@ -231,7 +231,8 @@ async def publish(call: Call) -> Answer:
 
     published = await publisher.change(document.tenant, change, note=_reason(call))
     _tell(call, published)
-    return Answer(_published(published), 200 if before.parts else 201)
+    created = published.number and not before.parts
+    return Answer(_published(published), 201 if created else 200)
 
 
 def _check_base(call: Call, before: Held) -> bool:
