@@ -144,8 +144,8 @@ ENDPOINTS = (
         login,
         "Use up the code of a login link and begin a session",
         query=CodeNeeded,
-        answers={303: None},
-        fails=(401, 403),
+        answers={303: None, 401: None},
+        fails=(403,),
         media=_HTML,
     ),
     Endpoint(

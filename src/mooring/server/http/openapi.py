@@ -17,11 +17,23 @@ REF = "#/components/schemas/{name}"
 
 Schema = dict[str, Any]
 
-TEXT: Schema = {"type": "string", "minLength": 1, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
+_CONTROL = r"\x00-\x1f\x7f-\x9f"
+_NAME = rf"[^/\s{_CONTROL}](?:[^/{_CONTROL}]*[^/\s{_CONTROL}])?"
+TEXT: Schema = {"type": "string", "minLength": 1, "pattern": f"^[^{_CONTROL}]+$"}
 PARAMETERS: Mapping[str, Schema] = {
-    "tenant": {"type": "integer", "minimum": 1, "maximum": MAX_ID},
+    "id": {**TEXT, "examples": ["10.0.0.1:8080"]},
+    "name": {**TEXT, "examples": ["nightly", "jobs/nightly"]},
+    "service": {
+        "type": "string",
+        "minLength": 1,
+        "pattern": f"^(?:{_NAME}/)?{_NAME}$",
+        "examples": ["Auth", "Common/Auth"],
+    },
+    "tenant": {"type": "integer", "minimum": 1, "maximum": MAX_ID, "examples": [7]},
+    "version": {"type": "integer", "minimum": 1, "examples": [1]},
 }
 """Those of the path that are not any text, by name."""
+BODILESS = (204, 303)
 
 
 def describe(endpoints: Iterable[Endpoint], *, title: str, version: str) -> Schema:
@@ -101,10 +113,10 @@ def _responses(endpoint: Endpoint, by_type: Mapping[str, Schema]) -> Schema:
         told: Schema = {"description": HTTPStatus(status).phrase}
         if kind is not None:
             told["content"] = {"application/json": {"schema": by_type[_key(kind)]}}
-        elif status == 200:
+        elif status not in BODILESS:
             told["content"] = {endpoint.media: {"schema": {"type": "string"}}}
         responses[str(status)] = told
-    if endpoint.method in SAFE and 200 in endpoint.answers and endpoint.needs.roles:
+    if endpoint.method in SAFE and 200 in endpoint.answers:
         responses["304"] = {"description": HTTPStatus(304).phrase}
     for status in errors_of(endpoint):
         content = {"application/json": {"schema": by_type[_key(ErrorBody)]}}

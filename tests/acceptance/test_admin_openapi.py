@@ -1,0 +1,216 @@
+"""The API does what its description says: schemathesis asks for everything that is described, with
+what should be taken and with what should not, and looks whether each answer is a described one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from mooring.model import Instance
+from mooring.server.api import endpoints
+from mooring.testing.redis import RedisServer
+from tests.admin import Admin
+
+SERVICES = ("Auth", "Common/Auth", "Shop/Cart")
+HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+INCARNATION = "begun-once"
+LOCK = "nightly"
+TENANTS = (7, 8)
+"""Services, instances, the lock and the first tenant are the examples of the description."""
+
+SEMANTIC = (
+    "DELETE /registry/services/{service}/instances/{id}",  # the id must be an address on a store
+    "GET /admin/registry/services/{service}/instances/{id}/config",
+    "GET /prometheus/targets",  # the port is a name, or a number of a port
+    "PATCH /admin/registry/services/{service}/config",  # something must be changed
+    "PATCH /admin/registry/services/{service}/info",
+    "PATCH /admin/registry/services/{service}/instances/{id}/config",
+    "POST /admin/tenants/{tenant}/diff",  # a document has rules of its own
+    "POST /admin/tenants/{tenant}/rollback",  # a whole number is written without a point
+    "POST /admin/tokens",  # a duration, names of groups
+    "POST /registry/services/{service}/instances",  # the host must be one
+    "PUT /admin/tenants/{tenant}",
+    "PUT /registry/services/{service}/instances/{id}/beat",
+)
+"""What is said here may be refused (400) although it is of the described shape."""
+
+WRONG = ("kind=nothing", "kind=services,", "service=a/b/c", "service=%00", "what=ever", "kind", "=")
+"""Queries that the stream does not understand."""
+
+SETTINGS = """
+workers = 1
+request-timeout = 60
+headers = {{ Authorization = "Bearer {token}", Origin = "{url}" }}
+suppress-health-check = ["all"]
+warnings = false
+continue-on-failure = true
+
+[cache]
+enabled = false
+
+[generation]
+max-examples = {examples}
+deterministic = true
+database = "none"
+no-shrink = true
+
+[phases]
+examples = {{ enabled = false }}
+coverage = {{ enabled = true }}
+fuzzing = {{ enabled = {fuzzing} }}
+stateful = {{ enabled = false }}
+
+[dictionaries]
+services = {{ values = {services} }}
+ids = {{ values = {ids} }}
+tenants = {{ values = {tenants} }}
+locks = {{ values = ["{lock}"] }}
+versions = {{ values = [1] }}
+tokens = {{ values = ["{spare}"] }}
+
+[parameters]
+"path.service" = {{ dictionary = "services", probability = 0.8 }}
+"path.id" = {{ dictionary = "ids", probability = 0.8 }}
+"path.tenant" = {{ dictionary = "tenants", probability = 0.8 }}
+"path.version" = {{ dictionary = "versions", probability = 0.8 }}
+"path.name" = {{ dictionary = "locks", probability = 0.8 }}
+"path.token" = {{ dictionary = "tokens", probability = 0.5 }}
+
+[[operations]]
+include-path = "/admin/events"  # it has no end
+enabled = false
+
+# What is taken away is nothing that the others look at.
+[[operations]]
+include-name = ["DELETE /admin/tenants/{{tenant}}", "POST /admin/tenants/{{tenant}}/rollback"]
+parameters = {{ "path.tenant" = 8 }}
+
+[[operations]]
+include-name = "DELETE /admin/registry/services/{{service}}/instances/{{id}}"
+parameters = {{ "path.id" = "10.0.0.3:8080" }}
+
+[[operations]]
+include-name = "DELETE /registry/services/{{service}}/instances/{{id}}"
+
+[operations.parameters]
+"path.service" = "Auth"
+"path.id" = "10.0.0.2:8080"
+"query.incarnation" = "{incarnation}"
+
+[[operations]]
+include-name = {semantic}
+checks = {{ positive_data_acceptance = {{ expected-statuses = ["2xx", 400, 404, 409, 410] }} }}
+"""
+
+
+@contextlib.asynccontextmanager
+async def populated(url: str, folder: Path) -> AsyncIterator[Admin]:
+    """A server that has something of everything."""
+    anything = {"reads": 0, "writes": 0, "failures": 0}
+    async with Admin(url, folder=folder, rates=anything) as admin:
+        for service in SERVICES:
+            for host in HOSTS:
+                instance = Instance(service, host, 8080, incarnation=INCARNATION)
+                await admin.hub.registry.enter(instance, ttl=3600)
+        if url.startswith("redis"):
+            yield admin
+            return
+        for tenant in TENANTS:
+            document = {
+                "meta": {"code": f"c{tenant}", "name": f"Tenant {tenant}", "status": "active"},
+                "domain": {"primary": f"t{tenant}.example"},
+            }
+            answer = await admin.put(f"/admin/tenants/{tenant}", document)
+            assert answer.status_code == 201, answer.text
+        async with admin.hub.lock(LOCK):
+            yield admin
+
+
+async def schemathesis(admin: Admin, folder: Path, *, examples: int, fuzzing: bool) -> None:
+    """Ask for everything; fails with what schemathesis has to say."""
+    body = {"name": "spare", "role": "viewer"}
+    spare = (await admin.post("/admin/tokens", body, as_="admin")).json()["id"]
+    settings = SETTINGS.format(
+        token=admin.tokens["admin"],
+        url=admin.url,
+        examples=examples,
+        fuzzing=str(fuzzing).lower(),
+        services=json.dumps(SERVICES),
+        ids=json.dumps([f"{host}:8080" for host in HOSTS]),
+        tenants=json.dumps(TENANTS),
+        lock=LOCK,
+        spare=spare,
+        semantic=json.dumps(SEMANTIC),
+        incarnation=INCARNATION,
+    )
+    file = folder / "schemathesis.toml"
+    file.write_text(settings)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(file), "--no-color"),
+        *("run", f"{admin.url}/admin/openapi.json"),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, output.decode()
+
+
+async def answers(admin: Admin) -> Mapping[str, Mapping[int, int]]:
+    """How often each operation was answered with which status, in this process."""
+    text = (await admin.get("/metrics")).text
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    line = r'mooring_http_requests_total\{method="(\w+)",route="([^"]+)",status="(\d+)"\} (\S+)'
+    for method, route, status, count in re.findall(line, text):
+        found[f"{method} {route}"][int(status)] = int(float(count))
+    return found
+
+
+async def test_everything_is_as_it_is_described(tmp_path: Path):
+    async with populated("memory://", tmp_path) as admin:
+        before = await answers(admin)
+        await schemathesis(admin, tmp_path, examples=3, fuzzing=True)
+        after = await answers(admin)
+    table = {f"{each.method} {each.path}" for each in endpoints()} - {"GET /admin/events"}
+    done = {name for name in table if succeeded(after, name) > succeeded(before, name)}
+    # Else what is here would no longer be what is asked for.
+    assert len(done) > 0.7 * len(table), sorted(table - done)
+
+
+async def test_also_on_redis_alone(tmp_path: Path, redis: Callable[[str], RedisServer]):
+    url = f"{redis('6.2').url}?namespace=described"
+    async with populated(url, tmp_path) as admin:
+        await schemathesis(admin, tmp_path, examples=1, fuzzing=False)
+
+
+def succeeded(told: Mapping[str, Mapping[int, int]], name: str) -> int:
+    return sum(count for status, count in told.get(name, {}).items() if status < 400)
+
+
+async def test_the_stream_is_as_it_is_described(tmp_path: Path):
+    """It is left out above, since it has no end."""
+    async with populated("memory://", tmp_path) as admin, admin.client("viewer") as client:
+        description = (await client.get("/admin/openapi.json")).json()
+        described = description["paths"]["/admin/events"]["get"]["responses"]
+        async with client.stream("GET", "/admin/events") as answer:
+            media = answer.headers["Content-Type"].partition(";")[0]
+            assert (answer.status_code, media) == (200, "text/event-stream")
+            assert media in described["200"]["content"]
+        assert (await client.head("/admin/events")).status_code == 200
+        for query in WRONG:
+            answer = await client.get(f"/admin/events?{query}")
+            assert (answer.status_code, str(answer.status_code) in described) == (400, True), query
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            answer = await client.request(method, "/admin/events")
+            assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
