@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mooring import errors
 from mooring.server.access.principals import OPEN
 from mooring.server.http.answers import Answer, matches, shown, tag
-from mooring.server.http.calls import Call, parse_query, tenant_id
+from mooring.server.http.calls import DEEPEST, Call, depth, parse_query, tenant_id
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused, answer, refusal
 from mooring.server.http.paging import Page, cut
@@ -139,3 +139,27 @@ def test_moments_are_in_utc_with_milliseconds():
     moment = datetime.datetime(2026, 1, 1, 8, 0, 0, 123456, zone)
     assert shown(moment) == "2026-01-01T00:00:00.123Z"
     assert shown(None) is None
+
+
+def nested(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(nested, value.values()), default=0)
+    return 1 + max(map(nested, value), default=0) if isinstance(value, list) else 0
+
+
+anything = st.recursive(
+    st.none() | st.text(alphabet='[]{}"\\a'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='[{"\\'), inner),
+)
+
+
+@given(anything, st.integers(min_value=0, max_value=2 * DEEPEST))
+def test_it_is_known_how_deep_a_body_nests(value: object, around: int):
+    for _ in range(around):
+        value = [[], value]
+    assert (depth(msgspec.json.encode(value)) > DEEPEST) is (nested(value) > DEEPEST)
+
+
+@given(st.binary())
+def test_any_body_nests_somehow(body: bytes):
+    assert depth(body * 100) >= 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
 
 NOBODY = Principal("nobody", "viewer", frozenset(), frozenset())
 """Who asks for what is open to all, and did not say who it is."""
+
+
+DEEPEST = 64
+"""Objects and lists of a body within one another."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one without an end, to be linear
+_TURNS = bytes.maketrans(b"[{]}", b"\2\2\0\0")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 @dataclass(slots=True)
@@ -112,7 +121,21 @@ async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise Refused(415, "bad_media", "the body must be JSON: Content-Type: application/json")
+    if (found := depth(received)) > DEEPEST:
+        raise Refused(
+            400, "bad_request", f"the body nests {found} deep: at most {DEEPEST} are taken"
+        )
     try:
         return msgspec.json.decode(bytes(received), type=endpoint.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, "bad_request", f"the body: {error}") from error
+
+
+def depth(body: bytes | bytearray) -> int:
+    """How deep a text of JSON nests; where it has fewer brackets than may nest, just how many it
+    has. What is read as it stands, deep down in a call, may be more than can be written there."""
+    opened = body.count(b"[") + body.count(b"{")
+    if opened <= DEEPEST:
+        return opened
+    brackets = _STRING.sub(b"", body).translate(_TURNS, _NO_BRACKETS)
+    return max(itertools.accumulate(map((-1).__add__, brackets)), default=0)
