@@ -533,6 +533,10 @@ class TestTooMuch:
             ]
             assert statuses == [201, 429, 429]
             assert (await admin.post("/admin/login-codes", as_="admin")).status_code == 201
+            statuses = [
+                (await admin.post("/admin/tokens", as_="operator")).status_code for _ in range(3)
+            ]
+            assert statuses == [403, 429, 429]  # what is refused counts too
             assert (await admin.get("/admin/whoami")).status_code == 200
 
     async def test_too_many_requests_are_told_to_wait(self, tmp_path: Path):

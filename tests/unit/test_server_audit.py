@@ -14,13 +14,14 @@ from starlette.requests import Request
 
 from mooring.server.access.audit import Audit, _backwards
 from mooring.server.access.folder import Folder
-from mooring.server.access.principals import OPEN, Principal
+from mooring.server.access.principals import OPEN, Principal, Role
 from mooring.server.http.answers import Answer
 from mooring.server.http.calls import NOBODY, Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.parts import Parts
 
 ANN = Principal("ann", "operator", token="t1", session="s1")
+VIC = Principal("vic", "viewer", token="t2")
 
 
 async def nothing(_: Call) -> Answer:
@@ -86,7 +87,7 @@ def test_one_line_for_each_whatever_it_says(
     folder = Folder(tmp_path_factory.mktemp("audit"))
     audit = Audit(folder)
     name, note = (text.encode("utf-8", "replace").decode() for text in (name, note))
-    audit.write(call(Principal(name, "viewer", token="t"), note=note), 200)
+    audit.write(call(Principal(name, "operator", token="t"), note=note), 200)
     audit.write(call(note="last"), 200)
     newest, oldest = audit.read(limit=10)
     assert (oldest.who, oldest.notes["note"], newest.notes["note"]) == (name, note, "last")
@@ -96,7 +97,7 @@ def test_one_line_for_each_whatever_it_says(
 def test_the_newest_come_first_by_page_and_filter(folder: Folder):
     audit = Audit(folder)
     for n in range(25):
-        audit.write(call(number=n), 200 if n % 2 else 409)
+        audit.write(call(VIC if n % 3 else ANN, number=n), 200 if n % 2 else 409)
     first = audit.read(limit=10)
     assert [entry.notes["number"] for entry in first] == list(range(24, 14, -1))
     second = audit.read(limit=10, before=first[-1].id)
@@ -118,15 +119,84 @@ def test_it_goes_on_in_another_file_and_keeps_some(folder: Folder):
     assert len(numbers) > 10
 
 
-def test_strangers_cannot_push_out_what_others_did(folder: Folder):
+def stranger(address: str) -> Call:
+    made = call(NOBODY)
+    made.request.scope["client"] = (address, 1)
+    return made
+
+
+@pytest.mark.parametrize(("who", "status"), [(NOBODY, 401), (VIC, 403), (VIC, 429), (ANN, 404)])
+def test_who_is_refused_over_and_over_is_counted(folder: Folder, who: Principal, status: int):
     audit = Audit(folder)
     for _ in range(500):
-        audit.write(call(NOBODY), 401)
+        audit.write(call(who), status)
     audit.write(call(), 200)
     entries = audit.read(limit=1000)
-    assert entries[0].who == "ann"
+    assert (entries[0].who, entries[0].status) == ("ann", 200)
     assert 0 < len(entries) < 100
     assert sum(entry.left_out for entry in entries) + len(entries) == 501
+
+
+def test_who_is_refused_over_and_over_hides_nobody_else(folder: Folder):
+    audit = Audit(folder)
+    for _ in range(500):
+        audit.write(stranger("192.0.2.1"), 401)
+        audit.write(call(VIC), 403)
+    audit.write(stranger("192.0.2.2"), 401)
+    audit.write(call(), 403)
+    newest = audit.read(limit=2)
+    assert [(each.who, each.client) for each in newest] == [
+        ("ann", "192.0.2.7"),
+        ("nobody", "192.0.2.2"),
+    ]
+
+
+def test_many_strangers_together_are_counted(folder: Folder):
+    audit = Audit(folder)
+    for n in range(3000):
+        audit.write(stranger(f"2001:db8:0:{n:x}::1"), 401)
+    assert 100 < len(audit.read(limit=3000)) < 1000
+
+
+def test_what_is_refused_pushes_out_nothing_that_was_done(folder: Folder):
+    audit = Audit(folder, largest=2000, kept=2)
+    audit.write(call(number=1), 200)
+    audit.write(call(VIC, number=2), 201)
+    for n in range(100):
+        audit.write(call(Principal("eve", "viewer", token=f"t{n}")), 403)
+    audit.write(call(number=3), 504)
+    done = audit.read(limit=1000, matches=lambda entry: entry.status != 403)
+    assert [entry.notes["number"] for entry in done] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("role", ["viewer", "service"])
+def test_what_they_may_do_pushes_out_nothing_that_operators_did(folder: Folder, role: Role):
+    audit = Audit(folder, largest=2000, kept=2)
+    audit.write(call(number=1), 200)
+    for _ in range(100):
+        audit.write(call(Principal("eve", role, token="t9")), 201)
+    assert [each.notes for each in audit.read(limit=1000) if each.who == "ann"] == [{"number": 1}]
+
+
+def test_of_what_is_refused_little_is_written(folder: Folder):
+    audit = Audit(folder)
+    audit.write(call(VIC, path="/" + "x" * 60_000, service="\U0001f600" * 15_000), 403)
+    (entry,) = audit.read(limit=10)
+    assert len(entry.path) == 200
+    assert entry.service == "\U0001f600" * 50
+    assert folder.refused.stat().st_size < 1000
+
+
+def test_it_waits_for_nobody_who_holds_the_folder(folder: Folder):
+    audit = Audit(folder, largest=2000, kept=3)
+    with folder.locked():
+        for n in range(30):
+            audit.write(call(number=n), 200)
+    assert [each.name for each in folder.path.glob("audit*")] == ["audit.jsonl"]
+    audit.write(call(number=30), 200)
+    assert (folder.path / "audit.jsonl.1").exists()
+    assert [each.notes["number"] for each in audit.read(limit=40)] == list(range(30, -1, -1))
+    assert audit.failures == 0
 
 
 def test_a_failure_is_told_and_counted(folder: Folder, caplog: pytest.LogCaptureFixture):

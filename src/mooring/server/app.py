@@ -98,7 +98,6 @@ class Application:
         call.principal = self._admit(call)
         if request.method not in SAFE:
             self._parts.origins.check_origin(request, call.principal)
-            self._parts.limits.check_write(call.principal)
         call.query = parse_query(endpoint, request.scope["query_string"])
         if request.method not in SAFE:
             most = self._parts.limits.body
@@ -110,11 +109,14 @@ class Application:
         return await endpoint.handler(call)
 
     def _admit(self, call: Call) -> Principal:
-        """Who asks, if they may. Raises `Refused`: they did not say who (401), or may not (403)."""
+        """Who asks, if they may. Raises `Refused`: they did not say who (401), wrote too often
+        (429), of which what they may not counts too, or may not (403)."""
         wanted = call.endpoint.needs
         if wanted.roles is None:
             return NOBODY
         principal = self._principal(call)
+        if call.request.method not in SAFE:
+            self._parts.limits.check_write(principal)
         tenant = call.tenant if wanted.within == "tenant" else None
         service = call.path.get("service", "")
         if why := objection(principal, wanted, service=service, tenant=tenant):

@@ -1,21 +1,28 @@
-"""Who did what: a line of JSON for every write, on the disk before it is answered."""
+"""Who did what: a line of JSON for every write, on the disk before it is answered.
+
+There are three files, so that nobody pushes out what others did who could do less: what operators
+and admins did, what viewers and services did, which is much and of little weight, and what was
+refused, of which everybody can bring about as much as they like. They are read as one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import heapq
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mooring.server.access.folder import Folder
-from mooring.server.access.limits import Buckets
+from mooring.server.access.limits import Buckets, network
 from mooring.server.http.answers import shown
 
 if TYPE_CHECKING:
@@ -28,10 +35,13 @@ LARGEST = 10 * 1024 * 1024
 KEPT = 5
 """Files that are kept beside the one that is written."""
 _LONGEST = 2000
+_LONGEST_REFUSED = 200
+"""Bytes of what somebody chose who may have had no right to."""
 _LONGEST_NOTES = 8000
-_STRANGERS = 60.0
-"""Entries a minute about people who did not say who they are: nobody shall be able to push out what
-others did."""
+_REFUSALS = 60.0
+"""Refusals a minute, of one token or of one address without any, that are written down."""
+_STRANGERS = 600.0
+"""Refusals a minute of all who did not say who they are."""
 _BLOCK = 64 * 1024
 
 
@@ -57,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from"}
     notes: dict[str, Any] = {}
     """What the action itself has to say: a reason, what it was before."""
     left_out: int = 0
-    """Requests of strangers before this one that were too many to write down."""
+    """Refusals before this one, of anybody, that were too many to write down."""
 
 
 _decoder = msgspec.json.Decoder(Entry)
@@ -72,11 +82,14 @@ class Audit:
         kept: int = KEPT,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._folder, self._largest, self._kept, self._clock = folder, largest, kept, clock
+        self._clock = clock
+        self._done = _Journal(folder, folder.audit, largest, kept)
+        self._routine = _Journal(folder, folder.routine, largest, kept)
+        self._refused = _Journal(folder, folder.refused, largest, kept)
+        self._refusals = Buckets(_REFUSALS / 60, _REFUSALS)
         self._strangers = Buckets(_STRANGERS / 60, _STRANGERS, most=1)
         self._left_out = 0
         self._last = 0
-        self._torn = False
         self.failures = 0
         """Entries that could not be written."""
 
@@ -84,9 +97,11 @@ class Audit:
         """Write down how a call was answered: never its body, nor its query. A failure is logged
         and counted, and does not undo what was done."""
         who = call.principal
-        if not who.token and status >= 400 and self._strangers.take(""):
+        refused = is_refused(status, stranger=not who.token)
+        if refused and self._is_too_much(who.token, call.client):
             self._left_out += 1
             return
+        most = _LONGEST_REFUSED if refused else _LONGEST
         entry = Entry(
             id=self._next(),
             time=shown(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)) or "",
@@ -96,9 +111,9 @@ class Audit:
             session=who.session,
             client=call.client,
             method=call.request.method[:20],
-            path=call.here[:_LONGEST],
-            service=call.path.get("service", "")[:_LONGEST],
-            tenant=call.path.get("tenant", "")[:_LONGEST],
+            path=_cut(call.here, most),
+            service=_cut(call.path.get("service", ""), most),
+            tenant=_cut(call.path.get("tenant", ""), most),
             status=status,
             notes=_bounded(call.notes),
             left_out=self._left_out,
@@ -106,8 +121,9 @@ class Audit:
         self.append(entry)
 
     def append(self, entry: Entry) -> None:
+        journal = self._journal(entry)
         try:
-            self._append(msgspec.json.encode(entry) + b"\n")
+            journal.append(msgspec.json.encode(entry) + b"\n")
             self._left_out = 0
         except OSError as error:
             self.failures += 1
@@ -117,7 +133,7 @@ class Audit:
                 entry.method,
                 entry.path,
                 entry.status,
-                self._folder.audit,
+                journal.file,
                 error.strerror,
             )
 
@@ -131,11 +147,9 @@ class Audit:
         """The newest first, and of those older than `before`, the id of an entry. Blocks on the
         disk. Lines that are no entries are passed over. Raises `OSError`."""
         found: list[Entry] = []
-        for line in self._lines():
-            try:
-                entry = _decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
+        journals = (self._done, self._routine, self._refused)
+        entries = (each.entries() for each in journals)
+        for entry in heapq.merge(*entries, key=attrgetter("id"), reverse=True):
             if before and entry.id >= before:
                 continue
             if matches(entry):
@@ -144,14 +158,37 @@ class Audit:
                     break
         return found
 
+    def _journal(self, entry: Entry) -> _Journal:
+        if is_refused(entry.status, stranger=not entry.token):
+            return self._refused
+        return self._routine if entry.role in ("viewer", "service") else self._done
+
+    def _is_too_much(self, token: str, client: str) -> bool:
+        if token:
+            return self._refusals.take(f"token {token}") > 0
+        return self._refusals.take(network(client)) > 0 or self._strangers.take("") > 0
+
     def _next(self) -> str:
         self._last = max(self._last + 1, int(self._clock() * 1_000_000))
         return f"{self._last:014x}{secrets.token_hex(2)}"
 
-    def _append(self, line: bytes) -> None:
-        file = self._folder.audit
+
+def is_refused(status: int, *, stranger: bool) -> bool:
+    """Whether nothing was done. Where we failed something may have been, by who was let in."""
+    return status >= 400 and (stranger or status < 500)
+
+
+class _Journal:
+    """A file of lines that goes on in another when it is full."""
+
+    def __init__(self, folder: Folder, file: Path, largest: int, kept: int) -> None:
+        self._folder, self.file, self._largest, self._kept = folder, file, largest, kept
+        self._torn = False
+
+    def append(self, line: bytes) -> None:
+        """Raises `OSError`."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(file, flags, 0o600)
+        descriptor = os.open(self.file, flags, 0o600)
         try:
             if self._torn:
                 line = b"\n" + line  # the last one has no end
@@ -166,23 +203,25 @@ class Audit:
             self._rotate()
 
     def _rotate(self) -> None:
-        with self._folder.locked():
-            file = self._folder.audit
-            if file.stat().st_size < self._largest:
+        """Begin another file; later, where somebody holds the lock: requests do not wait for it."""
+        with contextlib.suppress(BlockingIOError), self._folder.locked(wait=False):
+            if self.file.stat().st_size < self._largest:
                 return  # another server was faster
             for number in range(self._kept - 1, 0, -1):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(self._numbered(number), self._numbered(number + 1))
-            os.replace(file, self._numbered(1))
+            os.replace(self.file, self._numbered(1))
 
     def _numbered(self, number: int) -> Path:
-        return self._folder.audit.with_name(f"{self._folder.audit.name}.{number}")
+        return self.file.with_name(f"{self.file.name}.{number}")
 
-    def _lines(self) -> Iterator[bytes]:
+    def entries(self) -> Iterator[Entry]:
         """All that are kept, the last first."""
-        for file in (self._folder.audit, *map(self._numbered, range(1, self._kept + 1))):
+        for file in (self.file, *map(self._numbered, range(1, self._kept + 1))):
             with contextlib.suppress(FileNotFoundError):
-                yield from _backwards(file)
+                for line in _backwards(file):
+                    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                        yield _decoder.decode(line)
 
 
 def _backwards(file: Path) -> Iterator[bytes]:
@@ -203,6 +242,11 @@ def _backwards(file: Path) -> Iterator[bytes]:
                 first = False
         if rest and not first:
             yield rest
+
+
+def _cut(text: str, most: int) -> str:
+    """No more bytes of a text than these."""
+    return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
 
 
 def _bounded(notes: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from mooring.replacement import replacing
 ADMIN_TOKEN = "admin-token"
 TOKENS = "tokens.json"
 AUDIT = "audit.jsonl"
+ROUTINE = "routine.jsonl"
+REFUSED = "refused.jsonl"
 SERVER = "server.json"
 _LOCK = ".lock"
 
@@ -56,7 +58,18 @@ class Folder:
 
     @property
     def audit(self) -> Path:
+        """What operators and admins did."""
         return self.path / AUDIT
+
+    @property
+    def routine(self) -> Path:
+        """What viewers and services did."""
+        return self.path / ROUTINE
+
+    @property
+    def refused(self) -> Path:
+        """What was refused."""
+        return self.path / REFUSED
 
     def prepare(self) -> None:
         """Make the folder and the admin token where they are not there. Raises `StoreError` for a
@@ -103,14 +116,19 @@ class Folder:
         return token
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """While nobody else changes what is kept here. Waits; raises `OSError`."""
+    def locked(self, *, wait: bool = True) -> Iterator[None]:
+        """While nobody else changes what is kept here. Waits, or raises `BlockingIOError` where
+        somebody does; raises `OSError`."""
         descriptor = os.open(
             self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # a file system without locks
             yield
         finally:
             os.close(descriptor)
