@@ -252,6 +252,36 @@ async def test_who_comes_back_hears_what_was_missed(stream: Stream, fleet: Fleet
     assert [each["serviceName"] for each in missed] == ["billing"]
 
 
+async def test_who_comes_back_and_goes_at_once_misses_nothing(stream: Stream, fleet: Fleet):
+    before = Heard(stream)
+    await before.next()
+    fleet.change("orders")
+    stream.advance()
+    cut_off = Heard(stream, last=before.last)
+    assert (await cut_off.next())["hello"]["resumed"] is True
+    again = Heard(stream, last=cut_off.last)
+    await again.next()
+    missed = (await again.next())["services"]["changed"]
+    assert [each["serviceName"] for each in missed] == ["orders"]
+
+
+async def test_who_comes_back_when_nobody_listened_hears_what_is_told_whole(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streaming, "LOOK", 0.0)
+    async with Stream(fleet, fleet, tick=3600.0) as stream:
+        await settled(fleet)
+        before = Heard(stream)
+        await before.next()
+        await before._frames.aclose()  # type: ignore[attr-defined]
+        stream.advance()
+        fleet.wrong = [Problem("stale:", "critical", "stale", "", "", None, "it is away", "")]
+        stream.advance()
+        again = Heard(stream, last=before.last)
+        assert (await again.next())["hello"]["resumed"] is True
+        assert [each["text"] for each in (await again.next())["problems"]] == ["it is away"]
+
+
 @pytest.mark.parametrize("last", ["0123abcd-5", "nonsense", "-1", "{epoch}-999", "{epoch}-x"])
 async def test_who_comes_back_from_elsewhere_must_read_anew(stream: Stream, last: str):
     heard = Heard(stream)

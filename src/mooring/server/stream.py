@@ -276,7 +276,10 @@ class Stream:
             raise TooMany
         scope = self._scopes.get(ask.groups)
         if scope is None:
+            # Nobody looked while there was none: who comes back was not told what is so by now.
             scope = self._scopes[ask.groups] = _Scope()
+            self._position += 1
+            self._frames.clear()
             self._look_at(ask, scope, self._position)
         listener = Listener(self, ask, last, may)
         scope.listeners.add(listener)
@@ -307,15 +310,18 @@ class Stream:
             return None
         return int(text) if int(text) <= self._position else None
 
-    def hello(self, ask: Ask, *, reset: str = "", resumed: bool = False) -> bytes:
-        """The first words; with everything that is told whole, unless it goes on from before."""
-        blocks = [_block("hello", encode({"version": self._position, "resumed": resumed}))]
+    def hello(self, ask: Ask, *, reset: str = "", resumed: int | None = None) -> bytes:
+        """The first words; with everything that is told whole, unless it goes on from before. What
+        came after that is still to be told, and so is not what these words are marked with."""
+        told = {"version": self._position, "resumed": resumed is not None}
+        blocks = [_block("hello", encode(told))]
         if reset:
             RESETS.inc()
             blocks.append(_block("reset", encode({"reason": reset})))
-        if not resumed:
+        if resumed is None:
             blocks += self._whole(ask, since=-1)
-        return b"".join([b"retry: 2000\n", *blocks[:-1], self.mark(self._position), blocks[-1]])
+        mark = self.mark(self._position if resumed is None else resumed)
+        return b"".join([b"retry: 2000\n", *blocks[:-1], mark, blocks[-1]])
 
     def frame(self, ask: Ask, position: int) -> bytes:
         """What changed after a position, as it is now; empty where it is nothing for them."""
@@ -380,7 +386,7 @@ class Listener:
             resumed = stream.resumed(self._last) if self._last else None
             position = stream.position if resumed is None else resumed
             missed = "it is not known what was missed" if self._last and resumed is None else ""
-            yield stream.hello(self.ask, reset=missed, resumed=resumed is not None)
+            yield stream.hello(self.ask, reset=missed, resumed=resumed)
             spoke = asked = loop.time()
             while not stream.closed:
                 if loop.time() - asked >= ALIVE:
