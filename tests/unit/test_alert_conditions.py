@@ -27,6 +27,7 @@ class Service:
     name: str
     instances: Mapping[str, Instance] = field(default_factory=dict)
     emptied: Time | None = None
+    lost: bool = True
     changed: Time = NOW
 
 
@@ -94,7 +95,16 @@ def test_a_registry_that_cannot_be_read_comes_first():
 def test_a_service_that_lost_its_last_instance_has_none():
     problem = only(problems(of(Service("orders", emptied=ago(90))), NOW))
     assert (problem.kind, problem.severity, problem.since) == ("no_instances", "critical", ago(90))
-    assert problem.text == "orders has no instance: the last one left"
+    assert problem.text == "orders has no instance: the last one was lost"
+    assert "Forget" in problem.hint
+
+
+def test_a_service_whose_last_instance_left_in_order_is_a_note_for_an_hour():
+    seen = of(Service("orders", emptied=ago(90), lost=False), having("x", WELL, WELL))
+    note = only(problems(seen, NOW))
+    assert (note.kind, note.severity, note.since) == ("emptied", "info", ago(90))
+    assert note.text == "orders has no instance: the last one left in order"
+    assert problems(seen, NOW + datetime.timedelta(hours=1)) == []
 
 
 def test_a_service_that_was_given_up_is_less_bad_and_the_same_problem():

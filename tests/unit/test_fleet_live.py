@@ -230,3 +230,80 @@ async def test_an_instance_that_says_too_much_hides_nobody(hub: Hub, fleet: Flee
         found = msgspec.json.decode(fleet.rendering.detail_text(known))["instances"]
         assert [each["instanceId"] for each in found] == ["h:1", "h:2"]
         assert found[1]["lastMetadataUpdate"] is None
+
+
+async def test_a_service_whose_last_instance_left_in_order_was_not_lost(hub: Hub, fleet: Fleet):
+    async with hub.register(at("a")), hub.register(at("b")):
+        await eventually(lambda: fleet.names() == ["a", "b"])
+        a, b = fleet.service("a"), fleet.service("b")
+        assert a is not None
+        assert b is not None
+    await eventually(lambda: a.emptied is not None and b.emptied is not None)
+    assert (a.lost, b.lost) == (False, False)
+    assert fleet.timeline("a")[-1].text == "its last instance left in order"
+    assert fleet.timeline("a")[-2].text == "gone: it left in order"
+
+
+async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, fleet: Fleet):
+    await hub.registry.enter(at("a"), ttl=5.0)
+    await eventually(lambda: fleet.service("a") is not None)
+    known = fleet.service("a")
+    assert known is not None
+    await eventually(lambda: known.emptied is not None, within=30)
+    assert known.lost
+    assert fleet.timeline("a")[-1].text == "its last instance was lost"
+    assert fleet.timeline("a")[-2].text == "gone: without a word, so it is taken for lost"
+
+
+async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fleet):
+    entered = await hub.registry.enter(at("a"), ttl=60.0)
+    await eventually(lambda: fleet.silence("a", "h:1") is not None)
+    fleet.take_silence("a", {"h:1": 50.0})
+    fleet._signs.said(("a", "h:1"), 0.0)
+    fleet.expect("a", "h:1", "taken_out")
+    fleet.expect("a", "unknown", "taken_out")
+    await hub.registry.leave("a", "h:1", entered.instance.incarnation)
+    known = fleet.service("a")
+    assert known is not None
+    await eventually(lambda: known.emptied is not None)
+    assert not known.lost
+    assert fleet.timeline("a")[-2].text == "gone: it was taken out"
+
+
+async def test_a_service_that_shall_be_forgotten_is_so_until_somebody_comes_again(
+    hub: Hub, fleet: Fleet
+):
+    told: list[Collection[tuple[str, str]]] = []
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.service("a") is not None)
+        assert not fleet.forget("a")
+    await eventually(lambda: fleet.service("a").emptied is not None)  # type: ignore[union-attr]
+    fleet.subscribe(told.append)
+    assert fleet.forget("a")
+    assert told == [[("a", "")]]
+    assert not fleet.names()
+    assert not fleet.timeline("a")
+    assert not fleet.forget("a")
+    fleet.take_names(["a", "b"])  # its description is still there
+    assert fleet.names() == ["b"]
+    fleet.take_names(["b"])
+    fleet.take_names(["a", "b"])  # somebody described it anew
+    assert fleet.names() == ["a", "b"]
+    assert fleet.forget("a")
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.names() == ["a", "b"])
+
+
+async def test_a_service_whose_last_instance_left_in_order_is_forgotten_sooner(
+    hub: Hub, fleet: Fleet
+):
+    async with hub.register(at("left")), hub.register(at("lost")):
+        await eventually(lambda: fleet.names() == ["left", "lost"])
+    known = [fleet.service(name) for name in ("left", "lost")]
+    await eventually(lambda: all(each and each.emptied for each in known))
+    for each in known:
+        assert each is not None
+        each.emptied = now() - datetime.timedelta(seconds=live.FORGOTTEN_IN_ORDER + 1)
+        each.lost = each.name == "lost"
+    fleet.take_names([])
+    assert fleet.names() == ["lost"]

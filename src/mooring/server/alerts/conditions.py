@@ -33,6 +33,7 @@ Kind = Literal[
     "check_failing",
     "draining",
     "disabled",
+    "emptied",
 ]
 KINDS: Mapping[Kind, Severity] = {
     "stale": "critical",
@@ -44,6 +45,7 @@ KINDS: Mapping[Kind, Severity] = {
     "check_failing": "warning",
     "draining": "warning",
     "disabled": "info",
+    "emptied": "info",
 }
 """How bad each is; among equals, the order is the rank."""
 
@@ -75,7 +77,8 @@ class Patience:
 
     draining: float = 600.0
     emptied: float = 3600.0
-    """A service that is empty for longer was rather given up than lost."""
+    """One that lost its last instance longer ago is less bad: it was rather given up. Of one whose
+    last instance left in order, no word is said after that."""
 
 
 class Known(Protocol):
@@ -89,6 +92,8 @@ class Known(Protocol):
     def changed(self) -> Time: ...
     @property
     def emptied(self) -> Time | None: ...
+    @property
+    def lost(self) -> bool: ...
 
 
 class Picture(Protocol):
@@ -144,7 +149,7 @@ def of_service(picture: Picture, known: Known, now: Time, patience: Patience) ->
         yield _problem("brake", name, since=since, text=f"{name}: {words}", params={"words": words})
     if not instances:
         if known.emptied is not None:
-            yield _empty(name, known.emptied, now, patience)
+            yield from _empty(known, known.emptied, now, patience)
         return
     observed = picture.observed(name)
     pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
@@ -219,16 +224,15 @@ def _stale(error: str, since: Time | None) -> Problem:
     )
 
 
-def _empty(service: str, since: Time, now: Time, patience: Patience) -> Problem:
-    problem = _problem(
-        "no_instances",
-        service,
-        since=since,
-        text=f"{service} has no instance: the last one left",
-    )
-    if (now - since).total_seconds() <= patience.emptied:
-        return problem
-    return msgspec.structs.replace(problem, severity="warning")
+def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator[Problem]:
+    long_ago = (now - since).total_seconds() > patience.emptied
+    if known.lost:
+        text = f"{known.name} has no instance: the last one was lost"
+        problem = _problem("no_instances", known.name, since=since, text=text)
+        yield msgspec.structs.replace(problem, severity="warning") if long_ago else problem
+    elif not long_ago:
+        text = f"{known.name} has no instance: the last one left in order"
+        yield _problem("emptied", known.name, since=since, text=text)
 
 
 def _none_callable(known: Known) -> Problem:
@@ -251,7 +255,10 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
 
 HINTS: Mapping[Kind, str] = {
     "stale": "See whether the store answers: `mooring doctor`.",
-    "no_instances": "Start one, or deregister what is left of it. Callers of it fail now.",
+    "no_instances": (
+        "Start one: callers of it fail now. If it does not come back, press Forget on its page, or "
+        "DELETE it in the API."
+    ),
     "none_callable": "See why each is out: `mooring explain SERVICE`. Callers of it fail now.",
     "brake": (
         "So many at once is rather a network's fault than theirs: see whether they run. If they "
@@ -262,6 +269,10 @@ HINTS: Mapping[Kind, str] = {
     "check_failing": "See whether it answers from this machine at the address that it registered.",
     "draining": "It was told to stop: see what it still waits for, or end the process.",
     "disabled": "An operator took it out: put it back once what was wrong with it is mended.",
+    "emptied": (
+        "Nothing, if that was meant: this is said for an hour, and Forget on its page takes it "
+        "away at once. Callers of it fail now."
+    ),
 }
 
 

@@ -29,7 +29,8 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draining: Seconds = 600.0
     """How long an instance may drain before that is a problem."""
     emptied: Seconds = 3600.0
-    """How long a service without instances is critical; then it is rather one that was given up."""
+    """How long a service that lost its last instance is critical, and one whose last instance left
+    in order is spoken of; then it is rather one that was given up."""
 
     def __repr__(self) -> str:
         return f"AlertSettings(webhook={self.where!r}, severity={self.severity!r})"

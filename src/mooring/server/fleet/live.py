@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Self
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
+from mooring.server.fleet.departures import Departure, Signs
 from mooring.server.fleet.history import History, Sample
 from mooring.server.fleet.rendering import Rendering, Stamp
 from mooring.server.fleet.sampling import Sampling
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 FORGOTTEN = 86_400.0
 """Seconds after which a service is forgotten that has no instances and is not described."""
+FORGOTTEN_IN_ORDER = 3_600.0
+"""The same of one whose last instance left in order."""
 _EMPTY = 2_000
 """Such services that are remembered at the most."""
 
@@ -40,7 +44,7 @@ service itself, nothing at all for the picture as a whole. It must not block."""
 class Known:
     """A service that is known."""
 
-    __slots__ = ("_instances", "changed", "emptied", "name", "sampled", "since", "version")
+    __slots__ = ("_instances", "changed", "emptied", "lost", "name", "sampled", "since", "version")
 
     def __init__(self, name: str, since: Time) -> None:
         self.name = name
@@ -48,7 +52,9 @@ class Known:
         """Since when this server knows it."""
         self.changed = since
         self.emptied: Time | None = None
-        """When it lost its last instance; None while it has some, or if it never had one."""
+        """When its last instance went; None while it has some, or if it never had one."""
+        self.lost = False
+        """Whether that one was lost, and did not leave in order."""
         self.version = 0
         """Goes up with each change of it."""
         self.sampled = 0
@@ -84,7 +90,9 @@ class Fleet:
         self._names: list[str] = []
         self._observed: dict[str, dict[str, Observed]] = {}
         self._brakes: dict[str, str] = {}
-        self._timeline, self._history = Timeline(), History()
+        self._timeline, self._history, self._signs = Timeline(), History(), Signs()
+        self._hidden: set[str] = set()
+        """Services that an operator wants to be forgotten, though the registry still names them."""
         self._callbacks: dict[object, Callback] = {}
         self._loaded = self._was_stale = False
         self._sampling = Sampling(self, registry)
@@ -193,13 +201,17 @@ class Fleet:
         moment = now()
         first, self._loaded = not self._loaded, True
         emptied: set[str] = set()
+        lost: set[str] = set()
         for change in update.changes:
             service, id = change.key
             known = self._know(service, moment)
             known.version += 1
             known.changed = moment
+            how = self._signal(change, news=not first)
             if change.after is None:
                 known._instances.pop(id, None)
+                if how == "lost":
+                    lost.add(service)
                 if not known._instances:
                     emptied.add(service)
             else:
@@ -207,34 +219,62 @@ class Fleet:
                 known.emptied = None
                 emptied.discard(service)
             try:
-                self._remember(change, moment, news=not first)
+                self._remember(change, moment, how, news=not first)
             except Exception:
                 log.exception("%s %s: what happened is not remembered", service, id)
         for service in emptied:
-            self._known[service].emptied = moment
-            self._note(service, "", "emptied", "its last instance is gone")
+            known = self._known[service]
+            known.emptied, known.lost = moment, service in lost
+            text = "its last instance was lost" if known.lost else "its last instance left in order"
+            self._note(service, "", "emptied", text)
         self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
 
+    def _signal(self, change: Change[tuple[str, str], Instance], *, news: bool) -> Departure | None:
+        """Heed what a change says of whether an instance lives; how it went, where it did."""
+        before, after, moment = change.before, change.after, time.monotonic()
+        if before is not None and after is None:
+            return self._signs.gone(change.key, before, moment)
+        said = None if after is None else after.status.updated_at
+        if news and (before is None or before.status.updated_at != said):
+            self._signs.said(change.key, moment)
+        return None
+
+    def expect(self, service: str, id: str, how: Departure | None) -> None:
+        """Somebody is about to take an instance out, in order; None: it was not to be."""
+        known = self._known.get(service)
+        if known is not None and id in known.instances:
+            self._signs.expect((service, id), how, time.monotonic())
+
     def _remember(
-        self, change: Change[tuple[str, str], Instance], moment: Time, *, news: bool
+        self,
+        change: Change[tuple[str, str], Instance],
+        moment: Time,
+        how: Departure | None,
+        *,
+        news: bool,
     ) -> None:
         """What goes with a change. What was there before this server came is no `news`."""
         (service, id), before, after = change.key, change.before, change.after
+        self._sampling_after(change)
         if after is None:
             self._leave(service, id)
-        else:
-            if before is None:
-                self._sampling.soon(service)
-            if before is None or before.status.metrics != after.status.metrics:
-                self._history.add(change.key, after, moment)
+        elif before is None or before.status.metrics != after.status.metrics:
+            self._history.add(change.key, after, moment)
         if news:
-            for kind, text in told(before, after):
+            for kind, text in told(before, after, how):
                 self._timeline.add(Event(moment, service, id, kind, text))
+
+    def _sampling_after(self, change: Change[tuple[str, str], Instance]) -> None:
+        """Of who came nothing is known yet; and where one goes, others may be about to."""
+        service, _ = change.key
+        if change.before is None or (change.after is None and self._known[service].instances):
+            self._sampling.soon(service)
 
     def _know(self, name: str, moment: Time) -> Known:
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = Known(name, moment)
+            self._hidden.discard(name)
             insort(self._names, name)
         return known
 
@@ -279,9 +319,11 @@ class Fleet:
             return
         moment, most = now(), self.registry.guarantees.late
         turned = []
+        clock = time.monotonic()
         for id in known.instances:
             if (seconds := silent.get(id)) is None:
                 continue
+            self._signs.sampled((service, id), seconds, clock)
             before = self._look(service, id)
             late = most is not None and seconds > most
             self._observe(service, id, replace(before, silence=seconds, sampled=moment, late=late))
@@ -315,7 +357,8 @@ class Fleet:
     def take_names(self, names: Collection[str]) -> None:
         """The services that the registry knows, whether they have instances or not."""
         moment = now()
-        fresh = [name for name in names if name not in self._known]
+        self._hidden &= set(names)
+        fresh = [name for name in names if name not in self._known and name not in self._hidden]
         for name in fresh:
             self._know(name, moment)
         listed = set(names)
@@ -328,12 +371,23 @@ class Fleet:
         gone = [
             name
             for number, (since, name) in enumerate(empty)
-            if number < over or (moment - since).total_seconds() > FORGOTTEN
+            if number < over or (moment - since).total_seconds() > _lasts(self._known[name])
         ]
         for name in gone:
             self._forget(name)
         if fresh or gone:
             self._tell([(name, "") for name in (*fresh, *gone)])
+
+    def forget(self, name: str) -> bool:
+        """Show a service no longer that has no instances, until it has one again. Whether it is
+        gone."""
+        known = self._known.get(name)
+        if known is None or known.instances:
+            return False
+        self._forget(name)
+        self._hidden.add(name)
+        self._tell([(name, "")])
+        return True
 
     def _forget(self, name: str) -> None:
         del self._known[name]
@@ -351,3 +405,8 @@ class Fleet:
         text = f"the picture may be old: {self.error}" if stale else "the picture is live again"
         self._note("", "", "stale", text)
         self._tell(())
+
+
+def _lasts(known: Known) -> float:
+    """Seconds for which a service is remembered that has no instances and is not described."""
+    return FORGOTTEN if known.emptied is None or known.lost else FORGOTTEN_IN_ORDER

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mooring.model import Instance, Time
+from mooring.server.fleet.departures import Departure
 
 Kind = Literal[
     "added",
@@ -64,14 +65,17 @@ class Timeline:
         self._events.pop(service, None)
 
 
-def told(before: Instance | None, after: Instance | None) -> Iterator[tuple[Kind, str]]:
-    """What a change of an instance means, in words. Metrics come and go without a word."""
+def told(
+    before: Instance | None, after: Instance | None, how: Departure | None = None
+) -> Iterator[tuple[Kind, str]]:
+    """What a change of an instance means, in words; `how` it went, where it is gone. Metrics come
+    and go without a word."""
     if before is None or after is None:
         if after is not None:
             yield "added", f"registered at {after.address}, version {_short(after.version)}"
             yield from _shortcomings(after)
         elif before is not None:
-            yield "removed", "gone: " + _departure(before)
+            yield "removed", f"gone: {_DEPARTURES[how or 'lost']}"
         return
     if before.incarnation != after.incarnation:
         yield "restarted", "its process started anew"
@@ -106,12 +110,13 @@ def _enabled(instance: Instance) -> str:
     return "enabled: it may be called" if instance.enabled else "disabled: it is not called"
 
 
-def _departure(before: Instance) -> str:
-    if before.status.state == "draining":
-        return "it had drained"
-    if before.status.state == "down":
-        return "it had said that it is down"
-    return "it left, gave no sign of life for too long, or was taken out"
+_DEPARTURES: Mapping[Departure, str] = {
+    "drained": "it had drained",
+    "down": "it had said that it is down",
+    "left": "it left in order",
+    "taken_out": "it was taken out",
+    "lost": "without a word, so it is taken for lost",
+}
 
 
 _SHOWN = 5

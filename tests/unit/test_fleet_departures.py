@@ -1,0 +1,97 @@
+"""How an instance went: in order, or lost; and in doubt it was lost."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring import Instance
+from mooring.model import Status
+from mooring.server.fleet.departures import Signs
+from mooring.server.fleet.sampling import EVERY
+
+ONE = Instance("a", "h", 1, incarnation="x")
+AT = ("a", "h:1")
+
+
+def being(**status: object) -> Instance:
+    return msgspec.structs.replace(ONE, status=msgspec.convert(status, Status))
+
+
+def lived(
+    ttl: float,
+    until: float,
+    *,
+    chance: Random,
+    died: float = float("inf"),
+    rounding: float = 0.0,
+    said: float | None = None,
+) -> Signs:
+    """The signs, up to a moment, of one whose lease is renewed at a third of its time until it
+    dies."""
+    signs, renewal, at = Signs(), ttl / 3, 0.3
+    if said is not None:
+        signs.said(AT, said)
+    while at < until:
+        lives = min(at, died)
+        signs.sampled(AT, at - (lives - lives % renewal) + rounding, at)
+        at += EVERY * chance.uniform(0.8, 1.2)
+    return signs
+
+
+@pytest.mark.parametrize(("state", "how"), [("draining", "drained"), ("down", "down")])
+def test_one_that_said_so_went_in_order(state: str, how: str):
+    assert Signs().gone(AT, being(state=state), 1000.0) == how
+
+
+def test_one_that_somebody_takes_out_here_went_in_order_for_a_moment():
+    signs = Signs()
+    signs.expect(AT, "taken_out", 100.0)
+    assert signs.gone(AT, ONE, 101.0) == "taken_out"
+    signs.expect(AT, "left", 100.0)
+    assert signs.gone(AT, ONE, 200.0) == "lost"
+
+
+def test_one_of_which_nothing_is_known_is_taken_for_lost():
+    assert Signs().gone(AT, ONE, 5.0) == "lost"
+
+
+def test_one_that_came_or_said_something_just_now_left():
+    signs = Signs()
+    signs.said(AT, 10.0)
+    assert signs.gone(AT, ONE, 11.0) == "left"
+    signs.said(AT, 10.0)
+    assert signs.gone(AT, ONE, 14.0) == "lost"
+
+
+def test_what_was_known_of_one_that_went_says_nothing_of_the_next():
+    signs = lived(15.0, 100.0, chance=Random(1), said=99.0)
+    assert signs.gone(AT, ONE, 99.5) == "left"
+    assert signs.gone(AT, ONE, 99.6) == "lost"
+
+
+@pytest.mark.parametrize("ttl", [15.0, 30.0, 60.0])
+def test_hardly_one_that_leaves_while_it_renews_is_taken_for_lost(ttl: float):
+    moments = [150.0 + number / 3 for number in range(200)]
+    ways = [lived(ttl, at, chance=Random(at)).gone(AT, ONE, at) for at in moments]
+    assert ways.count("left") > 190
+
+
+@given(
+    ttl=st.sampled_from([5.0, 10.0, 15.0, 30.0, 60.0]),
+    died=st.floats(0.5, 300.0),
+    rounding=st.sampled_from([0.0, 0.5, 0.99]),
+    spoke=st.floats(0.0, 60.0),
+    seed=st.integers(0, 1000),
+)
+def test_one_whose_time_ran_out_is_lost_whatever_it_said_before(
+    ttl: float, died: float, rounding: float, spoke: float, seed: int
+):
+    ends = died - died % (ttl / 3) + ttl
+    said = max(died - spoke, 0.0)
+    signs = lived(ttl, ends, chance=Random(seed), died=died, rounding=rounding, said=said)
+    assert signs.gone(AT, ONE, ends) == "lost"
