@@ -101,6 +101,28 @@ async def test_an_instance_is_taken_out(admin: Admin):
         error(await admin.delete(ONE), 404)
 
 
+async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
+    async with admin.hub.register(Instance("Common/echo", "10.0.0.1", 80)):
+        await eventually(lambda: _known(admin) == 1)
+        message = error(await admin.delete(ECHO), 409)
+        assert message.startswith("Common/echo has instances (1): deregister them")
+        answer = await admin.delete(ONE)
+        assert answer.status_code == 204
+        await eventually(lambda: _known(admin) == 0)
+        (event, _) = admin.fleet.timeline("Common/echo")[-2:]
+        assert event.text == "gone: it was taken out"
+        error(await admin.delete(ECHO, as_="viewer"), 403)
+        error(await admin.delete(ECHO, as_=admin.token("operator", groups=["Other"])), 403)
+        answer = await admin.delete(f"{ECHO}?reason=no+more")
+        assert (answer.status_code, answer.content) == (204, b"")
+        notes = noted(admin)
+        assert notes["reason"] == "no more"
+        assert isinstance(notes["before"], dict)
+        assert notes["before"]["lost"] is False
+        assert told(await admin.get("/admin/registry/services")) == []
+        assert "no service 'Common/echo'" in error(await admin.delete(ECHO), 404)
+
+
 async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None):
     message = error(await admin.post(f"{ECHO}/instances/10.0.0.1:81/drain"), 404)
     assert message == ("Common/echo has no instance '10.0.0.1:81': did you mean '10.0.0.1:80'?")

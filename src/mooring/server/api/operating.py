@@ -1,5 +1,5 @@
 """What an operator does: drain and enable instances, weigh them, take them out; say something of a
-service; release a brake."""
+service, or have it forgotten; release a brake."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from mooring.model import JSON, Instance, Service
 from mooring.server.access.principals import READING, need
 from mooring.server.api.known import instance_of, not_found, on_redis, service_of
+from mooring.server.api.registry import known_of
 from mooring.server.http.answers import Answer, shown
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
@@ -142,9 +143,27 @@ async def deregister(call: Call) -> Answer:
             "version": instance.version,
             "incarnation": instance.incarnation,
         }
+    call.parts.fleet.expect(service, id, "taken_out")
     if not await registry.deregister(service, id):
+        call.parts.fleet.expect(service, id, None)
         await instance_of(call)  # says what is wrong with the name
         raise not_found(f"{service} has no instance {id!r} any more", id, ())
+    return Answer(status=204)
+
+
+async def forget(call: Call) -> Answer:
+    if call.query.reason:
+        call.notes["reason"] = call.query.reason
+    known = known_of(call)
+    call.notes["before"] = {"emptied": shown(known.emptied), "lost": known.lost}
+    listing = await call.parts.hub.registry.instances(known.name)
+    if listing.instances or not call.parts.fleet.forget(known.name):
+        count = len(listing.instances) or len(known.instances)
+        raise Refused(
+            409,
+            "not_empty",
+            f"{known.name} has instances ({count}): deregister them, or end their processes, first",
+        )
     return Answer(status=204)
 
 
@@ -290,6 +309,15 @@ ENDPOINTS = (
         OPERATING,
         deregister,
         "Take an instance out until its process starts anew",
+        query=Reason,
+        answers={204: None},
+    ),
+    Endpoint(
+        "DELETE",
+        SERVICE,
+        OPERATING,
+        forget,
+        "Have a service forgotten that has no instances; one that registers brings it back",
         query=Reason,
         answers={204: None},
     ),
