@@ -35,6 +35,14 @@ Text = Annotated[str, msgspec.Meta(max_length=200)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Incarnation = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
+_COMES_BACK = (
+    "Empty for a process that was just started: it is given one, and takes the place of whoever is "
+    "there under this id. With one, it comes back as who it was (after a 404 to its beat): it is "
+    "refused with 409 while another incarnation is there, be it its own last start whose time has "
+    "not run out, and with 410 where an operator took it out. A client may make up its own, if it "
+    "is another at each start."
+)
+
 
 class Registering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An instance that wants to be called."""
@@ -51,8 +59,7 @@ class Registering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Ports other than the main one, by what is spoken there."""
     id: Text = ""
     """`host:port` where none is given, or where the registry has no others."""
-    incarnation: Text = ""
-    """Of who was registered and comes back; empty for a process that was started anew."""
+    incarnation: Annotated[str, msgspec.Meta(max_length=200, description=_COMES_BACK)] = ""
     ttl: (
         Annotated[float, msgspec.Meta(gt=0, le=LONGEST_TTL)]
         | Annotated[str, msgspec.Meta(max_length=20)]
@@ -192,9 +199,12 @@ def _word(call: Call, service: str, incarnation: str) -> Heard:
 
 
 async def withdraw(call: Call) -> Answer:
-    service, id = call.service, call.path["id"]
-    if await call.parts.hub.registry.leave(service, id, call.query.incarnation):
+    registry, fleet = call.parts.hub.registry, call.parts.fleet
+    service, id = registry.canonical(call.service), call.path["id"]
+    fleet.expect(service, id, "left")
+    if await registry.leave(service, id, call.query.incarnation):
         return Answer(status=204)
+    fleet.expect(service, id, None)
     raise Refused(
         404, "not_registered", f"{service} {id} is not registered, or not as that incarnation"
     )
