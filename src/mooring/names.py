@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-import unicodedata
+import heapq
+import re
 from collections.abc import Iterable
+from itertools import islice, pairwise
 
 from mooring.errors import InvalidName
 
@@ -13,18 +15,58 @@ DEFAULT_GROUP = "default"
 """Where a service lives that is written without a group."""
 
 
+LONGEST = 512
+"""Characters of a name at the most."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Cc, and halves of surrogates
+_COLON_OR_SPACE = re.compile(r"[:\s]")
+_REMEMBERED = 200
+"""Characters of a service that is remembered, taken apart."""
+
+_MEANT = 64
+"""Characters of a name for which another one is looked for that was meant."""
+_LOOKED_AT, _ALIKE, _COMPARED = 10_000, 200, 6
+"""Names that are looked at, that may seem to be meant, and that are compared at length: the last
+takes up to a millisecond for each, while nobody else is answered."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: what was probably meant, and what there is."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    meant = f", did you mean {close[0]!r}?" if close else ""
+    close = closest(name, known)
+    meant = f", did you mean {close!r}?" if close else ""
     return f"{meant} (there are {', '.join(known)})"
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Which of the known names was probably meant; empty where none seems to be, or where it would
+    take long to find out."""
+    if not 0 < len(name) <= _MEANT:
+        return ""
+    least, most = len(name) * 7 // 13, len(name) * 13 / 7  # or less than 0.7 is the same
+    alike = [each for each in islice(known, _LOOKED_AT) if least <= len(each) <= most]
+    if len(alike) > _ALIKE:
+        start, end = name[:2], name[-2:]
+        alike = [each for each in alike if each.startswith(start) and each.endswith(end)]
+        if len(alike) > _ALIKE:
+            return ""
+    pairs = set(pairwise(f" {name} "))
+
+    def shared(each: str) -> int:
+        theirs = set(pairwise(f" {each} "))
+        return 2 * len(pairs & theirs) - len(theirs)
+
+    best = heapq.nlargest(_COMPARED, alike, key=shared)
+    return next(iter(difflib.get_close_matches(name, best, n=1, cutoff=0.7)), "")
 
 
 def check_name(what: str, name: str) -> None:
     """Raise `InvalidName` where `name` cannot be one; the message says which rule it breaks."""
     if problem := _problem(name):
-        raise InvalidName(f"the {what} name {name!r} {problem}")
+        shown = f"{name[:40]!r}…" if problem == _TOO_LONG else repr(name)
+        raise InvalidName(f"the {what} name {shown} {problem}")
+
+
+_TOO_LONG = f"is longer than {LONGEST} characters"
 
 
 def _problem(name: str) -> str:
@@ -32,9 +74,11 @@ def _problem(name: str) -> str:
         return f"must be text, not {type(name).__name__}"
     if not name:
         return "is empty"
+    if len(name) > LONGEST:
+        return _TOO_LONG
     if "/" in name:
         return "contains a slash"
-    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+    if _CONTROL.search(name):
         return "contains a control character"
     if name != name.strip():
         return "starts or ends with a space"
@@ -46,7 +90,7 @@ def _problem(name: str) -> str:
 def check_part(what: str, name: str) -> None:
     """Like `check_name`, for places that forbid colons and spaces too."""
     check_name(what, name)
-    if ":" in name or any(letter.isspace() for letter in name):
+    if _COLON_OR_SPACE.search(name):
         raise InvalidName(f"the {what} name {name!r} contains a colon or a space")
 
 
@@ -54,6 +98,12 @@ def split_service(service: str) -> tuple[str, str]:
     """Group and name of a service that is written `group/name` or `name`."""
     if not isinstance(service, str):
         raise InvalidName(f"a service's name must be text, not {type(service).__name__}")
+    if len(service) <= _REMEMBERED:
+        return _remembered(service)
+    if len(service) > 2 * LONGEST + 1:
+        raise InvalidName(
+            f"the service {service[:40]!r}… is too long: a name has {LONGEST} characters at most"
+        )
     return _split(service)
 
 
@@ -66,7 +116,6 @@ def is_service(service: str) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=10_000)
 def _split(service: str) -> tuple[str, str]:
     group, slash, name = service.rpartition("/")
     if not slash:
@@ -78,6 +127,9 @@ def _split(service: str) -> tuple[str, str]:
     if name == "info":
         raise InvalidName(f"the service name 'info' in {service!r} is reserved for descriptions")
     return group, name
+
+
+_remembered = functools.lru_cache(maxsize=10_000)(_split)
 
 
 def join_service(group: str, name: str) -> str:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
+import unicodedata
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mooring import addresses
+from mooring import addresses, names
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.names import check_part, join_service, split_service
+from mooring.names import (
+    LONGEST,
+    check_name,
+    check_part,
+    closest,
+    is_service,
+    join_service,
+    nearest,
+    split_service,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +58,9 @@ def test_a_service_of_the_default_group_is_shown_bare():
         ("a\n", "control character"),
         ("a\x00b", "control character"),
         ("a\ud800", "control character"),
+        ("x" * 513, "longer than 512 characters"),
+        (f"{'x' * 513}/a", "longer than 512 characters"),
+        ("\n" * 60_000, "too long"),
     ],
 )
 def test_a_bad_name_is_refused_and_the_rule_named(service: str, rule: str):
@@ -61,6 +77,75 @@ def test_some_places_forbid_colons_and_spaces(name: str):
 def test_a_name_that_is_no_text_is_refused():
     with pytest.raises(InvalidName, match="must be text, not int"):
         split_service(5)  # type: ignore[arg-type]
+
+
+def test_every_letter_is_one_of_a_name_or_not():
+    for number in range(sys.maxunicode + 1):
+        letter = chr(number)
+        control = unicodedata.category(letter) in ("Cc", "Cs")
+        assert bool(names._CONTROL.search(letter)) == control, number
+        spaced = letter == ":" or letter.isspace()
+        assert bool(names._COLON_OR_SPACE.search(letter)) == spaced, number
+
+
+def test_as_long_as_a_name_may_be():
+    group, name = "\U0001f600" * LONGEST, "x" * LONGEST
+    assert split_service(f"{group}/{name}") == (group, name)
+    assert join_service(group, name) == f"{group}/{name}"
+
+
+def test_what_is_too_long_is_neither_told_nor_kept():
+    names._remembered.cache_clear()
+    for length in (300, 600, 60_000):
+        is_service("x" * length)
+    assert names._remembered.cache_info().currsize == 0
+    with pytest.raises(InvalidName) as refused:
+        check_name("group", "x" * 60_000)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("order", ["orders", "stock"], "orders"),
+        ("Common/Aut", ["orders", "Common/Auth", "Common/Audit"], "Common/Auth"),
+        ("10.0.0.1:81", ["10.0.0.1:80", "10.0.0.2:80"], "10.0.0.1:80"),
+        ("rorders", ["orders"], "orders"),
+        ("ab", ["ba"], ""),
+        ("x", [], ""),
+        ("", ["x"], ""),
+        ("x" * 65, ["x" * 64], ""),
+        ("service-77", [f"service-{n}" for n in range(77)], "service-7"),
+        ("10.0.0.9:8080", [f"10.0.{n // 250}.{n % 250}:8080" for n in range(3000)], ""),
+        ("ordrs", [*(f"other{n:05d}" for n in range(3000)), "orders"], "orders"),
+    ],
+)
+def test_the_name_that_was_probably_meant(name: str, known: list[str], meant: str):
+    assert closest(name, known) == meant
+
+
+def test_few_are_compared_at_length(monkeypatch: pytest.MonkeyPatch):
+    compared: list[int] = []
+    real = difflib.get_close_matches
+
+    def counted(word: str, few: list[str], n: int, cutoff: float) -> list[str]:
+        compared.append(len(few))
+        return real(word, few, n=n, cutoff=cutoff)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    closest("ba" * 30, ["ab" * 27 + f"{n:06d}" for n in range(150)])
+    closest("ba" * 30_000, ["ab" * 30_000 for _ in range(400)])
+    assert compared
+    assert max(compared) <= 6
+    assert len(nearest("x" * 100_000, ["a", "b"])) < 100
+
+
+@given(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=20))
+@example("abcd", ["bcde"])
+def test_what_was_meant_is_among_the_known(name: str, known: list[str]):
+    assert closest(name, known) in ("", *known)
+    if name and name in known:
+        assert closest(name, known) == name
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:80", "[::1]:8080", "api.example.com:65535", "a:1"])

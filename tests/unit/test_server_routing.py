@@ -14,7 +14,7 @@ from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
-from mooring.server.http.routing import Router, decoded
+from mooring.server.http.routing import LONGEST, Router, decoded
 
 
 async def nothing(_: Call) -> Answer:
@@ -96,6 +96,15 @@ def test_what_is_no_text_is_refused(segment: bytes):
     with pytest.raises(Refused) as refused:
         ROUTER.match("GET", b"/admin/services/" + segment)
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("letter", [b"x", b"%41", b"%F0%9F%98%80"])
+def test_what_is_too_long_for_a_name_is_refused(letter: bytes):
+    assert len(decoded(letter * LONGEST)) == LONGEST
+    for more in (1, 100_000):
+        with pytest.raises(Refused) as refused:
+            decoded(letter * (LONGEST + more))
+        assert (refused.value.status, refused.value.code) == (400, "bad_path")
 
 
 def test_a_percent_is_decoded_once():

@@ -3,13 +3,13 @@ those that the caller may see."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
 from mooring.model import Instance
+from mooring.names import closest
 from mooring.server.http.calls import Call
 from mooring.server.http.errors import Refused
 from mooring.store.contract import Store
@@ -69,6 +69,6 @@ async def instance_of(call: Call) -> Instance:
 
 
 def not_found(what: str, name: str, known: Iterable[str]) -> Refused:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    meant = f": did you mean {close[0]!r}?" if close else ""
+    close = closest(name, known)
+    meant = f": did you mean {close!r}?" if close else ""
     return Refused(404, "not_found", f"{what}{meant}")

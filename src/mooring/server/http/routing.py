@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import NamedTuple
 
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 
-_HEX = frozenset(b"0123456789abcdefABCDEF")
+LONGEST = 2000
+"""Characters of a parameter; names of groups and services, and two with a slash, are shorter."""
+_DIGITS = b"0123456789abcdefABCDEF"
+_HEX = {bytes(two): bytes.fromhex(bytes(two).decode()) for two in product(_DIGITS, repeat=2)}
 
 
 class Match(NamedTuple):
@@ -71,25 +75,35 @@ class Router:
 
 
 def decoded(segment: bytes) -> str:
-    """A segment of a path as it is meant. Raises `Refused` (400) for what is no text."""
+    """A segment of a path as it is meant. Raises `Refused` (400) for what is no text, or too long
+    for any name: it would be looked at letter by letter."""
     if not segment:
         raise Refused(404, "not_found", "a part of the path is empty")
+    if len(segment) > 3 * 4 * LONGEST:  # each of them four bytes, and each byte written as %XX
+        raise _too_long()
     if b"%" not in segment:
         parts = [segment]
     else:
         first, *rest = segment.split(b"%")
         parts = [first]
         for part in rest:
-            if len(part) < 2 or not _HEX.issuperset(part[:2]):
+            byte = _HEX.get(part[:2])
+            if byte is None:
                 raise Refused(400, "bad_path", "the path has a % that begins no two hex digits")
-            parts += [bytes([int(part[:2], 16)]), part[2:]]
+            parts += (byte, part[2:])
     try:
         text = b"".join(parts).decode()
     except UnicodeDecodeError:
         raise Refused(400, "bad_path", "the path is no text in UTF-8") from None
+    if len(text) > LONGEST:
+        raise _too_long()
     if not text.isprintable() and any(unicodedata.category(each) == "Cc" for each in text):
         raise Refused(400, "bad_path", "the path has a control character")
     return text
+
+
+def _too_long() -> Refused:
+    return Refused(400, "bad_path", f"a part of the path is over {LONGEST} characters")
 
 
 def _nothing(raw_path: bytes) -> Refused:
