@@ -62,6 +62,21 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
 
 
 @on_memory
+async def test_a_service_without_instances_is_counted_only_where_it_lost_them(admin: Admin):
+    async with admin.hub.register(Instance("left", "10.0.0.1", 80)):
+        wanted = {"host": "10.0.0.2", "port": 80, "ttl": 1.0}
+        answer = await admin.post("/registry/services/lost/instances", wanted, as_="service")
+        assert answer.status_code == 201
+        await eventually(lambda: admin.fleet.names() == ["left", "lost"])
+    known = [admin.fleet.service(name) for name in ("left", "lost")]
+    await eventually(lambda: all(each and each.emptied for each in known))
+    found = await samples(admin)
+    assert found["mooring_services",] == 2
+    assert found["mooring_instances", "lost", "up"] == 0
+    assert ("mooring_instances", "left", "up") not in found
+
+
+@on_memory
 @pytest.mark.parametrize(
     "accept",
     [

@@ -116,7 +116,8 @@ def of_fleet(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
             continue
         count += 1
         counts, silences = _looked_at(known.instances, fleet.observed(name))
-        for state in STATES:
+        # None of one that has no instances, unless it lost them: that would ring the alarm.
+        for state in STATES if known.instances or known.lost else ():
             instances.add_metric([name, state], counts[state])
         for quantile in QUANTILES if silences else ():
             delays.add_metric([name, f"{quantile:g}"], percentile(silences, quantile))
