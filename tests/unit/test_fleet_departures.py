@@ -95,3 +95,12 @@ def test_one_whose_time_ran_out_is_lost_whatever_it_said_before(
     said = max(died - spoke, 0.0)
     signs = lived(ttl, ends, chance=Random(seed), died=died, rounding=rounding, said=said)
     assert signs.gone(AT, ONE, ends) == "lost"
+
+
+def test_the_time_of_one_counts_where_it_is_known():
+    for ttl, how in ((2.0, "lost"), (60.0, "left")):
+        signs = Signs()
+        signs.lasts(AT, ttl)
+        signs.said(AT, 100.0)
+        signs.sampled(AT, 1.0, 101.0)
+        assert signs.gone(AT, ONE, 102.0) == how

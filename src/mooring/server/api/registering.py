@@ -146,6 +146,7 @@ async def register(call: Call) -> Answer:
     entered = await call.parts.hub.registry.enter(instance, ttl=_seconds(told.ttl))
     made = entered.instance
     call.notes["instance"] = made.id
+    call.parts.fleet.lasts(made.service, made.id, entered.ttl)
     registered = Registered(
         service=made.service,
         id=made.id,

@@ -31,6 +31,9 @@ _ROUNDING = 1.2
 _BEATS = 1.8
 """Between two signs of life passes a third of the time that one may be silent. So many times the
 longest pause is less than that time, also where it was rounded up."""
+_SURELY = 0.6
+"""The part of the time that one may be silent within which it cannot have run out: what it says of
+itself may come when a third of it has passed already."""
 _PAUSES = 12
 """So many pauses of an instance are remembered."""
 
@@ -45,6 +48,8 @@ class _Sign:
     """How long it was silent when that was asked."""
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
     """How long it was silent before it was heard again."""
+    time: float | None = None
+    """Seconds that it may be silent, where they are known."""
     expected: tuple[float, Departure] | None = None
 
     @property
@@ -73,6 +78,10 @@ class Signs:
             sign.pauses.append(sign.silence)
         sign.heard, sign.silence = heard, silence
 
+    def lasts(self, where: Where, seconds: float) -> None:
+        """It may be silent for so long."""
+        self._of(where).time = seconds
+
     def expect(self, where: Where, how: Departure | None, moment: float) -> None:
         """Somebody is about to take it out; None: it was not to be."""
         self._of(where).expected = None if how is None else (moment, how)
@@ -91,6 +100,9 @@ class Signs:
 
 def _is_near(sign: _Sign, moment: float) -> bool:
     """Whether its last sign of life is so near that its time cannot have run out."""
+    if sign.time is not None:
+        heard = sign.said if sign.heard is None else max(sign.heard, sign.said)
+        return moment - heard < _SURELY * sign.time
     rhythm = sign.rhythm
     if moment - sign.said < max(_SAID, rhythm):
         return True

@@ -239,6 +239,10 @@ class Fleet:
             self._signs.said(change.key, moment)
         return None
 
+    def lasts(self, service: str, id: str, seconds: float) -> None:
+        """An instance that registers may be silent for so long."""
+        self._signs.lasts((service, id), seconds)
+
     def expect(self, service: str, id: str, how: Departure | None) -> None:
         """Somebody is about to take an instance out, in order; None: it was not to be."""
         known = self._known.get(service)
