@@ -93,6 +93,23 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_have_count(0)
 
 
+async def test_a_service_without_instances_is_a_note_and_can_be_forgotten(
+    visitor: Visitor, admin: Admin
+):
+    page = visitor.page
+    async with registered(admin, AUTH):
+        await visitor.go()
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    note = page.get_by_role("link", name="Common/Auth has no instance: the last one left in order")
+    await expect(note).to_be_visible()
+    await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    await note.click()
+    await page.get_by_role("button", name="Forget…").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    await expect(page.get_by_text("Nothing is registered yet")).to_be_visible()
+
+
 async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visitor, admin: Admin):
     page = visitor.page
     async with registered(admin, AUTH, AUTH) as (first, _):

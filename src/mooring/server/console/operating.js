@@ -63,6 +63,23 @@ export function brakeAction(app, service) {
   return button(app, "brake", press);
 }
 
+/** For a service that has no instances. */
+export function forgetAction(app, service) {
+  const names = { service: plain(service) };
+  const press = () =>
+    ask({
+      title: t("forget.title", names),
+      text: t("forget.text", names),
+      yes: t("forget.yes"),
+      fields: [reason()],
+      act: (told) => send("DELETE", paths.because(paths.service(service), told.reason)),
+    }).then((done) => {
+      if (done) location.hash = "#/";
+      finished(app, done, t("forget.done", names));
+    });
+  return button(app, "forget", press);
+}
+
 const reason = () => ({ name: "reason", label: t("reason.label") });
 
 function button(app, what, onclick) {

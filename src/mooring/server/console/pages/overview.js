@@ -20,14 +20,17 @@ export function page(app) {
     app.redraw();
   };
   let all = false;
-  const brakes = () =>
-    new Set(picture.problems.filter(({ kind }) => kind === "brake").map(({ service }) => service));
+  const having = (wanted) =>
+    new Set(picture.problems.filter(({ kind }) => kind === wanted).map(({ service }) => service));
   const table = new Table({
     label: () => t("overview.services"),
     key: (row) => row.serviceName,
     redraw: () => app.redraw(),
     empty: () => (filter ? t("table.nothing") : t("overview.none")),
-    columns: columns(brakes),
+    columns: columns(
+      () => having("brake"),
+      () => having("no_instances"),
+    ),
   });
   const rows = () => {
     const wanted = filter.toLowerCase();
@@ -119,7 +122,7 @@ function figures() {
   );
 }
 
-function columns(brakes) {
+function columns(brakes, lost) {
   return [
     {
       name: "name",
@@ -139,7 +142,7 @@ function columns(brakes) {
               row.totalInstances,
               t("column.health.label", { some: row.healthyInstances, all: row.totalInstances }),
             )
-          : mark("bad", t("overview.empty")),
+          : mark(lost().has(row.serviceName) ? "bad" : "off", t("overview.empty")),
     },
     {
       name: "enabled",

@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 import { brief, plain, told } from "../hostile.js";
 import { mark, state, stateOf } from "../marks.js";
 import { crumbs, instanceLink, serviceName } from "../names.js";
-import { brakeAction } from "../operating.js";
+import { brakeAction, forgetAction } from "../operating.js";
 import * as paths from "../paths.js";
 import { load, picture } from "../picture.js";
 import { problemList } from "../problems.js";
@@ -86,6 +86,7 @@ export function page(app, [name]) {
             "div",
             { class: "actions" },
             problems.some(({ kind }) => kind === "brake") && brakeAction(app, name),
+            service.totalInstances === 0 && forgetAction(app, name),
             h(
               "button",
               {

@@ -194,6 +194,12 @@ export default {
     "So many fell silent at once that nobody was taken out. If they are truly gone, release it, and they are.",
   "brake.yes": "Release",
   "brake.done": "The brake of {service} is released",
+  "forget.do": "Forget…",
+  "forget.title": "Forget {service}?",
+  "forget.text":
+    "It has no instance. It is shown no longer on this server, and what happened to it is forgotten. It is back as soon as an instance registers.",
+  "forget.yes": "Forget",
+  "forget.done": "{service} is forgotten",
 
   "tenants.title": "Tenants",
   "tenants.filter": "Filter by id, name or code",

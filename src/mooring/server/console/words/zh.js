@@ -192,6 +192,12 @@ export default {
     "同时失联的实例过多，因此没有移除任何实例。如果它们确实已不在，解除保护后会被移除。",
   "brake.yes": "解除",
   "brake.done": "{service} 的保护已解除",
+  "forget.do": "移除记录…",
+  "forget.title": "移除 {service} 的记录？",
+  "forget.text":
+    "它没有实例。本服务器将不再显示它，也不再保留它发生过的事。一旦有实例注册，它会重新出现。",
+  "forget.yes": "移除",
+  "forget.done": "{service} 的记录已移除",
 
   "tenants.title": "租户",
   "tenants.filter": "按 ID、名称或编码筛选",
@@ -295,7 +301,8 @@ export default {
   "tokens.revoke.done": "{name} 的令牌已吊销",
 
   "problem.stale": "无法读取注册中心，显示的内容可能已过时：{error}",
-  "problem.no_instances": "{service} 没有实例：最后一个已离开",
+  "problem.no_instances": "{service} 没有实例：最后一个已失联",
+  "problem.emptied": "{service} 没有实例：最后一个已正常离开",
   "problem.none_callable": "{service}：注册了 {total} 个实例，但没有一个可以调用",
   "problem.brake": "{service}：失联的实例过多，已触发保护，没有移除任何实例",
   "problem.unhealthy": "{service}：{total} 个实例中有 {count} 个报告自己不健康（{ids}）",
@@ -310,7 +317,10 @@ export default {
   "problem.disabled": "{service}：{total} 个实例中有 {count} 个被摘除（{ids}）",
   "problem.disabled.one": "{service}：{id} 被摘除",
   "hint.stale": "检查存储是否响应：`mooring doctor`。",
-  "hint.no_instances": "启动一个实例，或注销残留。它的调用方现在会失败。",
+  "hint.no_instances":
+    "启动一个实例：它的调用方现在会失败。如果它不再恢复，请在它的页面上点击“移除记录”，或通过 API 执行 DELETE。",
+  "hint.emptied":
+    "如果这是预期的，无需处理：此提示保留一小时，也可以在它的页面上立即“移除记录”。它的调用方现在会失败。",
   "hint.none_callable":
     "查看每个实例被排除的原因：`mooring explain {service}`。它的调用方现在会失败。",
   "hint.brake":
@@ -328,7 +338,11 @@ export const SENTENCES = [
   [/^registered at (\S+), before this server looked$/, "注册于 $1（早于本服务器启动）"],
   [/^gone: it had drained$/, "已离开：排空完成"],
   [/^gone: it had said that it is down$/, "已离开：它曾报告已停止"],
-  [/^gone: .*$/, "已离开：主动退出、失联过久或被移除"],
+  [/^gone: it left in order$/, "已离开：正常退出"],
+  [/^gone: it was taken out$/, "已离开：被移除"],
+  [/^gone: .*$/, "已离开：没有任何告知，视为失联"],
+  [/^its last instance was lost$/, "最后一个实例已失联"],
+  [/^its last instance left in order$/, "最后一个实例已正常离开"],
   [/^its process started anew$/, "进程已重新启动"],
   [/^moved from (\S+) to (\S+)$/, "从 $1 移到 $2"],
   [/^version (.*) → (.*)$/, "版本 $1 → $2"],
