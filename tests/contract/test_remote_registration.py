@@ -126,6 +126,55 @@ async def test_the_next_to_enter_supersedes(hub: Hub, other: Hub):
     assert await ports(hub.registry) == [1]
 
 
+async def test_one_that_left_by_itself_may_come_back(hub: Hub, other: Hub):
+    entered = await hub.registry.enter(at(1))
+    assert await leave(other.registry, entered)
+    assert not await beat(hub.registry, entered)
+    assert await ports(hub.registry) == []
+    again = await back(hub.registry, entered)
+    assert await beat(other.registry, again)
+    assert await ports(other.registry) == [1]
+    assert await leave(hub.registry, again)
+    assert await ports(other.registry) == []
+
+
+async def test_a_superseded_one_that_left_is_still_superseded(hub: Hub, other: Hub):
+    first = await hub.registry.enter(at(1, id="u"))
+    second = await other.registry.enter(at(1, id="u"))
+    assert not await leave(hub.registry, first)
+    with pytest.raises(Superseded):
+        await back(other.registry, first)
+    assert await beat(hub.registry, second)
+
+
+async def test_a_removed_one_whose_successor_lives_is_superseded(hub: Hub):
+    first = await hub.registry.enter(at(1, id="u"))
+    assert await hub.registry.deregister("echo", first.instance.id)
+    with pytest.raises(Removed):
+        await back(hub.registry, first)
+    await hub.registry.enter(at(1, id="u"))
+    with pytest.raises(Superseded):
+        await beat(hub.registry, first)
+    with pytest.raises(Superseded):
+        await back(hub.registry, first)
+
+
+async def test_one_that_comes_back_keeps_its_metrics(hub: Hub, other: Hub):
+    if not hub.registry.guarantees.describes:
+        return  # nowhere to keep them
+    entered = await hub.registry.enter(at(1))
+    metrics = {"memory": {"usagePercent": 41.5}}
+    assert await beat(hub.registry, entered, metrics=metrics)
+    (before,) = (await hub.registry.instances("echo")).instances
+    await back(other.registry, entered)
+    (found,) = (await hub.registry.instances("echo")).instances
+    assert found.status.metrics == metrics
+    assert found.status.registered_at == before.status.registered_at
+    await hub.registry.enter(at(1, id=entered.instance.id))
+    (anew,) = (await hub.registry.instances("echo")).instances
+    assert anew.status.metrics == {}
+
+
 async def test_a_process_supersedes_one_that_entered(hub: Hub, other: Hub):
     first = await hub.registry.enter(at(1, id="u"))
     async with other.register(at(1, id="u")) as registration:

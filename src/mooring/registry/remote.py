@@ -114,7 +114,7 @@ class StoreRemote:
         incarnation = instance.incarnation if self._named else f"{lease.id:x}"
         instance = msgspec.structs.replace(instance, incarnation=incarnation, status=status)
         try:
-            await self._write(instance, lease.id, back)
+            instance = await self._write(instance, lease.id, back)
         except BaseException:  # whatever may have been written goes with it
             with contextlib.suppress(StoreError):
                 await cleanup(self._store.revoke(lease.id), within=_GIVE_UP_WITHIN)
@@ -123,10 +123,11 @@ class StoreRemote:
             await self._describe(instance)
         return instance, lease.ttl
 
-    async def _write(self, instance: Instance, lease: int, back: str) -> None:
-        desired = self._layout.encode(instance)
+    async def _write(self, instance: Instance, lease: int, back: str) -> Instance:
+        """As it is held from now on."""
         tombstone = tombstone_key(self._layout, instance)
         while True:
+            kept = instance
             seen: dict[bytes, Entry] = {}
             ours = {lease}
             if back:
@@ -134,16 +135,32 @@ class StoreRemote:
                 found = [*present.files.values(), *filter(None, [present.grave])]
                 seen = {entry.key: entry for entry in found}
                 main = present.main
-                if main is None or not main.lease or self._is(instance, back, main):
+                same = main is not None and self._is(instance, back, main)
+                if main is None or not main.lease or same:
                     ours |= {entry.lease for entry in found}  # of a successor there is the main one
+                if same:
+                    kept = self._kept(instance, present.files)
+            desired = self._layout.encode(kept)
             plan = repair(
                 desired, seen, lease=lease, ours=ours, tombstone=tombstone, fresh=not back
             )
             try:
                 await self._store.commit(*plan.writes, require=plan.checks)
-                return
+                return kept
             except Conflict:
                 continue  # it changed meanwhile: another incarnation, perhaps
+
+    def _kept(self, instance: Instance, files: Mapping[File, Entry]) -> Instance:
+        """The same with what stays of what it was: since when it is there, and its metrics."""
+        before = self._layout.assemble(instance.service, instance.id, files).instance
+        if before is None or before.status.registered_at is None:
+            return instance
+        status = msgspec.structs.replace(
+            instance.status,
+            registered_at=before.status.registered_at,
+            metrics=before.status.metrics,
+        )
+        return msgspec.structs.replace(instance, status=status)
 
     async def beat(self, service: str, id: str, incarnation: str, said: Said) -> bool:
         """Whether it is still registered."""

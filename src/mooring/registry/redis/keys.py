@@ -4,7 +4,7 @@
     {p}:services:{svc}:heartbeats    ZSet   tier 2: instances by their last heartbeat, in ms
     {p}:services:{svc}:instance:{id} Hash   tier 3: all about one instance
     {p}:services:{svc}:config        Hash   the operator's word: by id, of the service under ""
-    {p}:services:{svc}:removed       ZSet   what an operator took out, by when that is forgotten
+    {p}:services:{svc}:removed       ZSet   who was taken out, or left, by when that is forgotten
     {p}:services:{svc}:persistent    ZSet   as tier 2, of those that stay when they are silent
     {p}:services:{svc}:brake         Hash   there while expiry is paused, or was just released
     {p}:services:{svc}:evictions     String how many expired within the present interval

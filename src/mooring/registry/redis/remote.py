@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
 from mooring.errors import StoreError, TooLarge
-from mooring.model import Instance, check_text
+from mooring.model import JSON, Instance, check_text
 from mooring.registry.redis import fields
 from mooring.registry.redis.beats import Beat, send
 from mooring.registry.redis.connection import Connection
@@ -33,14 +34,28 @@ class RedisRemote:
         self._timeout, self._most = timeout, most
 
     async def enter(self, live: LiveService, instance: Instance, *, back: bool) -> None:
-        """`instance` was prepared. `back`: it comes back as what it was."""
+        """`instance` was prepared. `back`: it comes back as what it was, also where it had left."""
+        told = fields.encode(instance)
+        if back and (kept := await self._metrics(instance)):
+            status = msgspec.structs.replace(instance.status, metrics=kept)
+            whole = fields.encode(msgspec.structs.replace(instance, status=status))
+            told = whole if fields.size(whole) <= self._most else told
         await live.register(
-            *(instance, fields.encode(instance)),
+            *(instance, told),
             place=_place(instance.incarnation),
             head=live.head(instance.id, instance),
             registered="",
             fresh=not back,
+            returns=back,
         )
+
+    async def _metrics(self, instance: Instance) -> Mapping[str, JSON]:
+        """What it said last, if it is still there."""
+        keys = self._keys.of(instance.service)
+        held = (await self._reader.details(keys, [instance.id])).instances.get(instance.id)
+        if held is None or held.incarnation != instance.incarnation:
+            return {}
+        return held.status.metrics
 
     async def beat(self, service: str, id: str, incarnation: str, said: Said) -> bool:
         """Whether it is still registered."""

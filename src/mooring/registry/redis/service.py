@@ -129,13 +129,14 @@ class LiveService:
         registered: str,
         fresh: bool,
         tried: float = 0.0,
+        returns: bool = False,
     ) -> str:
         """Write the record; when this incarnation registered. `tried`: so many seconds ago it may
-        have been written already. Raises `Superseded`, `Removed`."""
+        have been written already. `returns`: also where it had left from that place. Raises
+        `Superseded`, `Removed`."""
+        mode = "fresh" if fresh else "back" if returns else "repair"
         if fresh and tried:
             mode, registered = "again", str(int(tried * 1000))
-        else:
-            mode = "fresh" if fresh else "repair"
         keys, what = self._keys, f"registration of {self.name} {instance.id}"
         if self._all_keys.cluster:
             services = self._all_keys.services

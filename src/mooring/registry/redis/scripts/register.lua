@@ -2,7 +2,8 @@
 --
 -- KEYS  1 heartbeats, 2 instance, 3 removed, 4 persistent, 5 services (not on a cluster)
 -- ARGV  1 'fresh' (whoever had this place has had it), 'again' (the answer to that was lost: whoever
---         had it when that was sent has had it) or 'repair'
+--         had it when that was sent has had it), 'repair', or 'back' (the same, by its own wish,
+--         also of one that left: what it said then counts no more)
 --       2 id, 3 incarnation, 4 the incarnation's place (see deregister)
 --       5 when this incarnation registered ('' the first time; 'again': how many ms ago it tried)
 --       6 ms without a heartbeat after which another incarnation counts as dead
@@ -26,14 +27,14 @@ local function forgotten(who)
   return not til or tonumber(til) <= now
 end
 
-if not forgotten(incarnation) or not forgotten(place) then return {'removed'} end
-if mode == 'repair' and not forgotten('') then return {'removed'} end
 local since = registered
 if mode == 'again' then since, registered = text(now - tonumber(registered)), '' end
 if mode ~= 'fresh' and held[1] and held[1] ~= '' and held[1] ~= incarnation
     and score > now - tonumber(timeout) and is_later(held[2], held[1], since, incarnation) then
   return {'superseded', held[1]}
 end
+if not forgotten(incarnation) or (mode ~= 'back' and not forgotten(place)) then return {'removed'} end
+if (mode == 'repair' or mode == 'back') and not forgotten('') then return {'removed'} end
 if registered == '' then
   -- Sent twice, since the reply was lost, it is still the same registration.
   local before = tonumber(held[2]) or 0
@@ -48,7 +49,11 @@ if problem then
   end
   return redis.error_reply(problem)
 end
-if mode ~= 'repair' then redis.call('ZREM', removed, id .. ' ') end
+if mode == 'back' then
+  redis.call('ZREM', removed, id .. ' ' .. place)
+elseif mode ~= 'repair' then
+  redis.call('ZREM', removed, id .. ' ')
+end
 redis.call('HSET', instance, 'registrationTime', registered, 'lastMetadataUpdate', text(now))
 redis.call('ZREM', persistent, id)
 local ephemeral = redis.call('HGET', instance, 'ephemeral')
