@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 from asyncio import TimerHandle
@@ -31,11 +32,14 @@ KEPT_ALIVE = 75
 """Seconds for which a connection is kept that is not used."""
 CONNECTIONS = 5_000
 """At once; more are told to come back."""
+_FILES = CONNECTIONS + 1_000
+"""Open files, of which each connection is one."""
 
 
 @contextlib.asynccontextmanager
 async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterator[str]:
     """Answer over HTTP; the URL where. Raises `StoreError` where it cannot listen there."""
+    _allow_files()
     host, port = split("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -78,6 +82,15 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
         await asyncio.wait([running], timeout=GRACE)
         await tasks.aclose()
         listening.close()
+
+
+def _allow_files() -> None:
+    """Let this process have as many open files as it may, if it needs them: by default it is some
+    1,000, and whoever opens as many connections and says nothing would lock out all others."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Uvicorn(uvicorn.Server):
