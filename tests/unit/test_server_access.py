@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -14,9 +17,11 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from mooring.errors import InvalidRequest, StoreError
+from mooring.replacement import replacing
+from mooring.server.access import folder as folder_module
 from mooring.server.access import sessions as sessions_module
 from mooring.server.access import tokens as tokens_module
-from mooring.server.access.folder import Folder
+from mooring.server.access.folder import Folder, is_trusted
 from mooring.server.access.principals import (
     DISCOVERING,
     OPEN,
@@ -29,7 +34,7 @@ from mooring.server.access.principals import (
     scope,
 )
 from mooring.server.access.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Sessions
-from mooring.server.access.tokens import ADMIN, Tokens, digest
+from mooring.server.access.tokens import ADMIN, Token, Tokens, digest
 from tests.waiting import until
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -158,16 +163,80 @@ class TestFolder:
         assert len(found) == 16
         assert len(set(found)) == 1
 
-    def test_a_folder_that_everybody_may_write_to_is_refused(self, tmp_path: Path):
-        tmp_path.chmod(0o777)
+    @pytest.mark.parametrize("writable", [0o777, 0o770, 0o720, 0o702, 0o2775, 0o1777])
+    def test_one_that_others_may_write_to_is_refused(self, folder: Folder, writable: int):
+        folder.path.chmod(writable)
         with pytest.raises(InvalidRequest, match="chmod 700"):
-            Folder(tmp_path).prepare()
+            folder.prepare()
+        with pytest.raises(InvalidRequest, match="chmod 700"):
+            folder.read_admin_token()
+        folder.path.chmod(0o755)
+        folder.prepare()
+
+    @pytest.mark.parametrize(
+        ("owner", "me", "of_folder", "trusted"),
+        [
+            (1000, 1000, 1000, True),
+            (0, 1000, 1000, True),
+            (0, 1000, 0, True),
+            (1001, 1000, 1000, False),
+            (1001, 1000, 1001, False),
+            (0, 0, 0, True),
+            (1000, 0, 1000, True),
+            (1001, 0, 1000, False),
+            (1001, 0, 0, False),
+        ],
+    )
+    def test_whose_files_are_good(self, owner: int, me: int, of_folder: int, trusted: bool):
+        assert is_trusted(owner, me=me, of_folder=of_folder) is trusted
+
+    def test_what_belongs_to_somebody_else_is_refused(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(folder_module, "is_trusted", lambda owner, **_: False)
+        with pytest.raises(InvalidRequest, match="belongs to another user"):
+            folder.prepare()
+        for file in (folder.admin_token, folder.tokens):
+            file.touch(mode=0o600)
+            monkeypatch.setattr(folder, "check", folder.path.stat)
+            with pytest.raises(InvalidRequest, match=f"{file.name} belongs to another user"):
+                folder.read(file, closed=0o022)
+
+    @pytest.mark.parametrize("name", ["admin-token", "tokens.json"])
+    def test_what_is_no_file_of_ours_is_refused(self, folder: Folder, tokens: Tokens, name: str):
+        tokens.create("ann", "viewer")
+        file, elsewhere = folder.path / name, folder.path / "elsewhere"
+        file.rename(elsewhere)
+        file.symlink_to(elsewhere)
+        with pytest.raises(InvalidRequest, match="symbolic link"):
+            Tokens(folder).open()
+        file.unlink()
+        os.mkfifo(file, 0o600)
+        with pytest.raises(InvalidRequest, match="no file"):
+            Tokens(folder).open()
+
+    @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
+    def test_tokens_that_others_may_write_are_none(
+        self, folder: Folder, tokens: Tokens, writable: int
+    ):
+        _, text = tokens.create("ann", "viewer")
+        folder.tokens.chmod(0o644)  # as a copy has it
+        assert tokens.bearer(text) is not None
+        folder.tokens.chmod(writable)
+        assert tokens.bearer(text) is None
+        with pytest.raises(InvalidRequest, match=r"tokens.json is not for you alone"):
+            Tokens(folder).open()
 
     @pytest.mark.parametrize("readable", [0o644, 0o640, 0o604])
-    def test_an_admin_token_that_others_may_read_is_refused(self, folder: Folder, readable: int):
+    def test_an_admin_token_that_others_may_read_is_refused(
+        self, folder: Folder, tokens: Tokens, readable: int
+    ):
+        text = folder.read_admin_token()
+        assert tokens.bearer(text) is not None
         folder.admin_token.chmod(readable)
         with pytest.raises(InvalidRequest, match="others may read"):
             folder.prepare()
+        assert tokens.bearer(text) is None
 
     @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"two words " * 10])
     def test_an_admin_token_that_is_none_is_refused(self, folder: Folder, content: bytes):
@@ -179,6 +248,12 @@ class TestFolder:
         (tmp_path / "file").write_text("")
         with pytest.raises(StoreError, match="--data"):
             Folder(tmp_path / "file" / "data").prepare()
+
+    def test_where_the_server_is_nobody_else_says(self, folder: Folder):
+        folder.announce("http://127.0.0.1:1")
+        (folder.path / "server.json").chmod(0o666)
+        with pytest.raises(InvalidRequest, match="others may write to it"):
+            folder.running()
 
     def test_only_our_own_word_is_retracted(self, folder: Folder):
         folder.announce("http://127.0.0.1:1")
@@ -259,6 +334,46 @@ class TestTokens:
         for thread in threads:
             thread.join()
         assert len(tokens.listed()) == 31
+
+    def test_a_revocation_is_not_undone_by_who_read_before_it(
+        self, folder: Folder, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    ):
+        made, text = tokens.create("ann", "operator")
+        other = Tokens(folder)
+        other.open()
+        other.create("bob", "viewer")
+        revoking = threading.Thread(target=lambda: tokens.revoke(made.id))
+        real = tokens._read_file
+
+        def read() -> list[Token]:
+            found = real()
+            if threading.current_thread() is not revoking and not revoking.ident:
+                revoking.start()
+                revoking.join(0.5)  # as far as it comes before we believe what we read
+            return found
+
+        monkeypatch.setattr(tokens, "_read_file", read)
+        assert tokens.bearer(text) is not None
+        revoking.join()
+        assert tokens.bearer(text) is None
+        assert len(tokens.listed()) == 3
+
+    def test_nobody_waits_for_a_change_that_is_being_written(
+        self, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    ):
+        made, text = tokens.create("ann", "operator")
+        asked: list[bool] = []
+
+        @contextlib.contextmanager
+        def slow(file: Path) -> Iterator[BinaryIO]:
+            with replacing(file) as out:
+                yield out
+            asked.append(tokens.bearer(text) is not None)  # in its place, but not yet believed
+
+        monkeypatch.setattr(tokens_module, "replacing", slow)
+        tokens.revoke(made.id)
+        assert asked == [True]
+        assert tokens.bearer(text) is None
 
     @pytest.mark.parametrize(
         "content", ["", "{", "[]", '{"tokens": [{"id": "x"}]}', '{"tokens": [], "more": 1}']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -23,6 +24,12 @@ ROUTINE = "routine.jsonl"
 REFUSED = "refused.jsonl"
 SERVER = "server.json"
 _LOCK = ".lock"
+_WITHOUT = {
+    ADMIN_TOKEN: "and the next start makes another",
+    TOKENS: "which revokes all tokens but the admin's",
+    SERVER: "and start the server again",
+}
+"""What comes of removing a file."""
 
 PREFIX = "moor_"
 """How every token begins that is made here, so that who finds one knows what it is."""
@@ -35,6 +42,12 @@ class Running(msgspec.Struct, frozen=True):
 
     url: str
     pid: int
+
+
+def is_trusted(owner: int, *, me: int, of_folder: int) -> bool:
+    """Whether a file of this user is good for us: our own or root's. Who is root looks into the
+    folder of whom they like, and takes there what its owner put."""
+    return owner in (me, 0) or (me == 0 and owner == of_folder)
 
 
 def new_token() -> str:
@@ -76,12 +89,7 @@ class Folder:
         folder that cannot be used, and `InvalidRequest` for one that others could write to."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            mode = self.path.stat().st_mode
-            if mode & stat.S_IWOTH:
-                raise InvalidRequest(
-                    f"everybody may write to {self.path}, and so replace the tokens in it: "
-                    f"chmod 700 {self.path}, or name another folder with --data"
-                )
+            self.check()
             with self.locked():
                 if not self.admin_token.exists():
                     with replacing(self.admin_token) as out:
@@ -90,25 +98,51 @@ class Folder:
             raise self.unusable(error) from error
         self.read_admin_token()
 
+    def check(self) -> os.stat_result:
+        """Raises `InvalidRequest` for a folder that others could write to, and `OSError`."""
+        told = self.path.stat()
+        if told.st_mode & 0o022:
+            raise InvalidRequest(
+                f"others may write to {self.path} (mode {stat.S_IMODE(told.st_mode):o}), and so "
+                f"replace the tokens in it: chmod 700 {self.path}, or name another folder with "
+                "--data, be it a new one below it"
+            )
+        if not is_trusted(told.st_uid, me=os.geteuid(), of_folder=told.st_uid):
+            raise InvalidRequest(
+                f"{self.path} belongs to another user ({told.st_uid}), who could replace the "
+                "tokens in it: name a folder of your own with --data"
+            )
+        return told
+
+    def read(self, file: Path, *, closed: int) -> bytes:
+        """What is in a file of the folder. Raises `InvalidRequest` where somebody else could have
+        put it there, or may do what is `closed` to others, and `FileNotFoundError`."""
+        try:
+            folder = self.check()
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open(file, flags), "rb") as opened:
+                told = os.fstat(opened.fileno())
+                if problem := _problem(told, closed, of_folder=folder.st_uid):
+                    raise InvalidRequest(
+                        f"{file} {problem}: remove it, {_WITHOUT[file.name]}; or, if nobody did "
+                        "anything with it, make it yours and chmod 600"
+                    )
+                return opened.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            link = error.errno == errno.ELOOP
+            why = "it is a symbolic link" if link else error.strerror
+            raise InvalidRequest(
+                f"{file} cannot be read ({why}): remove it, {_WITHOUT[file.name]}"
+            ) from error
+
     def read_admin_token(self) -> str:
         """The token of the file. Raises `InvalidRequest` where others could have read it, or where
         it is none, and `FileNotFoundError`."""
-        try:
-            mode = self.admin_token.stat().st_mode
-            token = self.admin_token.read_text(encoding="ascii").strip()
-        except FileNotFoundError:
-            raise
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                f"{self.admin_token} cannot be read ({error}): remove it, and the next start makes "
-                "another"
-            ) from error
-        if mode & 0o077:
-            raise InvalidRequest(
-                f"others may read {self.admin_token} (mode {mode & 0o777:o}): remove it, and the "
-                "next start makes another; or, if nobody did, chmod 600"
-            )
-        if len(token) < SHORTEST or not token.isprintable() or " " in token:
+        token = self.read(self.admin_token, closed=0o077).decode("ascii", "replace").strip()
+        good = token.isascii() and token.isprintable() and " " not in token
+        if len(token) < SHORTEST or not good:
             raise InvalidRequest(
                 f"{self.admin_token} holds no token ({SHORTEST} characters at the least): remove "
                 "it, and the next start makes another"
@@ -143,15 +177,16 @@ class Folder:
 
     def retract(self, url: str) -> None:
         """The server at this URL is gone; another's word stays."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, InvalidRequest):
             if (told := self.running()) is not None and told.url == url and told.pid == os.getpid():
                 (self.path / SERVER).unlink()
 
     def running(self) -> Running | None:
         """Where the server of this folder is, or was when it was killed; None where there is none.
-        Raises `OSError` where that cannot be read."""
+        Raises `InvalidRequest` where somebody else may have said so."""
         try:
-            return msgspec.json.decode((self.path / SERVER).read_bytes(), type=Running)
+            told = self.read(self.path / SERVER, closed=0o022)
+            return msgspec.json.decode(told, type=Running)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
@@ -160,3 +195,15 @@ class Folder:
             f"{self.path} cannot keep the server's tokens and audit ({error.strerror}): name "
             "another folder with --data, or serve without HTTP (--http off)"
         )
+
+
+def _problem(told: os.stat_result, closed: int, *, of_folder: int) -> str:
+    if not stat.S_ISREG(told.st_mode):
+        return "is no file"
+    if told.st_mode & closed:
+        may = "read" if told.st_mode & closed & 0o044 else "write to"
+        mode = stat.S_IMODE(told.st_mode)
+        return f"is not for you alone, others may {may} it (mode {mode:o})"
+    if not is_trusted(told.st_uid, me=os.geteuid(), of_folder=of_folder):
+        return f"belongs to another user ({told.st_uid}), who knows what is in it"
+    return ""

@@ -10,7 +10,9 @@ import datetime
 import hashlib
 import hmac
 import logging
+import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -36,6 +38,10 @@ _LOOK = 1.0
 """Seconds after which files are looked at again: another server may have changed them."""
 _KEPT = datetime.timedelta(days=90)
 """For so long a token is listed that is of no more use."""
+
+
+_Stamp: TypeAlias = tuple[int, int, int, int, int]
+"""What tells a file from how it was before, and from another in its place."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,17 +91,20 @@ class Tokens:
         self._by_id: dict[str, Token] = {}
         self._listed: list[Token] = []
         self._admin: Token | None = None
-        self._seen: dict[Path, tuple[int, int, int] | None] = {}
+        self._seen: dict[Path, _Stamp | None] = {}
+        self._lock = threading.Lock()
+        """From reading the files to believing them: a change is made in a thread."""
         self._looked = 0.0
         self.used: dict[str, Time] = {}
         """When a token was last used here, by its id."""
 
     def open(self) -> None:
         """Read what is kept. Raises `InvalidRequest` for files that cannot be used."""
-        self._admin = self._read_admin()
-        self._listed = self._read_file()
-        self._index()
-        self._seen = {file: _stamp(file) for file in self._files}
+        with self._lock:
+            self._seen = self._stamps()  # before they are read: what changes meanwhile is seen
+            self._admin = self._read_admin()
+            self._listed = self._read_file()
+            self._index()
 
     def bearer(self, token: str) -> Principal | None:
         """Whose token this is; None for one that is unknown, revoked or expired."""
@@ -177,9 +186,8 @@ class Tokens:
         self._change(mark)
         return revoked[0] if revoked else None
 
-    @property
-    def _files(self) -> tuple[Path, ...]:
-        return self._folder.tokens, self._folder.admin_token
+    def _stamps(self) -> dict[Path, _Stamp | None]:
+        return {file: _stamp(file) for file in (self._folder.tokens, self._folder.admin_token)}
 
     def _valid(self, sha256: str) -> Token | None:
         self._look()
@@ -190,15 +198,18 @@ class Tokens:
 
     def _change(self, edit: Callable[[list[Token]], list[Token]]) -> None:
         try:
-            with self._folder.locked():
+            # The folder first: for that somebody else may make us wait, and nobody shall for us.
+            with self._folder.locked(), self._lock:
                 oldest = self._clock() - _KEPT
                 kept = [each for each in self._read_file() if _ended(each) > oldest]
                 after = edit(kept)
                 with replacing(self._folder.tokens) as out:
                     out.write(msgspec.json.format(msgspec.json.encode(_File(after))) + b"\n")
+                    out.flush()
+                    written = _stamped(os.fstat(out.fileno()))
                 self._listed = after
                 self._index()
-                self._seen[self._folder.tokens] = _stamp(self._folder.tokens)
+                self._seen[self._folder.tokens] = written
         except OSError as error:
             raise self._folder.unusable(error) from error
 
@@ -207,8 +218,16 @@ class Tokens:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
-        self._looked = now
-        stamps = {file: _stamp(file) for file in self._files}
+        if not self._lock.acquire(blocking=False):
+            return  # a change of our own is being written, and is seen by whoever asks after it
+        try:
+            self._looked = now
+            self._read_anew()
+        finally:
+            self._lock.release()
+
+    def _read_anew(self) -> None:
+        stamps = self._stamps()
         if stamps == self._seen:
             return
         self._seen = stamps
@@ -219,7 +238,7 @@ class Tokens:
             self._admin = None
         try:
             self._listed = self._read_file()
-        except (MooringError, OSError) as error:
+        except MooringError as error:
             log.error("no token but the admin's is good for anything: %s", error)
             self._listed = []
         self._index()
@@ -227,7 +246,7 @@ class Tokens:
     def _read_admin(self) -> Token | None:
         try:
             token = self._folder.read_admin_token()
-            changed = self._folder.admin_token.stat().st_mtime
+            changed = self._folder.admin_token.stat(follow_symlinks=False).st_mtime
         except FileNotFoundError:
             return None
         created = datetime.datetime.fromtimestamp(changed, datetime.UTC)
@@ -236,7 +255,8 @@ class Tokens:
     def _read_file(self) -> list[Token]:
         file = self._folder.tokens
         try:
-            return msgspec.json.decode(file.read_bytes(), type=_File).tokens
+            told = self._folder.read(file, closed=0o022)
+            return msgspec.json.decode(told, type=_File).tokens
         except FileNotFoundError:
             return []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -268,9 +288,12 @@ def _later(now: Time, seconds: float) -> Time:
         raise InvalidRequest("a token cannot last that long: let it never expire") from error
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: Path) -> _Stamp | None:
     try:
-        told = file.stat()
+        return _stamped(file.stat(follow_symlinks=False))
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_ino, told.st_size
+
+
+def _stamped(told: os.stat_result) -> _Stamp:
+    return told.st_mtime_ns, told.st_ino, told.st_size, told.st_mode, told.st_uid
