@@ -88,6 +88,22 @@ async def test_a_lock_is_shown_with_its_queue(admin: Admin):
     await tasks.aclose()
 
 
+async def test_what_is_shown_of_a_lock_tells_whether_it_is_another(admin: Admin):
+    store = admin.hub.store
+    leases = [(await store.grant(60)).id for _ in range(60)]
+    for lease in leases:
+        await store.commit(Put(f"jobs/{lease:x}".encode(), b"a candidate", lease))
+    first = await admin.get(path("jobs"))
+    same = {"If-None-Match": first.headers["ETag"]}
+    assert (await admin.get(path("jobs"), headers=same)).status_code == 304
+    await store.commit(Put(f"jobs/{leases[0]:x}".encode(), b"another word", leases[0]))
+    second = await admin.get(path("jobs"), headers=same)
+    assert told(second)["holders"][0]["value"] == "another word"
+    await store.revoke(leases[-1])
+    same = {"If-None-Match": second.headers["ETag"]}
+    assert len(told(await admin.get(path("jobs"), headers=same))["waiting"]) == 58
+
+
 async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin):
     lost: asyncio.Future[LockLost] = asyncio.get_running_loop().create_future()
     got, done = asyncio.Event(), asyncio.Event()

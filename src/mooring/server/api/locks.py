@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated
 
 import msgspec
@@ -10,7 +11,7 @@ from mooring.locks.observing import Contender, LockInfo
 from mooring.locks.releasing import look, release
 from mooring.server.access.principals import need
 from mooring.server.api.known import not_found, store_of
-from mooring.server.http.answers import Answer
+from mooring.server.http.answers import Answer, encode
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
@@ -90,7 +91,7 @@ async def show_lock(call: Call) -> Answer:
     told = _shown(found)
     return Answer(
         LockDetail(name=told.name, holders=told.holders, waiting=told.waiting, leases=leases),
-        etag=_mark(found),
+        etag=_mark(told),
     )
 
 
@@ -121,9 +122,9 @@ async def _found(store: Store, name: str) -> LockInfo:
     return found
 
 
-def _mark(found: LockInfo) -> str:
-    """Changes with who contends; the time of their leases goes on."""
-    return "-".join(f"{each.token:x}" for each in (*found.holders, *found.waiting))[:200]
+def _mark(told: LockShown) -> str:
+    """Changes with who contends, and what they say; the time of their leases goes on."""
+    return hashlib.blake2b(encode(told), digest_size=12).hexdigest()
 
 
 def _shown(info: LockInfo) -> LockShown:
