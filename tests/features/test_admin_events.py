@@ -143,6 +143,18 @@ async def test_there_is_a_bound_on_how_many_listen(admin: Admin):
         assert refused.json()["error"]["code"] == "too_many_streams"
 
 
+async def test_one_token_does_not_take_the_place_of_others(admin: Admin):
+    assert admin.parts.stream is not None
+    admin.parts.stream._of_one = 1
+    async with events(admin) as heard:
+        await heard.next("hello")
+        refused = await admin.get("/admin/events")
+        assert refused.status_code == 429
+        assert "a-viewer" in refused.json()["error"]["message"]
+        async with events(admin, as_="operator") as other:
+            await other.next("hello")
+
+
 async def test_the_first_page_has_everything_at_once(admin: Admin):
     hub = admin.hub
     async with (

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from mooring.server import stream as streaming
 from mooring.server.alerts.conditions import Problem
-from mooring.server.stream import Ask, Changes, Stream, TooMany
+from mooring.server.stream import Ask, Changes, Stream, TooMany, TooManyOfOne
 
 
 @given(some.lists(some.sets(some.sampled_from("abcdef"), max_size=4), max_size=20), some.data())
@@ -341,6 +341,26 @@ async def test_there_is_room_for_so_many(stream: Stream):
     del listening[1]  # one that never began
     assert stream.clients == 1
     stream.open(Ask())
+
+
+async def test_one_token_has_so_much_of_it(fleet: Fleet):
+    async with Stream(fleet, fleet, clients=20, of_one=2) as stream:
+        listening = [Heard(stream, ask, token="a") for ask in (ALL, Ask(frozenset({"shop"})))]
+        with pytest.raises(TooManyOfOne):
+            stream.open(ALL, token="a")
+        Heard(stream, token="b")
+        listening.pop()
+        Heard(stream, token="a")
+
+
+async def test_there_is_room_left_for_who_can_act(fleet: Fleet):
+    async with Stream(fleet, fleet, clients=20) as stream:
+        listening = [Heard(stream) for _ in range(18)]
+        with pytest.raises(TooMany):
+            stream.open(ALL)
+        listening += [Heard(stream, acts=True) for _ in range(2)]
+        with pytest.raises(TooMany):
+            stream.open(ALL, acts=True)
 
 
 async def test_who_may_no_longer_listen_is_cut_off(stream: Stream, monkeypatch: pytest.MonkeyPatch):

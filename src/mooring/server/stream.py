@@ -52,6 +52,10 @@ HEARTBEAT = 15.0
 ALIVE = 2.0
 """Seconds between two looks at whether a listener still may."""
 CLIENTS = 2000
+OF_ONE = 600
+"""So many of them with one token: as many consoles as a company has open, and no more."""
+RESERVE = 10
+"""One place in so many is for those who can do something about what they hear."""
 KEPT = 20_000
 """So many things that changed are remembered, for who was away."""
 
@@ -179,13 +183,24 @@ class TooMany(Exception):
     """There are so many listeners that there is no room for another."""
 
 
+class TooManyOfOne(TooMany):
+    """There are so many listeners with one token that there is no room for another of it."""
+
+
 class Stream:
     """Tells its listeners what changes while it is entered. Leaving ends them all."""
 
     def __init__(
-        self, fleet: Followed, shown: Shown, *, tick: float = TICK, clients: int = CLIENTS
+        self,
+        fleet: Followed,
+        shown: Shown,
+        *,
+        tick: float = TICK,
+        clients: int = CLIENTS,
+        of_one: int = OF_ONE,
     ) -> None:
-        self._fleet, self._shown, self._tick, self._clients = fleet, shown, tick, clients
+        self._fleet, self._shown, self._tick = fleet, shown, tick
+        self._clients, self._of_one = clients, of_one
         self._epoch = secrets.token_hex(4)
         self._position = 0
         self._services: Changes[str] = Changes()
@@ -269,11 +284,22 @@ class Stream:
             news = True
         return news
 
-    def open(self, ask: Ask, last: str = "", *, may: Callable[[], bool] = lambda: True) -> Listener:
+    def open(
+        self,
+        ask: Ask,
+        last: str = "",
+        *,
+        token: str = "",
+        acts: bool = False,
+        may: Callable[[], bool] = lambda: True,
+    ) -> Listener:
         """A listener that goes on after the event `last`, for as long as it `may`. Raises `TooMany`
-        where there is no room for it."""
-        if self.closed or self.clients >= self._clients:
+        where there is no room for it, or for its token; some is left for who `acts`."""
+        room = self._clients if acts else self._clients - self._clients // RESERVE
+        if self.closed or self.clients >= room:
             raise TooMany
+        if token and self._of(token) >= self._of_one:
+            raise TooManyOfOne
         scope = self._scopes.get(ask.groups)
         if scope is None:
             # Nobody looked while there was none: who comes back was not told what is so by now.
@@ -281,9 +307,14 @@ class Stream:
             self._position += 1
             self._frames.clear()
             self._look_at(ask, scope, self._position)
-        listener = Listener(self, ask, last, may)
+        listener = Listener(self, ask, last, may, token)
         scope.listeners.add(listener)
         return listener
+
+    def _of(self, token: str) -> int:
+        return sum(
+            each.token == token for scope in self._scopes.values() for each in scope.listeners
+        )
 
     def leave(self, listener: Listener) -> None:
         if scope := self._scopes.get(listener.ask.groups):
@@ -376,8 +407,11 @@ class Stream:
 class Listener:
     """One who listens. `frames` is what to send them."""
 
-    def __init__(self, stream: Stream, ask: Ask, last: str, may: Callable[[], bool]) -> None:
+    def __init__(
+        self, stream: Stream, ask: Ask, last: str, may: Callable[[], bool], token: str
+    ) -> None:
         self._stream, self.ask, self._last, self._may = stream, ask, last, may
+        self.token = token
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Until they go, may no longer listen, or the server stops."""

@@ -16,7 +16,7 @@ from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
-from mooring.server.stream import KINDS, Ask, Told, TooMany
+from mooring.server.stream import KINDS, OF_ONE, Ask, Told, TooMany, TooManyOfOne
 
 MEDIA = "text/event-stream"
 
@@ -38,8 +38,18 @@ async def _events(call: Call) -> Answer:
     if call.request.method == "HEAD":
         return Answer(b"", media=MEDIA)
     last = call.request.headers.get("last-event-id", "")
+    who = call.principal
     try:
-        listener = stream.open(ask, last[:100], may=lambda: _may(call))
+        listener = stream.open(
+            ask, last[:100], token=who.token, acts=who.role != "viewer", may=lambda: _may(call)
+        )
+    except TooManyOfOne:
+        raise Refused(
+            429,
+            "too_many_streams",
+            f"{OF_ONE} follow this server with the token of {who.name}: close some, or use another",
+            headers={"Retry-After": "10"},
+        ) from None
     except TooMany:
         raise Refused(
             503,
