@@ -343,6 +343,13 @@ class TestLogin:
         told = {"Cookie": f"mooring-session={cookie}"}
         assert (await admin.get("/admin/whoami", as_=None, headers=told)).status_code == 401
 
+    async def test_one_that_was_slipped_in_makes_nobody_of_both(self, admin: Admin):
+        async with admin.browser() as browser, admin.browser() as other:
+            cookies = [each.cookies["mooring-session"] for each in (browser, other)]
+            assert (await browser.get("/admin/whoami")).status_code == 200
+        told = {"Cookie": "; ".join(f"mooring-session={each}" for each in cookies)}
+        assert (await admin.get("/admin/whoami", as_=None, headers=told)).status_code == 401
+
     async def test_it_ends_with_its_token(self, admin: Admin):
         made = (
             await admin.post("/admin/tokens", {"name": "a", "role": "viewer"}, as_="admin")
@@ -609,7 +616,11 @@ async def test_over_tls_the_cookie_never_goes_without(tmp_path: Path, certificat
             )
             assert answer.status_code == 303
             assert "; Secure" in answer.headers["Set-Cookie"]
+            assert answer.headers["Set-Cookie"].startswith("__Host-")
             assert (await browser.get("/admin/whoami")).status_code == 200
+            told = (await browser.get("/admin/openapi.json")).json()
+            session = told["components"]["securitySchemes"]["session"]
+            assert session["name"] == admin.parts.sessions.cookie == "__Host-mooring-session"
             plain = admin.url.replace("https", "http")
             refused = await browser.post("/logout", headers={"Origin": plain})
             assert refused.status_code == 403

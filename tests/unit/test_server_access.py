@@ -432,9 +432,10 @@ class TestSessions:
         found = sessions.principal(request(cookie=cookie))
         assert found is not None
         assert (found.role, bool(found.session)) == ("admin", True)
-        for other in ("", f"{COOKIE}=", f"{COOKIE}=x", f"x{cookie}", cookie.upper()):
+        name = sessions.cookie
+        for other in ("", f"{name}=", f"{name}=x", f"x{cookie}", cookie.upper()):
             assert sessions.principal(request(cookie=other)) is None
-        assert sessions.principal(request(cookie=f"{COOKIE}=other; a=b; {cookie}")) == found
+        assert sessions.principal(request(cookie=f"{name}=other; a=b; {cookie}")) == found
         clock.seconds = SESSION_LASTS
         assert sessions.principal(request(cookie=cookie)) is None
         assert len(sessions) == 0
@@ -451,6 +452,34 @@ class TestSessions:
             "Secure",
         }
         assert "Secure" not in Sessions(tokens, secure=False).farewell
+
+    def test_with_tls_no_other_host_can_set_it(self, sessions: Sessions, tokens: Tokens):
+        assert sessions.cookie == f"__Host-{COOKIE}"
+        assert sessions.farewell.startswith(f"__Host-{COOKIE}=;")
+        cookie = self.cookie(sessions)
+        assert sessions.principal(request(cookie=cookie)) is not None
+        assert sessions.principal(request(cookie=cookie.removeprefix("__Host-"))) is None
+        assert Sessions(tokens, secure=False).cookie == COOKIE
+
+    def test_of_two_sessions_in_one_request_neither_counts(
+        self, sessions: Sessions, tokens: Tokens
+    ):
+        mine = self.cookie(sessions)
+        theirs = self.cookie(sessions, tokens.create("eve", "admin")[0].id)
+        for both in (f"{theirs}; {mine}", f"{mine}; {theirs}"):
+            assert sessions.principal(request(cookie=both)) is None
+        again = sessions.principal(request(cookie=f"{mine}; {mine}"))
+        assert again is not None
+        assert again.token == ADMIN
+        sessions.end(request(cookie=theirs))
+        assert sessions.principal(request(cookie=f"{theirs}; {mine}")) == again
+
+    def test_junk_beside_it_does_no_harm(self, sessions: Sessions):
+        mine, name = self.cookie(sessions), sessions.cookie
+        junk = [f"{name}={'j' * length}" for length in range(1, 150)] + [f"{name}={'x' * 43}"] * 150
+        assert sessions.principal(request(cookie="; ".join([*junk, mine]))) is not None
+        endless = [f"{name}={n:043d}" for n in range(10_000)]
+        assert sessions.principal(request(cookie="; ".join([*endless, mine]))) is None
 
     def test_it_ends_with_its_token(self, sessions: Sessions, tokens: Tokens, clock: Clock):
         made, text = tokens.create("ann", "viewer", lasts=60)

@@ -15,12 +15,17 @@ from mooring.server.access.principals import Principal
 from mooring.server.access.tokens import Token, Tokens, digest
 
 COOKIE = "mooring-session"
+HOST_COOKIE = f"__Host-{COOKIE}"
+"""Its name with TLS: browsers take one of this name from nobody but this very host, over TLS."""
 CODE_LASTS = 600.0
 SESSION_LASTS = 12 * 3600.0
 MOST = 10_000
 """Of codes and of sessions; of more, the oldest are over."""
-_TRIED = 4
-"""Cookies of our name in one request: another server on this host may have left one of its own."""
+_TRIED = 200
+"""Cookies of our name in one request: another server on this host may have left one of its own, and
+without TLS any name near ours can leave as many as a browser keeps."""
+_LENGTH = 43
+"""Characters of a cookie's value; any other is none of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class Sessions:
         self, tokens: Tokens, *, secure: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._tokens, self._secure, self._clock = tokens, secure, clock
+        self.cookie = HOST_COOKIE if secure else COOKIE
+        """The name of the cookie."""
         self._codes: OrderedDict[str, _Issued] = OrderedDict()
         self._sessions: OrderedDict[str, _Issued] = OrderedDict()
 
@@ -65,19 +72,22 @@ class Sessions:
         return None if token is None else self._begin(token)
 
     def principal(self, request: Request) -> Principal | None:
-        """Whose session the cookie of a request belongs to, if any."""
-        for value in _cookies(request):
+        """Whose session the cookie of a request belongs to, if any. Of two sessions at once one
+        was slipped in by somebody else, who would like to be taken for the user: neither counts."""
+        found: dict[str, Principal] = {}
+        for value in _cookies(request, self.cookie):
             key = digest(value)
             issued = self._sessions.get(key)
             token = self._current(issued)
             if token is not None and issued is not None:
-                return token.principal(session=issued.id)
-            self._sessions.pop(key, None)
-        return None
+                found[issued.id] = token.principal(session=issued.id)
+            else:
+                self._sessions.pop(key, None)
+        return next(iter(found.values())) if len(found) == 1 else None
 
     def end(self, request: Request) -> None:
         """End the sessions that a request has a cookie of."""
-        for value in _cookies(request):
+        for value in _cookies(request, self.cookie):
             self._sessions.pop(digest(value), None)
 
     def __len__(self) -> int:
@@ -107,14 +117,14 @@ class Sessions:
 
     def _cookie(self, value: str, lasts: int) -> str:
         secure = "; Secure" if self._secure else ""
-        return f"{COOKIE}={value}; Max-Age={lasts}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        return f"{self.cookie}={value}; Max-Age={lasts}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
-def _cookies(request: Request) -> Iterator[str]:
+def _cookies(request: Request, wanted: str) -> Iterator[str]:
     found = 0
     for header in request.headers.getlist("cookie"):
         for pair in header.split(";"):
-            name, equals, value = pair.strip().partition("=")
-            if name == COOKIE and equals and value and found < _TRIED:
+            name, _, value = pair.strip().partition("=")
+            if name == wanted and len(value) == _LENGTH and found < _TRIED:
                 found += 1
                 yield value

@@ -11,18 +11,19 @@ from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.openapi import describe
 
-_written: dict[bool, bytes] = {}
-"""With the console and without."""
+_written: dict[tuple[bool, str], bytes] = {}
+"""With the console and without, by the name of the session's cookie."""
 
 
 async def openapi(call: Call) -> Answer:
     from mooring.server.api import endpoints  # which lists this one too
 
-    console = call.parts.settings.console
-    if console not in _written:
+    console, cookie = call.parts.settings.console, call.parts.sessions.cookie
+    if (console, cookie) not in _written:
         listed = endpoints(console=console)
-        _written[console] = encode(describe(listed, title="Mooring", version=__version__))
-    return Answer(_written[console])
+        told = describe(listed, title="Mooring", version=__version__, cookie=cookie)
+        _written[console, cookie] = encode(told)
+    return Answer(_written[console, cookie])
 
 
 ENDPOINTS = (

@@ -36,7 +36,7 @@ PARAMETERS: Mapping[str, Schema] = {
 BODILESS = (204, 303)
 
 
-def describe(endpoints: Iterable[Endpoint], *, title: str, version: str) -> Schema:
+def describe(endpoints: Iterable[Endpoint], *, title: str, version: str, cookie: str) -> Schema:
     listed = sorted(endpoints, key=lambda each: (each.path, each.method))
     types = [ErrorBody]
     for endpoint in listed:
@@ -56,7 +56,7 @@ def describe(endpoints: Iterable[Endpoint], *, title: str, version: str) -> Sche
             "schemas": components,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
-                "session": {"type": "apiKey", "in": "cookie", "name": "mooring-session"},
+                "session": {"type": "apiKey", "in": "cookie", "name": cookie},
             },
         },
     }
