@@ -1,0 +1,336 @@
+"""The door from outside: what somebody without a token, with an old one, or with one for somewhere
+else can find out and do. Nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mooring.model import Instance
+from mooring.server.access.principals import ROLES
+from mooring.server.access.tokens import ADMIN, utcnow
+from mooring.server.api import endpoints
+from mooring.server.http.endpoint import SAFE, Endpoint
+from tests.admin import Admin
+from tests.waiting import PATIENCE, eventually
+
+TABLE = endpoints()
+GUARDED = [each for each in TABLE if each.needs.roles is not None]
+UNLIMITED = {"reads": 0, "writes": 0, "failures": 0}
+
+SECRET = "zebra"
+"""Stands in everything that the holder of the narrow token may not see, and nowhere else."""
+THEIRS = "Theirs/Their"
+OURS = "Ours/Our"
+QUERIES = {
+    "/admin/search": ["?q=e&limit=100", "?q=ze", f"?q={SECRET}"],
+    "/admin/registry/services": ["", "?limit=1", "?group=Theirs", "?name=e", "?after=A"],
+    "/prometheus/targets": ["", "?group=Theirs", "?service=Theirs/Their"],
+    "/admin/tenants": ["", "?name=e", "?code=c", "?limit=1"],
+}
+
+SHOWN = [
+    "/admin/overview",
+    "/admin/registry/services",
+    f"/admin/search?q={SECRET}",
+    "/metrics",
+    "/prometheus/targets",
+    "/admin/audit",
+    "/registry/services/Theirs%2FTheir/instances",
+]
+"""Where it is shown to who may see it."""
+
+WITHOUT: list[dict[str, str | bytes]] = [
+    {},
+    {"Authorization": ""},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Bearer " + "x" * 30_000},
+    {"Authorization": b"Bearer \xff\xfe\xc3\x28"},
+    {"Authorization": "Bearer admin"},
+    {"Authorization": "Bearer *"},
+    {"Authorization": "Bearer ' OR '1'='1"},
+    {"Authorization": "Basic YWRtaW46"},
+    {"Authorization": "Negotiate YII="},
+    {"Authorization": 'Digest username="admin"'},
+    {"Cookie": "mooring-session="},
+    {"Cookie": "mooring-session=x; mooring-session=y"},
+    {"Cookie": "mooring-session=" + "x" * 4000},
+    {"Cookie": "; ".join(["mooring-session=x"] * 1000)},
+    {"Cookie": b"mooring-session=\xff; \xfe"},
+    {"Cookie": "Mooring-Session=x; $Version=1"},
+]
+
+
+def path_of(endpoint: Endpoint, **values: str) -> str:
+    known = {"tenant": "1", "service": "Theirs%2FTheir", "id": "10.9.9.9:80", "version": "1"}
+    told = {**known, **values}
+    return endpoint.path.format(**{name: told.get(name, "x") for name in endpoint.parameters})
+
+
+def named(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+async def closed_to(admin: Admin, headers: Mapping[str, Any]) -> None:
+    """Whoever says this is nobody, whatever is asked for."""
+    for each in GUARDED:
+        answer = await admin.request(each.method, path_of(each), as_=None, headers=headers)
+        assert answer.status_code == 401, (named(each), headers)
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
+    async with Admin("memory://", folder=tmp_path, rates=UNLIMITED) as started:
+        yield started
+
+
+class TestWhoIsNobody:
+    async def test_whatever_they_say_instead_of_a_token(self, admin: Admin):
+        for headers in WITHOUT:
+            await closed_to(admin, headers)
+
+    async def test_who_has_a_token_that_was_revoked(self, admin: Admin):
+        body = {"name": "a", "role": "admin"}
+        made = (await admin.post("/admin/tokens", body, as_="admin")).json()
+        told = {"Authorization": f"Bearer {made['token']}"}
+        assert (await admin.get("/admin/tokens", as_=made["token"])).status_code == 200
+        await admin.delete(f"/admin/tokens/{made['id']}", as_="admin")
+        await closed_to(admin, told)
+        answer = await admin.post(
+            "/admin/sessions",
+            {"token": made["token"]},
+            as_=None,
+            headers={"Origin": admin.url},
+        )
+        assert answer.status_code == 401
+
+    async def test_who_has_one_that_has_expired(self, admin: Admin):
+        token = admin.token("admin", lasts=60)
+        assert (await admin.get("/admin/tokens", as_=token)).status_code == 200
+        later = utcnow() + datetime.timedelta(seconds=61)
+        admin.parts.tokens._clock = lambda: later
+        answer = await admin.get("/admin/tokens", as_=token)
+        assert answer.status_code == 401
+        assert (await admin.get("/admin/tokens", as_="admin")).status_code == 200
+
+    async def test_who_has_a_token_or_a_session_of_another_server(
+        self, admin: Admin, tmp_path: Path
+    ):
+        async with Admin("memory://", folder=tmp_path / "other", rates=UNLIMITED) as other:
+            await closed_to(admin, other.headers("admin"))
+            async with other.browser() as browser:
+                cookie = f"mooring-session={browser.cookies['mooring-session']}"
+                await closed_to(admin, {"Cookie": cookie, "Origin": admin.url})
+
+    async def test_who_shows_the_token_elsewhere(self, admin: Admin):
+        token = admin.tokens["admin"]
+        basic = base64.b64encode(f"admin:{token}".encode()).decode()
+        for headers in (
+            {"Authorization": f"Basic {basic}"},
+            {"Authorization": f"Bearer Bearer {token}"},
+            {"Authorization": f"Bearer\t{token}"},
+            {"Authorization": f"Bearer {token[:-1]}"},
+            {"Authorization": f"Bearer {token.swapcase()}"},
+            {"Authorization": f'Bearer "{token}"'},
+            {"Authorization": f"Bearer {token};"},
+            {"X-Authorization": f"Bearer {token}"},
+            {"Proxy-Authorization": f"Bearer {token}"},
+            {"X-Api-Key": token},
+            {"Cookie": f"Authorization=Bearer {token}; token={token}"},
+            {"Cookie": f"mooring-session={token}"},
+        ):
+            await closed_to(admin, headers)
+        for each in GUARDED:
+            query = {"token": token, "access_token": token, "authorization": f"Bearer {token}"}
+            answer = await admin.request(each.method, path_of(each), as_=None, query=query)
+            assert answer.status_code == 401
+
+
+class TestLogin:
+    async def test_a_code_is_good_once_however_many_come_at_once(self, admin: Admin):
+        code = admin.parts.sessions.issue(ADMIN)
+
+        async def redeem() -> int:
+            answer = await admin.post(
+                "/login", as_=None, query={"code": code}, headers={"Origin": admin.url}
+            )
+            return answer.status_code
+
+        found = await asyncio.gather(*(redeem() for _ in range(30)))
+        assert sorted(found) == [303, *[401] * 29]
+
+    async def test_no_session_is_one_that_somebody_else_chose(self, admin: Admin):
+        chosen = "chosen-by-somebody-else-" + "x" * 20
+        async with admin.client() as browser:
+            browser.cookies.set("mooring-session", chosen)
+            code = admin.parts.sessions.issue(ADMIN)
+            told = {"Origin": admin.url}
+            answer = await browser.post("/login", params={"code": code}, headers=told)
+            assert answer.status_code == 303
+            assert chosen not in answer.headers["Set-Cookie"]
+        await closed_to(admin, {"Cookie": f"mooring-session={chosen}"})
+
+    async def test_each_session_is_another(self, admin: Admin):
+        found = set()
+        for _ in range(5):
+            async with admin.browser() as browser:
+                found.add(browser.cookies["mooring-session"])
+        assert len(found) == 5
+        assert all(len(each) >= 43 for each in found)
+
+    async def test_nobody_is_sent_anywhere_but_home(self, admin: Admin):
+        elsewhere = "https://evil.example"
+        for method, path in (
+            ("GET", f"/login?next={elsewhere}"),
+            ("GET", "/login?code=a%0d%0aLocation:%20https://evil.example"),
+            ("POST", f"/login?code=x&next={elsewhere}"),
+            ("GET", "//evil.example"),
+            ("GET", "/%2f%2fevil.example"),
+            ("GET", "/\\evil.example"),
+            ("GET", f"/?next={elsewhere}"),
+            ("POST", "/logout"),
+        ):
+            told = {"Origin": admin.url, "Referer": elsewhere}
+            answer = await admin.request(method, path, as_=None, headers=told)
+            assert "Location" not in answer.headers, path
+            assert answer.status_code not in range(300, 400)
+            assert "evil" not in str(answer.headers)
+
+
+@pytest.fixture(params=["memory", "redis-7.0"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def shared(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
+    """A server with what is ours and what is theirs; theirs is full of what may not be seen."""
+    async with Admin(store_url, folder=tmp_path, rates=UNLIMITED) as started:
+        registry = started.hub.registry
+        metadata = {SECRET: SECRET, "key": f"{SECRET}-value"}
+        theirs = Instance(
+            *(THEIRS, "10.9.9.9", 80),
+            metadata=metadata,
+            version=f"1.0-{SECRET}",
+            zone=SECRET,
+            protocol="http",
+        )
+        await registry.enter(theirs, ttl=3600)
+        await registry.enter(Instance(f"Theirs/{SECRET}", "10.9.9.8", 80), ttl=3600)
+        await registry.enter(Instance(SECRET, "10.9.9.7", 80), ttl=3600)
+        await registry.enter(Instance(OURS, "10.0.0.1", 80), ttl=3600)
+
+        def seen() -> bool:
+            return len(started.fleet.names()) == 4
+
+        await eventually(seen)
+        drained = f"/admin/registry/services/Theirs%2F{SECRET}/instances/10.9.9.8:80"
+        assert (await started.post(f"{drained}/drain?reason={SECRET}")).status_code == 200
+        edit = {"set": {"key": SECRET}}
+        service = "/admin/registry/services/Theirs%2FTheir"
+        answer = await started.request("PATCH", f"{service}/instances/10.9.9.9:80/config", edit)
+        assert answer.status_code == 200, answer.text
+        if store_url.startswith("memory"):
+            meta = {"code": SECRET, "name": f"{SECRET} Ltd"}
+            document = {"meta": meta, "domain": {"primary": f"{SECRET}.example"}}
+            answer = await started.put(f"/admin/tenants/1?reason={SECRET}", document)
+            assert answer.status_code == 201, answer.text
+            document = {"meta": {"code": "ours", "name": "Ours"}}
+            assert (await started.put("/admin/tenants/2", document)).status_code == 201
+
+        async def shown() -> bool:
+            answers = [await started.get(path, as_="admin") for path in SHOWN]
+            return all(SECRET in answer.text for answer in answers)
+
+        await eventually(shown)
+        yield started
+
+
+def asked(endpoint: Endpoint) -> list[str]:
+    """Everything that can be asked of an endpoint, of ours and of theirs."""
+    if endpoint.path in QUERIES:
+        return [endpoint.path + query for query in QUERIES[endpoint.path]]
+    ours = path_of(endpoint, service="Ours%2FOur", id="10.0.0.1:80", tenant="2")
+    return [*{path_of(endpoint), ours}]
+
+
+class TestWhatIsTheirs:
+    """Somebody with a token for the group Ours and the tenant 2."""
+
+    async def test_nothing_of_it_is_in_any_answer(self, shared: Admin):
+        for role in ROLES:
+            narrow = shared.token(role, groups=["Ours"], tenants=[2])
+            for each in GUARDED:
+                if each.method not in SAFE or each.path == "/admin/events":
+                    continue
+                for path in asked(each):
+                    answer = await shared.get(path, as_=narrow)
+                    told = f"{answer.headers}{answer.text}"
+                    assert SECRET not in told, (role, path, told)
+                    # What somebody asks for is said back to them where it is refused.
+                    assert "Their" not in told or answer.status_code == 403, (role, path, told)
+
+    async def test_everything_of_it_is_refused(self, shared: Admin):
+        narrow = shared.token("admin", groups=["Ours"], tenants=[2])
+        for each in GUARDED:
+            if not {"service", "tenant"} & set(each.parameters):
+                continue
+            answer = await shared.request(each.method, path_of(each), as_=narrow)
+            assert answer.status_code == 403, named(each)
+            assert SECRET not in answer.text
+            # Nor is it told whether there is such a one.
+            missing = path_of(each, service="Theirs%2FMissing", tenant="99")
+            other = await shared.request(each.method, missing, as_=narrow)
+            assert other.status_code == 403
+            gone = other.text.replace("Theirs/Missing", "Theirs/Their").replace("99", "1")
+            assert gone == answer.text
+
+    async def test_nothing_of_it_is_in_the_stream(self, shared: Admin):
+        narrow = shared.token("viewer", groups=["Ours"], tenants=[2])
+        async with shared.client(narrow) as client:
+            answer = await client.get("/admin/events?service=Theirs/Their")
+            assert answer.status_code == 403
+            async with client.stream("GET", "/admin/events") as stream:
+                heard = await self._until_ours_changes(shared, stream)
+        assert SECRET not in heard
+        assert "Theirs" not in heard
+
+    async def _until_ours_changes(self, shared: Admin, stream: httpx.Response) -> str:
+        heard, registry = "", shared.hub.registry
+        async with asyncio.timeout(PATIENCE):
+            async for text in stream.aiter_text():
+                if not heard:
+                    await registry.enter(Instance(f"Theirs/{SECRET}2", "10.9.9.6", 80), ttl=60)
+                    await registry.deregister(THEIRS, "10.9.9.9:80")
+                    await registry.enter(Instance("Ours/Second", "10.0.0.2", 80), ttl=60)
+                heard += text
+                if "Ours/Second" in heard:
+                    return heard
+        raise AssertionError(heard)
+
+    async def test_a_service_of_ours_sees_no_more_than_instances(self, shared: Admin):
+        service = shared.token("service", groups=["Ours"])
+        for each in GUARDED:
+            path = path_of(each, service="Ours%2FOur", id="10.0.0.1:80", tenant="2")
+            answer = await shared.request(each.method, path, as_=service)
+            assert each.needs.roles is not None
+            if "service" not in each.needs.roles:
+                assert answer.status_code == 403, named(each)
+
+    async def test_names_that_look_like_ours_are_not(self, shared: Admin):
+        narrow = shared.token("admin", groups=["Ours"])
+        for service in (
+            *("ours%2FOur", "OURS%2FOur", "Ours%20%2FOur", "Ours%2F..%2FTheirs%2FTheir"),
+            *("Our", "default%2FOur", "Ours%252FOur", "Ours%2FOur%2F", "%2FOurs%2FOur"),
+            *("%EF%BC%AFurs%2FOur", "Ours%E2%80%8B%2FOur", "Ours%EF%BC%8FOur", ".%2FOurs"),
+        ):
+            answer = await shared.get(f"/admin/registry/services/{service}", as_=narrow)
+            assert answer.status_code in (400, 403), service
