@@ -21,6 +21,7 @@ from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.admin import Admin
+from tests.contract.registries import hands_of
 from tests.waiting import eventually
 
 BASE = "/admin/registry"
@@ -338,6 +339,31 @@ async def test_what_has_not_changed_is_not_sent_again(admin: Admin):
         await eventually(changed)
 
 
+async def test_what_happens_elsewhere_is_not_told_by_a_tag(admin: Admin):
+    mine = admin.token("viewer", groups=["Common"])
+    async with registered(admin.hub):
+        await eventually(lambda: shows_all(admin))
+        known = admin.fleet.service("orders")
+        assert known is not None
+
+        async def tags() -> list[str]:
+            paths = (path("services"), path("health"))
+            return [(await admin.get(each, as_=mine)).headers["ETag"] for each in paths]
+
+        async def unmoved() -> bool:
+            before, version = await tags(), known.version
+            weight = 10 + version % 80
+            await admin.hub.registry.configure("orders", "10.0.0.1:80", set={"weight": weight})
+            await eventually(lambda: known.version > version)
+            return await tags() == before  # unless it was found out meanwhile how their own are
+
+        await eventually(unmoved)
+        before = await tags()
+        async with admin.hub.register(Instance("Common/New", "10.0.0.9", 80)):
+            await eventually(lambda: admin.fleet.service("Common/New") is not None)
+            assert not {*before} & {*await tags()}
+
+
 async def test_metrics_are_aggregated_charted_and_told(admin: Admin, store_url: str):
     async with (
         mooring.connect(store_url, settings=SETTINGS) as hub,
@@ -431,6 +457,25 @@ async def test_while_the_store_is_away_the_picture_stays_and_is_called_stale(
                 return bool(one["weight"] == 8)
 
             await eventually(followed)
+
+
+@pytest.mark.parametrize("backend", ["redis-7.0"])
+async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admin: Admin):
+    """As after FLUSHALL: nobody left, and whoever lives comes back with the next heartbeat."""
+    entered = await admin.hub.registry.enter(Instance("orders", "10.0.0.1", 80))
+    await eventually(lambda: admin.fleet.silence("orders", "10.0.0.1:80") is not None)
+    await hands_of(admin.hub).delete_all()
+    await eventually(lambda: admin.fleet.observed("orders")["10.0.0.1:80"].missing)
+    found = await told(admin, "services", "orders")
+    assert (found["totalInstances"], found["healthyInstances"]) == (1, 0)
+    (abnormal,) = found["abnormalInstances"]
+    assert abnormal["reason"] == "missing from the registry: it has not been heard again yet"
+    assert (await told(admin, "health"))["activeInstances"] == 0
+    wrong = (await admin.get("/admin/overview")).json()["problems"]
+    assert {each["service"] for each in wrong} == {"orders"}
+    await admin.hub.registry.enter(entered.instance)
+    await eventually(lambda: not admin.fleet.observed("orders")["10.0.0.1:80"].missing)
+    assert (await told(admin, "services", "orders"))["healthyInstances"] == 1
 
 
 async def test_before_the_store_has_answered_nothing_is_said_of_it(tmp_path: Path):

@@ -18,7 +18,7 @@ from mooring.model import Status, now
 from mooring.registry.contract import Registry
 from mooring.server.fleet import live
 from mooring.server.fleet.live import Fleet
-from mooring.server.fleet.summary import NUMBERS
+from mooring.server.fleet.summary import NUMBERS, Tally
 from tests.waiting import eventually
 
 
@@ -37,6 +37,11 @@ async def fleet(hub: Hub) -> AsyncIterator[Fleet]:
 
 def at(service: str, port: int = 1) -> Instance:
     return Instance(service, "h", port)
+
+
+def instances(fleet: Fleet, service: str) -> list[str]:
+    known = fleet.service(service)
+    return [] if known is None else [*known.instances]
 
 
 def kinds(fleet: Fleet, service: str, id: str = "") -> list[str]:
@@ -116,6 +121,46 @@ async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: H
         assert not fleet.observed("a")["h:1"].late
         late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
         assert late == ["heartbeat late: silent for 31 s", "heard again"]
+
+
+async def test_who_is_shown_and_not_in_the_registry_is_missing(
+    hub: Hub, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    impatient(hub.registry, late=30.0)
+
+    async def nobody(_: str) -> dict[str, float]:
+        return {}
+
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        monkeypatch.setattr(hub.registry, "silence", nobody)
+        known = fleet.service("a")
+        assert known is not None
+        await eventually(lambda: fleet.observed("a")["h:1"].missing)
+        first = fleet.observed("a")["h:1"]
+        assert (first.late, fleet.rendering.tally(known)) == (True, Tally(1, 1, 0, 0))
+        (abnormal,) = fleet.rendering.summary(known).abnormal_instances
+        assert abnormal.reason == "missing from the registry: it has not been heard again yet"
+        fleet.take_silence("a", {})
+        later = fleet.observed("a")["h:1"]
+        assert later.silence is not None
+        assert later.silence > (first.silence or 0)
+        assert later.last_heartbeat == first.last_heartbeat
+        monkeypatch.undo()
+        await eventually(lambda: not fleet.observed("a")["h:1"].missing)
+        late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
+        assert late == ["missing from the registry", "heard again"]
+
+
+async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub, fleet: Fleet):
+    impatient(hub.registry, late=30.0)
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        fleet.take_silence("a", {})
+        fleet.take_silence("a", {"h:1": 1.0})
+        fleet.take_silence("a", {})
+        assert not fleet.observed("a")["h:1"].late
+        assert not [event for event in fleet.timeline("a") if event.kind == "late"]
 
 
 async def test_a_sample_is_no_change_but_shows(hub: Hub, fleet: Fleet):
@@ -292,6 +337,20 @@ async def test_a_service_that_shall_be_forgotten_is_so_until_somebody_comes_agai
     assert fleet.forget("a")
     async with hub.register(at("a")):
         await eventually(lambda: fleet.names() == ["a", "b"])
+
+
+async def test_a_service_that_was_forgotten_and_is_back_looks_like_none_before(
+    hub: Hub, fleet: Fleet
+):
+    stamps = []
+    for _ in range(2):
+        async with hub.register(at("a", 1)), hub.register(at("a", 2)):
+            await eventually(lambda: len(instances(fleet, "a")) == 2)
+            stamps.append(fleet.service("a").stamp)  # type: ignore[union-attr]
+        await eventually(lambda: not instances(fleet, "a"))
+        assert fleet.forget("a")
+    assert stamps[0] < stamps[1]
+    assert fleet.service("a") is None
 
 
 async def test_a_service_whose_last_instance_left_in_order_is_forgotten_sooner(

@@ -46,7 +46,7 @@ class Known:
 
     __slots__ = ("_instances", "changed", "emptied", "lost", "name", "sampled", "since", "version")
 
-    def __init__(self, name: str, since: Time) -> None:
+    def __init__(self, name: str, since: Time, version: int = 0) -> None:
         self.name = name
         self.since = since
         """Since when this server knows it."""
@@ -55,7 +55,7 @@ class Known:
         """When its last instance went; None while it has some, or if it never had one."""
         self.lost = False
         """Whether that one was lost, and did not leave in order."""
-        self.version = 0
+        self.version = version
         """Goes up with each change of it."""
         self.sampled = 0
         """Goes up with what is found out of it without a change: silence, response times."""
@@ -88,7 +88,11 @@ class Fleet:
         self._mirror.subscribe(self._changed)
         self._known: dict[str, Known] = {}
         self._names: list[str] = []
+        self._highest = 0
+        """The highest version of a service that was forgotten: if it is back, it is not as it was."""
         self._observed: dict[str, dict[str, Observed]] = {}
+        self._missed: set[tuple[str, str]] = set()
+        """Those that were not in the registry when it was last asked about them."""
         self._brakes: dict[str, str] = {}
         self._timeline, self._history, self._signs = Timeline(), History(), Signs()
         self._hidden: set[str] = set()
@@ -277,12 +281,13 @@ class Fleet:
     def _know(self, name: str, moment: Time) -> Known:
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = Known(name, moment)
+            known = self._known[name] = Known(name, moment, self._highest + 1)
             self._hidden.discard(name)
             insort(self._names, name)
         return known
 
     def _leave(self, service: str, id: str) -> None:
+        self._missed.discard((service, id))
         self._history.leave((service, id))
         self.rendering.leave(service, id)
         if (seen := self._observed.get(service)) is not None:
@@ -325,20 +330,34 @@ class Fleet:
         turned = []
         clock = time.monotonic()
         for id in known.instances:
-            if (seconds := silent.get(id)) is None:
+            before, seconds = self._look(service, id), silent.get(id)
+            missing = seconds is None
+            if seconds is not None:
+                self._signs.sampled((service, id), seconds, clock)
+                self._missed.discard((service, id))
+            elif most is None or not self._is_missing(service, id):
                 continue
-            self._signs.sampled((service, id), seconds, clock)
-            before = self._look(service, id)
-            late = most is not None and seconds > most
-            self._observe(service, id, replace(before, silence=seconds, sampled=moment, late=late))
-            if late is not before.late:
+            else:
+                seconds = before.aged(moment)
+            late = missing or (most is not None and seconds is not None and seconds > most)
+            seen = replace(before, silence=seconds, sampled=moment, late=late, missing=missing)
+            self._observe(service, id, seen)
+            if (late, missing) != (before.late, before.missing):
                 turned.append((service, id))
-                text = f"heartbeat late: silent for {seconds:.0f} s" if late else "heard again"
-                self._note(service, id, "late", text)
+                self._note(service, id, "late", _lateness(seen))
         self._found_out(known)
         if turned:
             known.version += 1
             self._tell(turned)
+
+    def _is_missing(self, service: str, id: str) -> bool:
+        """One that is shown is not in the registry: since more than one look? It may be about to
+        be taken out of the picture, too."""
+        if (service, id) in self._missed:
+            return True
+        self._missed.add((service, id))
+        self._sampling.soon(service)
+        return False
 
     def take_brakes(self, brakes: Mapping[str, str]) -> None:
         """The brakes that hold, as was just found out."""
@@ -394,7 +413,7 @@ class Fleet:
         return True
 
     def _forget(self, name: str) -> None:
-        del self._known[name]
+        self._highest = max(self._highest, self._known.pop(name).version)
         del self._names[bisect_left(self._names, name)]
         self._observed.pop(name, None)
         self._timeline.forget(name)
@@ -409,6 +428,12 @@ class Fleet:
         text = f"the picture may be old: {self.error}" if stale else "the picture is live again"
         self._note("", "", "stale", text)
         self._tell(())
+
+
+def _lateness(seen: Observed) -> str:
+    if seen.missing:
+        return "missing from the registry"
+    return f"heartbeat late: silent for {seen.silence or 0:.0f} s" if seen.late else "heard again"
 
 
 def _lasts(known: Known) -> float:

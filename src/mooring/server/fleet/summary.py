@@ -116,7 +116,9 @@ class Observed:
     """Seconds since its last sign of life, at `sampled`."""
     sampled: Time | None = None
     late: bool = False
-    """It has been silent for longer than it should."""
+    """It has been silent for longer than it should, or is missing."""
+    missing: bool = False
+    """It is shown for a while though the registry has it no longer, and nobody took it out."""
     response_time: float | None = None
     """Of an active check, in ms."""
     check_failure: str = ""
@@ -131,6 +133,11 @@ class Observed:
         if self.silence is None or self.sampled is None:
             return None
         return self.sampled - datetime.timedelta(seconds=self.silence)
+
+    def aged(self, moment: Time) -> float | None:
+        """Seconds since its last sign of life, if it gave none since it was sampled."""
+        last = self.last_heartbeat
+        return None if last is None else max((moment - last).total_seconds(), 0.0)
 
 
 UNOBSERVED = Observed()
@@ -158,7 +165,7 @@ def rate(some: int, of: int) -> float:
 
 
 def healthy(instance: Instance, observed: Observed) -> bool:
-    return instance.status.healthy and not observed.check_failure
+    return instance.status.healthy and not observed.check_failure and not observed.missing
 
 
 def active(instance: Instance, observed: Observed) -> bool:
@@ -178,7 +185,9 @@ def reasons(instance: Instance, observed: Observed) -> list[str]:
         found.append(f"check failing: {observed.check_failure}")
     if not instance.status.healthy:
         found.append("unhealthy by its own account")
-    if observed.late:
+    if observed.missing:
+        found.append("missing from the registry: it has not been heard again yet")
+    elif observed.late:
         found.append(f"heartbeat late: silent for {observed.silence or 0:.0f} s")
     if instance.status.state != "up":
         found.append(f"it is {instance.status.state}")
