@@ -145,34 +145,44 @@ def _tag(told: Iterable[str]) -> str:
     return f"{digest:016x}"
 
 
-def _everything(fleet: Fleet) -> tuple[int, int]:
-    return fleet.version, fleet.sampled
+def _stamp(known: Known) -> Hashable:
+    """Another one whenever something else is shown of a service, also of one that was forgotten and
+    came again."""
+    return known.since.timestamp(), *known.stamp
+
+
+def _everything(call: Call, fleet: Fleet) -> Hashable:
+    """Another one whenever something else is shown of all that the caller may see. That something
+    happened elsewhere is not for them to know."""
+    if call.principal.groups is None:
+        return fleet.version, fleet.sampled
+    return hash(tuple((known.name, _stamp(known)) for known in _visible(call, fleet)))
+
+
+def _visible(call: Call, fleet: Fleet) -> list[Known]:
+    return [known for known in map(fleet.service, _seen(call, fleet)) if known is not None]
 
 
 async def whole_health(call: Call) -> Answer:
     fleet = fleet_of(call)
-    told = Tally()
-    for name in _seen(call, fleet):
-        if (known := fleet.service(name)) is not None:
-            told += fleet.rendering.tally(known)
-    return _answer(call, fleet, _everything(fleet), health(told, now()))
+    told = sum(map(fleet.rendering.tally, _visible(call, fleet)), start=Tally())
+    return _answer(call, fleet, _everything(call, fleet), health(told, now()))
 
 
 async def service_health(call: Call) -> Answer:
     fleet, known = fleet_of(call), known_of(call)
-    return _answer(call, fleet, known.stamp, health(fleet.rendering.tally(known), now()))
+    return _answer(call, fleet, _stamp(known), health(fleet.rendering.tally(known), now()))
 
 
 async def services(call: Call) -> Answer:
     fleet, query = fleet_of(call), call.query
 
     def write() -> Written:
-        wanted = [known for known in map(fleet.service, _seen(call, fleet)) if known is not None]
-        found = [known for known in wanted if _is_wanted(fleet, known, query)]
+        found = [known for known in _visible(call, fleet) if _is_wanted(fleet, known, query)]
         some, headers = cut(found, query, lambda known: known.name, path=call.here)
         return Written(array(map(fleet.rendering.summary_text, some)), headers)
 
-    return _page(call, fleet, ("services",), _everything(fleet), write)
+    return _page(call, fleet, ("services",), _everything(call, fleet), write)
 
 
 def _is_wanted(fleet: Fleet, known: Known, query: ServicesQuery) -> bool:
@@ -192,7 +202,7 @@ async def service(call: Call) -> Answer:
     def write() -> Written:
         return Written(fleet.rendering.detail_text(known), {})
 
-    return _page(call, fleet, ("service", known.name), known.stamp, write)
+    return _page(call, fleet, ("service", known.name), _stamp(known), write)
 
 
 async def instances(call: Call) -> Answer:
@@ -204,7 +214,7 @@ async def instances(call: Call) -> Answer:
         texts = (fleet.rendering.instance_text(known, id) for id in some)
         return Written(array(texts), headers)
 
-    return _page(call, fleet, ("instances", known.name), known.stamp, write)
+    return _page(call, fleet, ("instances", known.name), _stamp(known), write)
 
 
 def _page(
@@ -232,14 +242,14 @@ def _matching(fleet: Fleet, known: Known, query: InstancesQuery) -> list[str]:
 async def instance(call: Call) -> Answer:
     fleet = fleet_of(call)
     known, each = instance_of(call)
-    return _answer(call, fleet, known.stamp, fleet.rendering.instance_text(known, each.id))
+    return _answer(call, fleet, _stamp(known), fleet.rendering.instance_text(known, each.id))
 
 
 async def metrics(call: Call) -> Answer:
     fleet = fleet_of(call)
     known, each = instance_of(call)
     observed = fleet.observed(known.name).get(each.id, UNOBSERVED)
-    return _answer(call, fleet, known.stamp, instance_metrics(each, observed))
+    return _answer(call, fleet, _stamp(known), instance_metrics(each, observed))
 
 
 async def service_timeline(call: Call) -> Answer:
