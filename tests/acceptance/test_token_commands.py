@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 
 from mooring.testing.servers import free_port
 from tests.acceptance.serving import Served
@@ -84,7 +85,7 @@ def test_json_says_all_of_a_new_token(served: Served):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["create", "ann", "--role", "root"], "'root'"),
+        (["create", "ann", "--role", "boss"], "'boss': there are viewer, operator, admin, service"),
         (["create", "ann", "--role", "viewer", "--expires", "soon"], "duration"),
         (["create", "ann", "--role", "viewer", "--group", "a/b"], "slash"),
         (["create", "", "--role", "viewer"], "name"),
@@ -222,11 +223,76 @@ def test_over_tls_the_certificate_is_checked(tmp_path: Path, certificates: Path)
         refused = command(served, "login")
         assert refused.returncode == 1
         assert "--ca FILE" in refused.stderr
-        assert command(served, "login", f"--ca={certificates}/other-ca.pem").returncode == 1
+        refused = command(served, "login", f"--ca={certificates}/other-ca.pem")
+        assert refused.returncode == 1
+        assert f"does not come from {certificates}/other-ca.pem" in refused.stderr
+        assert "--ca" not in refused.stderr
         done = command(served, "login", f"--ca={certificates}/ca.pem")
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("https://")
         assert "holds no certificate" in command(served, "login", f"--ca={config}").stderr
+
+
+def issued(folder: Path, *identities: str) -> trustme.CA:
+    """`server.pem` and `server.key` for these, and `ca.pem`, the authority."""
+    authority = trustme.CA()
+    made = authority.issue_cert(*identities)
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    made.private_key_pem.write_to_path(str(folder / "server.key"))
+    made.cert_chain_pems[0].write_to_path(str(folder / "server.pem"))
+    return authority
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"), [("", "mooring.test"), ("hosts: [first.test, mooring.test]\n", "first.test")]
+)
+def test_at_any_address_it_is_called_by_a_name_of_its_certificate(
+    tmp_path: Path, hosts: str, name: str
+):
+    issued(tmp_path, "mooring.test", "first.test")
+    config = tmp_path / "config"
+    config.write_text(
+        f"store: memory://\netcd: off\nhttp: 0.0.0.0:{(port := free_port())}\n{hosts}tls:\n"
+        f"  cert: {tmp_path}/server.pem\n  key: {tmp_path}/server.key\n"
+    )
+    with Served("", f"--config={config}", f"--http=0.0.0.0:{port}", folder=tmp_path) as served:
+        assert served.login.startswith(f"https://{name}:{port}/login?code=")
+        # Nobody knows that name here: it is at this machine's address, and checked all the same.
+        done = command(served, "login", f"--ca={tmp_path}/ca.pem")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"https://{name}:{port}/login?code=")
+        elsewhere = f"--server=https://127.0.0.1:{port}"
+        done = command(served, "login", elsewhere, f"--ca={tmp_path}/ca.pem", MOORING_TOKEN="x")
+        assert done.returncode == 1
+        assert "is not for that name" in done.stderr
+        assert "--ca" not in done.stderr
+
+
+def test_a_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path, certificates: Path):
+    config = tmp_path / "config"
+    config.write_text(
+        f"store: memory://\netcd: off\ntls:\n  cert: {certificates}/server.pem\n"
+        f"  key: {certificates}/server.key\n  client_ca: {certificates}/ca.pem\n"
+    )
+    trust = f"--ca={certificates}/ca.pem"
+    with Served("", f"--config={config}", folder=tmp_path) as served:
+        refused = command(served, "login", trust)
+        assert refused.returncode == 1
+        assert "--cert FILE --key FILE" in refused.stderr
+        own = [f"--cert={certificates}/client.pem", f"--key={certificates}/client.key"]
+        done = command(served, "login", trust, *own)
+        assert done.returncode == 0, done.stderr
+        environment = {
+            "MOORING_CA": f"{certificates}/ca.pem",
+            "MOORING_CERT": f"{certificates}/client.pem",
+            "MOORING_KEY": f"{certificates}/client.key",
+        }
+        assert command(served, "token", "list", **environment).returncode == 0
+        done = command(served, "login", trust, own[0], f"--key={certificates}/server.key")
+        assert done.returncode == 1
+        assert "is no certificate with its key" in done.stderr
+        done = command(served, "login", trust, own[1])
+        assert "name that with --cert" in done.stderr
 
 
 def test_a_folder_that_is_no_good_is_told_before_it_starts(tmp_path: Path):

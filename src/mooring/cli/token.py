@@ -7,10 +7,22 @@ from urllib.parse import quote
 
 import typer
 
-from mooring.cli.admin import CAOption, DataOption, InsecureOption, ServerOption, reach
+from mooring.cli.admin import (
+    TLS,
+    CAOption,
+    CertOption,
+    DataOption,
+    InsecureOption,
+    KeyOption,
+    ServerOption,
+    reach,
+)
 from mooring.cli.options import JSONOption
 from mooring.cli.printing import show, show_json
 from mooring.cli.telling import note, printable
+from mooring.errors import InvalidRequest
+
+ROLES = ("viewer", "operator", "admin", "service")
 
 app = typer.Typer(help="Who may use the API and the console.", no_args_is_help=True)
 
@@ -35,9 +47,13 @@ def create(
     data: DataOption = None,
     server: ServerOption = "",
     ca: CAOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
     """Make a token and print it, once."""
+    if role not in ROLES:
+        raise InvalidRequest(f"there is no role {role!r}: there are {', '.join(ROLES)}")
     wanted = {
         "name": name,
         "role": role,
@@ -45,7 +61,9 @@ def create(
         "tenants": tenant or [],
         "expires": expires,
     }
-    made = reach(data, server, ca, insecure=insecure).ask("POST", "/admin/tokens", wanted)
+    made = reach(data, server, TLS(ca, cert, key), insecure=insecure).ask(
+        "POST", "/admin/tokens", wanted
+    )
     if as_json:
         show_json(made)
         return
@@ -63,11 +81,13 @@ def list_(
     data: DataOption = None,
     server: ServerOption = "",
     ca: CAOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
     """List the tokens, without what opens the door."""
     found: list[dict[str, Any]] = []
-    asked = reach(data, server, ca, insecure=insecure)
+    asked = reach(data, server, TLS(ca, cert, key), insecure=insecure)
     while page := asked.ask("GET", f"/admin/tokens?limit=1000&after={_last(found)}"):
         found += page
         if len(page) < 1000:
@@ -95,10 +115,12 @@ def revoke(
     data: DataOption = None,
     server: ServerOption = "",
     ca: CAOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
     """Revoke a token, and end the sessions that began with it."""
-    asked = reach(data, server, ca, insecure=insecure)
+    asked = reach(data, server, TLS(ca, cert, key), insecure=insecure)
     gone = asked.ask("DELETE", f"/admin/tokens/{quote(id, safe='')}")
     note(f"{gone['id']} ({gone['name']}) is good for nothing any more")
 

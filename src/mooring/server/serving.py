@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from mooring.addresses import join
 from mooring.durations import show
 from mooring.hub import Hub, connect, open_host
 from mooring.locks.contests import Contests
+from mooring.server.access.certificates import names
 from mooring.server.access.tokens import ADMIN
 from mooring.server.api import endpoints
 from mooring.server.app import Application
@@ -66,7 +68,9 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             beside.append(plane.address)
             say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
         if face is not None:
-            await stack.enter_async_context(_fleet(hub, face.parts))
+            told = await stack.enter_async_context(_fleet(hub, face.parts))
+            if told:
+                say(f"alerts   → {told}")
             if settings.checks.enabled:
                 say(f"checks   {await stack.enter_async_context(_checks(face, beside))}")
             say(f"health   {face.url}/healthz and /readyz")
@@ -158,19 +162,31 @@ async def _http(settings: ServerSettings, readiness: Readiness) -> AsyncIterator
     parts = prepare(settings, readiness)
     application = Application(parts, endpoints(console=settings.console))
     async with listen(application, settings) as url:
-        near = _near(url)
-        parts.folder.announce(near)
+        host, port = split("--http", url.partition("//")[2])
+        near = _NEAR.get(host, host)
+        name = _name(settings, near) if host in _NEAR else near
+        parts.origins.admit(name)
+        url = f"{url.partition('//')[0]}//{join(name, port)}"
+        parts.folder.announce(url, at="" if name == near else join(near, port))
         try:
-            yield _Face(near, parts, application)
+            yield _Face(url, parts, application)
         finally:
-            parts.folder.retract(near)
+            parts.folder.retract(url)
 
 
-def _near(url: str) -> str:
-    """The same server, as it is called on this machine."""
-    for anywhere, loopback in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
-        url = url.replace(anywhere, loopback)
-    return url
+_NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""What listens at any address, as it is called on this machine."""
+
+
+def _name(settings: ServerSettings, near: str) -> str:
+    """What a server that listens at any address is called: its address on this machine, unless it
+    shows a certificate that is not for that."""
+    if settings.tls is None:
+        return near
+    told = names(Path(settings.tls.cert), Path(settings.tls.key))
+    if near in told.addresses:
+        return near
+    return next(iter((*settings.hosts, *told.dns)), near)
 
 
 def _checks(face: _Face, beside: Sequence[str]) -> Checks:
@@ -183,12 +199,12 @@ def _checks(face: _Face, beside: Sequence[str]) -> Checks:
 
 
 @contextlib.asynccontextmanager
-async def _fleet(hub: Hub, parts: Parts) -> AsyncIterator[None]:
-    """What is registered, for the API; while it is there, so is the API."""
+async def _fleet(hub: Hub, parts: Parts) -> AsyncIterator[str]:
+    """What is registered, for the API; while it is there, so is the API. Whom alerts go to."""
     async with Fleet(hub.registry) as fleet:
         parts.open(hub, fleet)
         try:
-            async with watching(parts):
-                yield
+            async with watching(parts) as told:
+                yield told
         finally:
             parts.close()

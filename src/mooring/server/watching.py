@@ -13,7 +13,7 @@ from mooring.server.stream import Shapes, Stream
 
 @contextlib.asynccontextmanager
 async def watching(parts: Parts) -> AsyncIterator[str]:
-    """From the parts' fleet, which is open; whom the alerts go to, empty for nobody."""
+    """From the parts' fleet, which is open; the host that alerts go to, empty for none."""
     fleet, alerts = parts.fleet, parts.settings.alerts
     outlook = Outlook(fleet, alerts.patience)
     async with contextlib.AsyncExitStack() as stack:
@@ -22,6 +22,6 @@ async def watching(parts: Parts) -> AsyncIterator[str]:
         if alerts.webhook:
             await stack.enter_async_context(Alerts(outlook, alerts))
         try:
-            yield alerts.where
+            yield alerts.host
         finally:
             parts.outlook = parts.stream = None

@@ -42,6 +42,8 @@ class Running(msgspec.Struct, frozen=True):
 
     url: str
     pid: int
+    at: str = ""
+    """Its address on this machine, where the URL has the name of its certificate."""
 
 
 def is_trusted(owner: int, *, me: int, of_folder: int) -> bool:
@@ -167,11 +169,11 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def announce(self, url: str) -> None:
+    def announce(self, url: str, *, at: str = "") -> None:
         """Write down where the server is. Raises `StoreError`."""
         try:
             with replacing(self.path / SERVER) as out:
-                out.write(msgspec.json.encode(Running(url, os.getpid())) + b"\n")
+                out.write(msgspec.json.encode(Running(url, os.getpid(), at)) + b"\n")
         except OSError as error:
             raise self.unusable(error) from error
 

@@ -34,6 +34,10 @@ class Origins:
     def __init__(self, hosts: Collection[str]) -> None:
         self._hosts = frozenset(filter(None, map(normal, (*LOOPBACK, *hosts))))
 
+    def admit(self, host: str) -> None:
+        """The server is called by this name too."""
+        self._hosts |= {normal(host)}
+
     def check_host(self, request: Request) -> None:
         """Raises `Refused` (421) for a request that is meant for somebody else."""
         told = request.headers.getlist("host")

@@ -41,6 +41,11 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return masked(self.webhook)
 
     @property
+    def host(self) -> str:
+        """The webhook's host and port: a name in its path may be as good as a password too."""
+        return urllib.parse.urlsplit(self.webhook).netloc.rpartition("@")[2]
+
+    @property
     def patience(self) -> Patience:
         return Patience(self.draining, self.emptied)
 

@@ -1,0 +1,36 @@
+"""Whom a certificate is for."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import trustme
+
+from mooring.server.access.certificates import Names, names
+
+
+def issued(
+    folder: Path, *identities: str, until: datetime.datetime | None = None
+) -> tuple[Path, Path]:
+    made = trustme.CA().issue_cert(*identities, not_after=until)
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made.private_key_pem.write_to_path(str(key))
+    cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    return cert, key
+
+
+def test_names_and_addresses_are_told_apart(tmp_path: Path):
+    files = issued(tmp_path, "*.lan", "mooring.lan", "10.0.0.1", "other.lan", "::1")
+    found = names(*files)
+    assert found.dns == ("mooring.lan", "other.lan")
+    assert found.addresses == ("10.0.0.1", "::1")
+
+
+def test_of_what_is_over_or_no_certificate_nothing_is_told(tmp_path: Path):
+    long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    over = issued(tmp_path, "mooring.lan", until=long_ago)
+    assert names(*over) == Names()
+    (tmp_path / "key.pem").write_text("junk")
+    assert names(*over) == Names()
+    assert names(tmp_path / "none", tmp_path / "none") == Names()
