@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ async def test_what_lasts_is_told_once_and_so_is_its_end():
     ]
     assert receiver.told[0]["firing"][0]["text"] == "orders has no instance"
     assert set(receiver.told[0]) == {"source", "time", "firing", "resolved"}
+    assert re.fullmatch(r"\S+T\d\d:\d\d:\d\d[.]\d{3}Z", receiver.told[0]["time"])
     assert receiver.headers[0]["Content-Type"] == "application/json"
     assert receiver.paths == ["/hook?x=1"] * 3
 

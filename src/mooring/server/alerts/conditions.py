@@ -18,6 +18,7 @@ from mooring.names import split_service
 from mooring.server.fleet.summary import UNOBSERVED, Observed, active, healthy
 from mooring.server.fleet.timeline import Event
 from mooring.server.fleet.timeline import Kind as Happened
+from mooring.server.http.answers import shown
 
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -63,7 +64,7 @@ class Problem(msgspec.Struct, frozen=True):
     """Empty where it is about everything."""
     id: str
     """The instance, where it is about one alone."""
-    since: Time | None
+    since: str | None
     text: str
     """What is wrong, for a person; it does not change with the time alone."""
     hint: str
@@ -323,4 +324,5 @@ def _problem(
 ) -> Problem:
     hint = HINTS[kind].replace("SERVICE", service)
     key = f"{kind}:{service}"
-    return Problem(key, KINDS[kind], kind, service, id, since, text, hint, params or {})
+    severity, begun = KINDS[kind], shown(since)
+    return Problem(key, severity, kind, service, id, begun, text, hint, params or {})

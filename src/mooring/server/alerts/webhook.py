@@ -15,7 +15,7 @@ from mooring.model import Time
 from mooring.server.alerts.conditions import Problem
 from mooring.server.alerts.ledger import Notice
 from mooring.server.alerts.settings import AlertSettings
-from mooring.server.http.answers import encode
+from mooring.server.http.answers import encode, shown
 from mooring.version import VERSION
 
 
@@ -29,7 +29,7 @@ class Told(msgspec.Struct, frozen=True):
 
     source: str
     """The machine whose server tells."""
-    time: Time
+    time: str
     firing: tuple[Problem, ...]
     resolved: tuple[Problem, ...]
     """As they were told."""
@@ -49,7 +49,7 @@ class Webhook:
 
     async def tell(self, notice: Notice, time: Time) -> None:
         """Raises `NotTold`."""
-        body = encode(Told(socket.gethostname(), time, notice.firing, notice.resolved))
+        body = encode(Told(socket.gethostname(), shown(time) or "", notice.firing, notice.resolved))
         # A thread of its own: names are looked up in it, and the loop waits for none of that.
         outcome = await in_thread(lambda: self._post(body), name="mooring webhook")
         if isinstance(outcome, BaseException):
