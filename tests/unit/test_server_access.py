@@ -95,6 +95,10 @@ class TestPrincipals:
     def test_a_role_suffices_or_not(self, wanted, may: set[str]):
         assert {r for r in ROLES if not objection(Principal("p", r), wanted)} == may
 
+    def test_who_may_not_is_told_as_people_say_it(self):
+        assert objection(Principal("p", "viewer"), need("admin")).startswith("p is a viewer:")
+        assert objection(Principal("p", "operator"), need("admin")).startswith("p is an operator:")
+
     @given(st.sampled_from(ROLES), st.sets(st.sampled_from("abc")), st.sampled_from("abcd"))
     def test_a_group_outside_of_the_scope_is_out_of_reach(
         self, role: Role, groups: set[str], group: str

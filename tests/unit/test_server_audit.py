@@ -75,7 +75,7 @@ def test_it_says_who_did_what_and_no_secret(folder: Folder):
         "tenant": "",
         "status": 200,
         "notes": {"reason": "because"},
-        "left_out": 0,
+        "leftOut": 0,
     }
     assert stat.S_IMODE(folder.audit.stat().st_mode) == 0o600
 

@@ -45,7 +45,9 @@ _STRANGERS = 600.0
 _BLOCK = 64 * 1024
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from"}):
+class Entry(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from", "left_out": "leftOut"}
+):
     """What somebody did, or tried to."""
 
     id: str

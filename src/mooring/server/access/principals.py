@@ -86,7 +86,8 @@ def objection(
     """Why a principal may not, in words; empty where it may."""
     if wanted.roles is not None and principal.role not in wanted.roles:
         least = next((each for each in ROLES if each in wanted.roles), "admin")
-        return f"{principal.name} is a {principal.role}: this takes the role {least}"
+        article = "an" if principal.role[0] in "aeiou" else "a"
+        return f"{principal.name} is {article} {principal.role}: this takes the role {least}"
     if wanted.within == "group" and not (service and principal.sees_service(service)):
         return f"{principal.name} may not touch {service or 'this'}: it is outside of its groups"
     if wanted.within == "tenant" and (tenant is None or not principal.sees_tenant(tenant)):
