@@ -1,0 +1,224 @@
+"""Several `mooring serve` on one etcd or one Redis: what is done through one is done for all, and
+none of them is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.serving import Served
+from tests.waiting import until
+
+PATIENCE = 60.0
+CART = "/registry/services/Shop%2FCart/instances"
+ADMIN = "/admin/registry/services/Shop%2FCart"
+DOCUMENT = {"meta": {"code": "acme", "name": "Acme"}}
+
+
+@pytest.fixture(params=["etcd-3.5", "redis-7.0"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+class One:
+    """One of several servers."""
+
+    def __init__(self, store: str, folder: Path, *arguments: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self._served = Served(store, "--etcd=off", *arguments, folder=folder)
+        self._stack = contextlib.ExitStack()
+
+    def start(self) -> None:
+        self._stack.enter_context(self._served)
+        self.client = self._stack.enter_context(
+            httpx.Client(
+                base_url=f"http://{self._served.http}",
+                headers={"Authorization": f"Bearer {self._served.admin_token}"},
+                timeout=PATIENCE,
+                trust_env=False,
+            )
+        )
+
+    def kill(self) -> None:
+        self._served.signal(signal.SIGKILL)
+        self._served.end()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @property
+    def data(self) -> Path:
+        return self._served.data
+
+    def get(self, path: str, status: int = 200) -> Any:
+        return self.ask("GET", path, status=status)
+
+    def ask(self, method: str, path: str, body: object = None, *, status: int = 200) -> Any:
+        answer = self.client.request(method, path, json=body)
+        assert answer.status_code == status, (method, path, answer.status_code, answer.text)
+        return answer.json() if answer.content else None
+
+    def register(self, host: str = "10.0.0.1", *, status: int = 201, **more: Any) -> Any:
+        body = {"host": host, "port": 80, "ttl": "1h", **more}
+        return self.ask("POST", CART, body, status=status)
+
+    def beat(self, made: Any, *, status: int = 200) -> Any:
+        body = {"incarnation": made["incarnation"]}
+        return self.ask("PUT", f"{CART}/{made['id']}/beat", body, status=status)
+
+    def called(self) -> list[str]:
+        """Who may be called, by this server's word."""
+        return [each["id"] for each in self.get(CART)]
+
+    def registered(self) -> list[str]:
+        answer = self.client.get(f"{ADMIN}/instances")
+        return [each["instanceId"] for each in answer.json()] if answer.is_success else []
+
+
+@contextlib.contextmanager
+def servers(store: str, *folders: Path, arguments: tuple[str, ...] = ()) -> Iterator[list[One]]:
+    """As many as there are folders; two may have the same."""
+    with contextlib.ExitStack() as stack:
+        started = [One(store, folder, *arguments) for folder in folders]
+        for one in started:
+            stack.callback(one.close)
+        started[0].start()  # which makes the token of a folder that they share
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(One.start, started[1:]))
+        yield started
+
+
+def test_an_instance_may_turn_to_whichever_it_likes(store_url: str, tmp_path: Path):
+    with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
+        made = a.register()
+        until(lambda: b.called() == [made["id"]])
+        for one in (b, a, b):
+            one.beat(made)
+        again = b.register(incarnation=made["incarnation"])
+        assert (again["id"], again["incarnation"]) == (made["id"], made["incarnation"])
+        b.ask("DELETE", f"{CART}/{made['id']}?incarnation={made['incarnation']}", status=204)
+        until(lambda: a.called() == [])
+        a.beat(made, status=404)
+
+
+def test_what_an_operator_says_to_one_all_hear_at_once(store_url: str, tmp_path: Path):
+    with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
+        made = a.register()
+        instance = f"{ADMIN}/instances/{made['id']}"
+        until(lambda: b.registered() == [made["id"]])
+        with b.client.stream("GET", "/admin/events?service=Shop/Cart") as stream:
+            lines = stream.iter_lines()
+            assert "event: hello" in itertools.islice(lines, 10)
+            assert a.ask("POST", f"{instance}/drain")["enabled"] is False
+            told = next(line for line in lines if "Shop/Cart" in line and '"enabled":false' in line)
+            assert made["id"] in told
+        until(lambda: b.called() == [])
+        until(lambda: b.beat(made)["enabled"] is False)
+        assert b.ask("POST", f"{instance}/enable")["enabled"] is True
+        until(lambda: a.called() == [made["id"]])
+        b.ask("DELETE", instance, status=204)
+        a.beat(made, status=410)
+        b.register(incarnation=made["incarnation"], status=410)
+        until(lambda: a.registered() == [])
+        assert a.register()["incarnation"] != made["incarnation"]
+
+
+def test_one_that_is_killed_takes_nothing_with_it(store_url: str, backend: str, tmp_path: Path):
+    with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
+        made = [a.register(f"10.0.0.{number}") for number in range(1, 6)]
+        ids = sorted(each["id"] for each in made)
+        a.ask("POST", f"{ADMIN}/instances/{ids[0]}/drain?reason=slow")
+        if backend.startswith("etcd"):
+            a.ask("PUT", "/admin/tenants/7", DOCUMENT, status=201)
+        a.kill()
+        audit = [json.loads(line) for line in (a.data / "audit.jsonl").read_text().splitlines()]
+        assert [entry["method"] for entry in audit[:6]] == ["POST"] * 6
+        assert audit[5]["notes"]["reason"] == "slow"
+        until(lambda: sorted(b.registered()) == ids)
+        until(lambda: sorted(b.called()) == ids[1:])
+        for each in made:
+            b.beat(each)
+        if backend.startswith("etcd"):
+            assert b.get("/admin/tenants/7")["document"]["meta"]["code"] == "acme"
+        with servers(store_url, tmp_path / "a") as (anew,):
+            until(lambda: sorted(anew.registered()) == ids)
+            assert [each["path"] for each in anew.get("/admin/audit")][-1] == CART
+            for each in made:
+                anew.beat(each)
+
+
+class TestOnRedis:
+    @pytest.fixture
+    def backend(self) -> str:
+        return "redis-7.0"
+
+    def test_all_sweep_and_one_is_enough(self, store_url: str, tmp_path: Path):
+        settings = tmp_path / "settings.yaml"
+        settings.write_text(
+            "registry:\n  heartbeat: {heartbeat-interval: 10ms}\n"
+            "  cleanup: {global-timeout: 5s, interval: 200ms}\n"
+        )
+        folders = tmp_path / "a", tmp_path / "b"
+        with servers(store_url, *folders, arguments=(f"--config={settings}",)) as (a, b):
+            lives, dies = a.register("10.0.0.1"), b.register("10.0.0.2")
+            turns = itertools.cycle([a, b])
+
+            def swept() -> bool:
+                next(turns).beat(lives)
+                return a.registered() == b.registered() == [lives["id"]]
+
+            until(swept, within=PATIENCE)
+            a.beat(dies, status=404)
+            late = a.register("10.0.0.3")
+            a.kill()
+
+            def swept_by_the_other() -> bool:
+                b.beat(lives)
+                return b.registered() == [lives["id"]]
+
+            until(swept_by_the_other, within=PATIENCE)
+            b.beat(late, status=404)
+
+
+class TestInOneFolder:
+    @pytest.fixture
+    def backend(self) -> str:
+        return "etcd-3.5"
+
+    def test_tokens_and_the_audit_are_of_both(self, store_url: str, tmp_path: Path):
+        with servers(store_url, tmp_path / "shared", tmp_path / "shared") as (a, b):
+            assert a.data == b.data
+
+            def create(number: int) -> Any:
+                body = {"name": f"token {number}", "role": "viewer"}
+                return (a, b)[number % 2].ask("POST", "/admin/tokens", body, status=201)
+
+            with ThreadPoolExecutor(8) as threads:
+                made = list(threads.map(create, range(40)))
+            wanted = {each["id"] for each in made}
+            until(lambda: wanted <= ids(a) and wanted <= ids(b))
+            shown = {"Authorization": f"Bearer {made[0]['token']}"}
+            for one in (a, b):
+                assert one.client.get("/admin/whoami", headers=shown).status_code == 200
+            b.ask("DELETE", f"/admin/tokens/{made[0]['id']}")
+            assert b.client.get("/admin/whoami", headers=shown).status_code == 401
+            until(lambda: a.client.get("/admin/whoami", headers=shown).status_code == 401)
+            written = a.get("/admin/audit?limit=1000")
+            assert written == b.get("/admin/audit?limit=1000")
+            assert sorted(each["method"] for each in written) == ["DELETE", *["POST"] * 40]
+            a.kill()
+            assert ids(b) >= wanted
+
+
+def ids(one: One) -> set[str]:
+    return {each["id"] for each in one.get("/admin/tokens")}
