@@ -1,15 +1,22 @@
-"""Is the process alive, and can it serve?"""
+"""Is the process alive, and can it serve?
+
+Everybody may ask: what is told names nothing but which of the two does not answer. Where that is,
+and why, stands in the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.store import key
+
+log = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
 _NOWHERE = b"/mooring/ready"
@@ -18,7 +25,10 @@ _NOWHERE = b"/mooring/ready"
 class Question(NamedTuple):
     """Something cheap to ask of what is served."""
 
+    what: str
+    """What it is to everybody: the store, the registry."""
     where: str
+    """Its URL, for the log."""
     ask: Callable[[], Awaitable[object]]
 
 
@@ -29,6 +39,8 @@ class Readiness:
     questions: tuple[Question, ...] | None = None
     """What must be answered to be ready, once everything listens."""
     stopping: bool = False
+    _known: dict[str, str] = field(default_factory=dict)
+    """Why each did not answer when it was last asked, by its URL."""
 
     async def problems(self) -> list[str]:
         """Why it is not ready, in words; nothing while store and registry can be read and it is
@@ -37,25 +49,40 @@ class Readiness:
             return ["stopping"]
         if self.questions is None:
             return ["starting"]
-        told = await asyncio.gather(*map(_problem, self.questions))
-        return [problem for problem in told if problem]
+        whys = await asyncio.gather(*map(_why, self.questions))
+        for question, why in zip(self.questions, whys, strict=True):
+            self._tell(question, why)
+        pairs = zip(self.questions, whys, strict=True)
+        return [f"{question.what} does not answer" for question, why in pairs if why]
+
+    def _tell(self, question: Question, why: str) -> None:
+        """In the log, once."""
+        before = self._known.get(question.where, "")
+        self._known[question.where] = why
+        if why and not before:
+            log.warning("not ready: %s %s: %s", question.what, question.where, why)
+        elif before and not why:
+            log.info("%s %s answers again", question.what, question.where)
 
 
 def questions(hub: Hub, *, apart: bool, store: bool) -> Iterator[Question]:
     """What to ask of a hub: of its store, where there is one, and of a registry that is `apart`."""
     if store:
-        yield Question(hub.store.url, lambda: hub.store.read(key(_NOWHERE), keys_only=True))
+        yield Question(
+            "the store", hub.store.url, lambda: hub.store.read(key(_NOWHERE), keys_only=True)
+        )
     if apart:
-        yield Question(hub.registry.url, lambda: hub.registry.info(group="mooring"))
+        where = hub.registry.url
+        yield Question("the registry", where, lambda: hub.registry.info(group="mooring"))
 
 
-async def _problem(question: Question) -> str:
+async def _why(question: Question) -> str:
     """Why there is no answer; empty where there is one."""
     try:
         async with asyncio.timeout(_PATIENCE):
             await question.ask()
     except TimeoutError:
-        return f"{question.where} does not answer"
+        return f"no answer within {_PATIENCE:g} s"
     except StoreError as error:
         return str(error)
     except InvalidRequest:

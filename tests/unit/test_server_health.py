@@ -1,0 +1,36 @@
+"""Whether the server is ready: told to everybody, and why not to the log alone."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mooring.errors import InvalidRequest, Unavailable
+from mooring.server.health import Question, Readiness
+
+URL = "etcd://10.0.0.1:2379"
+
+
+async def test_which_does_not_answer_is_told_and_where_it_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+):
+    away = True
+
+    async def ask() -> None:
+        if away:
+            raise Unavailable(f"{URL} refused the connection")
+
+    async def well() -> None:
+        raise InvalidRequest("somebody wrote nonsense there, and so it answers")
+
+    readiness = Readiness((Question("the store", URL, ask), Question("the registry", "x", well)))
+    with caplog.at_level(logging.INFO, "mooring.server.health"):
+        for _ in range(3):
+            assert await readiness.problems() == ["the store does not answer"]
+        away = False
+        assert await readiness.problems() == await readiness.problems() == []
+    assert [record.getMessage() for record in caplog.records] == [
+        f"not ready: the store {URL}: {URL} refused the connection",
+        f"the store {URL} answers again",
+    ]
