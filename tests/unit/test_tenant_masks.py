@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.document import parse
+from mooring.tenants.hiding import holds_mask
 from mooring.tenants.masks import restored, shown
 from mooring.tenants.publishing import Parts, Unread, differences
-from mooring.tenants.secrets import MASK, Keyring, holds_mask
+from mooring.tenants.secrets import MASK, Keyring
 
 RING = Keyring([b"k" * 32])
 FILE = {
@@ -64,19 +67,38 @@ def test_masks_in_a_list_that_was_edited_are_not_guessed():
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+texts = st.sampled_from(["https://u:pw@h", "password=1", '{"token": "x"}', '{"token": ""}'])
 trees: st.SearchStrategy[JSON] = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | words,
+    st.none() | st.booleans() | st.integers(-5, 5) | words | texts,
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["a", "token", "password", "b"]), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "token", "auth", "b"]), inner, max_size=3)
     ),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.sampled_from(["secret", "plain", "smtp", "keys"]), trees, max_size=3))
+@given(st.dictionaries(st.sampled_from(["secret", "plain", "smtp", "dsn"]), trees, max_size=3))
 def test_what_is_shown_and_sent_back_changes_nothing(extra: dict[str, JSON]):
     file = {**FILE, "meta": {"code": "acme", "name": "Acme", "extra": extra}}
     parts = made(file)
     told = shown(7, parts).document
     assert differences(parts, restored(parse(told), parts).applied(parts, RING)) == []
+
+
+def test_a_password_in_an_address_is_masked_and_kept():
+    database: dict[str, JSON] = {
+        "driver": "mysql",
+        "host": "mysql://u:hunter2@h",
+        "database": "d",
+        "extra": {"dsn": "u:hunter2@tcp(h)/d", "url": "https://u:hunter2@h", "auth": "hunter2"},
+    }
+    parts = made({"id": 7, "database": {"orders": database}})
+    told = shown(7, parts).document
+    assert "hunter2" not in str(told)
+    assert differences(parts, restored(parse(told), parts).applied(parts, RING)) == []
+    # Elsewhere it is another's password, or nobody's.
+    orders: JSON = {**database, "host": f"mysql://u:{MASK}@evil", "extra": {}}
+    sent = restored(parse({"id": 7, "database": {"orders": orders}}), parts)
+    with pytest.raises(InvalidRequest, match="masked"):
+        sent.applied(parts, RING)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from mooring.model import JSON
+from mooring.tenants.hiding import is_hidden, masked
 from mooring.tenants.history import is_closed
 from mooring.tenants.publishing import Difference, Unread
-from mooring.tenants.secrets import is_secret, masked
 
 Action = Literal["add", "change", "remove"]
 
@@ -28,7 +28,11 @@ class FieldChange(NamedTuple):
 
     @property
     def secret(self) -> bool:
-        return any(is_secret(name) for name in self.field.split("."))
+        """Whether what changes is not shown, or not whole."""
+        if any(is_hidden(name) for name in self.field.split(".")):
+            return True
+        unread = isinstance(self.before, Unread) or isinstance(self.after, Unread)
+        return not unread and _for_programs(self.before) == _for_programs(self.after)
 
 
 def action_of(before: object, after: object) -> Action:

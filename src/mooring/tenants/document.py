@@ -23,11 +23,12 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
+from mooring.tenants.hiding import holds_secret, is_secret, masked
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
 from mooring.tenants.merging import merged
 from mooring.tenants.publishing import Parts
 from mooring.tenants.rules import EXTRA, FIELDS, IDENTITY, check_plain, checked
-from mooring.tenants.secrets import Keyring, holds_secret, masked
+from mooring.tenants.secrets import Keyring
 
 SECTIONS = ("meta", "domain", "database", "ftp", "storage")
 _DOMAINS = ("primary", "aliases", "internal")
@@ -134,7 +135,11 @@ def _fields(kind: str, value: Mapping[str, JSON]) -> dict[str, JSON]:
     extra: dict[str, JSON] = {}
     for name, inner in value.items():
         repeats = name in IDENTITY and (kind, name) != ("database", "username")
-        if repeats or name == "passwordKeyId" or inner is None or holds_secret({name: inner}):
+        if repeats or name == "passwordKeyId" or inner is None:
             continue
-        (known if name in FIELDS[kind] else extra)[name] = inner
+        if name in FIELDS[kind]:
+            if not is_secret(name):
+                known[name] = inner
+        elif not holds_secret({name: inner}):
+            extra[name] = inner
     return known | ({EXTRA: extra} if extra else {})

@@ -13,9 +13,10 @@ import msgspec
 
 from mooring.errors import Undecipherable
 from mooring.model import JSON
+from mooring.tenants.hiding import is_secret, masked
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Difference, Parts, Unread
-from mooring.tenants.secrets import Keyring, is_secret, masked
+from mooring.tenants.secrets import Keyring
 
 _MARKS = _SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
 

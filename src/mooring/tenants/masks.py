@@ -11,11 +11,12 @@ import msgspec
 from mooring.errors import Undecipherable
 from mooring.model import JSON
 from mooring.tenants.document import Document, written
+from mooring.tenants.hiding import holds_secret, is_hidden, masked_field, masked_text
 from mooring.tenants.keys import kind_of, name_of
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Parts, Unread
 from mooring.tenants.rules import EXTRA, FIELDS
-from mooring.tenants.secrets import MASK, Keyring, holds_secret, is_secret, masked
+from mooring.tenants.secrets import MASK, Keyring
 
 
 class Shown(NamedTuple):
@@ -60,19 +61,13 @@ def _add_secrets(
     for name, inner in value.items():
         if name in PASSWORD or inner in (None, "") or not holds_secret({name: inner}):
             continue
-        told = inner if ring is not None else _masked(name, inner)
+        told = inner if ring is not None else masked_field(name, inner)
         if name in FIELDS[kind]:
             place[name] = told
         else:
             extra = place.setdefault(EXTRA, {})
             assert isinstance(extra, dict)
             extra[name] = told
-
-
-def _masked(name: str, inner: JSON) -> JSON:
-    hidden = masked({name: inner})
-    assert isinstance(hidden, dict)
-    return hidden[name]
 
 
 def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
@@ -103,19 +98,24 @@ def _restored(value: JSON, there: object) -> JSON:
     for name, inner in value.items():
         if name in (*PASSWORD, "passwordHash") and inner == MASK and isinstance(there, dict):
             continue  # what a document leaves out of these is kept
-        found[name] = _within(inner, there) if name == EXTRA else inner
+        held = there.get(name) if isinstance(there, dict) else None
+        found[name] = unmasked(inner, there if name == EXTRA else held)
     return found
 
 
-def _within(value: JSON, there: object) -> JSON:
+def unmasked(value: JSON, there: object) -> JSON:
+    """A value with what is there in place of its masks. A mask of which nothing is there stays, and
+    so does one within a text that is otherwise another."""
     if isinstance(value, dict):
         held = there if isinstance(there, dict) else {}
         return {
             name: held[name]
-            if is_secret(name) and inner == MASK and held.get(name) not in (None, "")
-            else _within(inner, held.get(name))
+            if is_hidden(name) and inner == MASK and held.get(name) not in (None, "")
+            else unmasked(inner, held.get(name))
             for name, inner in value.items()
         }
     if isinstance(value, list) and isinstance(there, list) and len(value) == len(there):
-        return [_within(*pair) for pair in zip(value, there, strict=True)]
+        return [unmasked(*pair) for pair in zip(value, there, strict=True)]
+    if isinstance(value, str) and isinstance(there, str) and value == masked_text(there):
+        return there
     return value

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from mooring.errors import InvalidRequest, Undecipherable
 from mooring.model import JSON
+from mooring.tenants.hiding import holds_mask
 from mooring.tenants.keys import kind_of
 from mooring.tenants.rules import EXTRA, FIELDS, checked
-from mooring.tenants.secrets import CURRENT, Keyring, holds_mask
+from mooring.tenants.secrets import CURRENT, Keyring
 
 PASSWORD = ("password", "passwordEncrypted", "passwordKeyId")
 """The fields that a password may stand in."""

@@ -23,9 +23,9 @@ from mooring.store.contract import (
     key,
     unchanged,
 )
+from mooring.tenants.hiding import is_secret, masked
 from mooring.tenants.indexing import Claim, claims, folded, holder
 from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys, PartOf, kind_of
-from mooring.tenants.secrets import is_secret, masked
 from mooring.tenants.values import Unreadable, decode, encode
 
 ROOM = MAX_OPERATIONS - 8

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
+from mooring.tenants.hiding import holds_mask
 from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, is_path, kind_of, name_of
-from mooring.tenants.secrets import SEALED_LEAST, holds_mask
+from mooring.tenants.secrets import SEALED_LEAST
 
 Rule = Callable[[JSON], str]
 """What is wrong with a value, in words that follow its name; empty where nothing is."""

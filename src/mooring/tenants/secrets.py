@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from mooring.errors import InvalidRequest, MissingExtra, Undecipherable
-from mooring.model import JSON
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -32,11 +31,6 @@ MASK = "••••••"
 _NONCE, _TAG, _KEY = 12, 16, 32
 SEALED_LEAST = _NONCE + _TAG
 """Bytes of the shortest sealed text."""
-_SECRET = re.compile(
-    r"passw(or)?d|passphrase|pwd|secret|token|credential|(private|api|access|encryption)[_-]?key",
-    re.IGNORECASE,
-)
-_HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
 
 
 class Secret:
@@ -187,35 +181,3 @@ def _read(name: str, text: str) -> bytes:
             "(make one with `openssl rand -base64 32`)"
         )
     return decoded
-
-
-def is_secret(field: str) -> bool:
-    """Whether a field's name says that its value must not be shown."""
-    return _SECRET.search(field) is not None and _HARMLESS.search(field) is None
-
-
-def holds_mask(value: JSON) -> bool:
-    """Whether a value was masked for people: written back, it would cost the secret."""
-    if isinstance(value, dict):
-        return any(
-            (is_secret(name) and inner == MASK) or holds_mask(inner)
-            for name, inner in value.items()
-        )
-    return isinstance(value, list) and any(holds_mask(inner) for inner in value)
-
-
-def holds_secret(value: JSON) -> bool:
-    """Whether something within a value is called a secret."""
-    if isinstance(value, dict):
-        return any(is_secret(name) or holds_secret(inner) for name, inner in value.items())
-    return isinstance(value, list) and any(holds_secret(inner) for inner in value)
-
-
-def masked(value: JSON) -> JSON:
-    """A value for people: whatever its names call secret is hidden."""
-    if isinstance(value, dict):
-        return {
-            name: MASK if is_secret(name) and inner not in (None, "") else masked(inner)
-            for name, inner in value.items()
-        }
-    return [masked(inner) for inner in value] if isinstance(value, list) else value

@@ -17,8 +17,9 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
+from mooring.tenants.hiding import masked
 from mooring.tenants.keys import kind_of, name_of
-from mooring.tenants.secrets import Keyring, Secret, masked
+from mooring.tenants.secrets import Keyring, Secret
 
 Status = Literal["active", "inactive", "suspended"]
 

@@ -11,11 +11,11 @@ import typer
 from mooring.cli.telling import printable
 from mooring.model import JSON
 from mooring.tenants.changes import UNREADABLE, Action, FieldChange, action_of, field_changes
+from mooring.tenants.hiding import is_hidden, masked
 from mooring.tenants.history import is_closed
 from mooring.tenants.keys import kind_of
 from mooring.tenants.publishing import Difference, Unread
 from mooring.tenants.rules import IDENTITY
-from mooring.tenants.secrets import is_secret, masked
 
 _SIGNS: dict[Action, tuple[str, str]] = {
     "add": ("+", "green"),
@@ -60,7 +60,7 @@ def _told(change: FieldChange) -> str:
 
 
 def _shown(name: str, value: JSON) -> str:
-    return "(sensitive value)" if is_secret(name) or is_closed(value) else _text(value)
+    return "(sensitive value)" if is_hidden(name) or is_closed(value) else _text(value)
 
 
 def _text(value: JSON | Unread) -> str:

@@ -19,9 +19,10 @@ from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.changes import UNREADABLE
 from mooring.tenants.document import written
+from mooring.tenants.hiding import masked
 from mooring.tenants.keys import NAMESPACE, Keys, PartOf, kind_of, name_of
 from mooring.tenants.publishing import Held, Parts, Unread, held
-from mooring.tenants.secrets import Keyring, masked
+from mooring.tenants.secrets import Keyring
 from mooring.tenants.tenant import Tenant
 from mooring.tenants.values import Part, Unreadable, decode, understand
 

@@ -29,10 +29,11 @@ from mooring.errors import InvalidRequest, NotConfigured, TenantError, TooLarge
 from mooring.tenants.changes import records
 from mooring.tenants.document import Document
 from mooring.tenants.files import load, read
+from mooring.tenants.hiding import is_secret
 from mooring.tenants.keys import NAMESPACE
 from mooring.tenants.publishing import Difference, Parts
 from mooring.tenants.scribe import Published
-from mooring.tenants.secrets import CURRENT, Keyring, is_secret
+from mooring.tenants.secrets import CURRENT, Keyring
 
 FilesArgument = Annotated[
     list[Path],

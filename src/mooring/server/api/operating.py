@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 from mooring.server.http.paging import Page, cut
-from mooring.tenants.secrets import masked
+from mooring.tenants.hiding import masked
 
 OPERATING = need("operator", "group")
 LOOKING = need("viewer", "group")
@@ -40,7 +40,7 @@ class Operated(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     service: str
     id: str
     enabled: bool
-    """Whether it may be called. It may not where its service is disabled as a whole."""
+    """Whether it may be called."""
     weight: float
     config: dict[str, Any]
     """The operator's word on this instance, as it lies in the registry."""
@@ -86,31 +86,71 @@ class BrakeShown(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+KEPT_ON = "enabledBeforeDrain"
+"""There where an operator had said `enabled: true` before somebody drained it."""
+
+
 async def drain(call: Call) -> Answer:
-    return await _say(call, set={"enabled": False})
+    said = await _said(call)
+    own = said.before.get("enabled")
+    if own is True:
+        return await said.change("drained", set={"enabled": False, KEPT_ON: True})
+    old = (KEPT_ON,) if own is None and KEPT_ON in said.before else ()
+    return await said.change("drained", set={"enabled": False}, unset=old)
 
 
 async def enable(call: Call) -> Answer:
-    return await _say(call, unset=("enabled",))
+    """What a drain said is taken back. Where something else holds it out (its service is disabled
+    as a whole, or it says so itself), it is enabled in spite of that: so it was asked for."""
+    said = await _said(call)
+    was_on = said.before.get("enabled") is True or said.before.get(KEPT_ON) is True
+    kept = (KEPT_ON,) if KEPT_ON in said.before else ()
+    if not was_on:
+        answer = await said.change("", unset=("enabled", *kept))
+        if answer.value.enabled:
+            _tell(call, said.instance.service, said.instance.id, "enabled")
+            return answer
+    return await said.change("enabled", set={"enabled": True}, unset=kept)
 
 
 async def weigh(call: Call) -> Answer:
-    weight = call.body.weight
+    said, weight = await _said(call), call.body.weight
     if weight is None:
-        return await _say(call, unset=("weight",))
-    return await _say(call, set={"weight": weight})
+        return await said.change("its weight is its own again", unset=("weight",))
+    return await said.change(f"its weight was set to {weight:g}", set={"weight": weight})
 
 
-async def _say(
-    call: Call, *, set: Mapping[str, JSON] | None = None, unset: tuple[str, ...] = ()
-) -> Answer:
-    """Change the operator's word on an instance."""
+class _Said(NamedTuple):
+    """The operator's word on an instance, to be changed."""
+
+    call: Call
+    instance: Instance
+    before: Mapping[str, JSON]
+
+    async def change(
+        self, what: str, *, set: Mapping[str, JSON] | None = None, unset: tuple[str, ...] = ()
+    ) -> Answer:
+        """Change it. The timeline tells `what` was done; nothing while there is more to do."""
+        call, (service, id) = self.call, (self.instance.service, self.instance.id)
+        _note(call, self.before, [*(set or ()), *unset])
+        config = await call.parts.hub.registry.configure(service, id, set=set or {}, unset=unset)
+        if what:
+            _tell(call, service, id, what)
+        return Answer(_operated(await instance_of(call), config))
+
+
+async def _said(call: Call) -> _Said:
     instance = await instance_of(call)
-    registry = call.parts.hub.registry
-    before = await registry.config(instance.service, instance.id)
-    _note(call, before, [*(set or ()), *unset])
-    config = await registry.configure(instance.service, instance.id, set=set or {}, unset=unset)
-    return Answer(_operated(await instance_of(call), config))
+    return _Said(
+        call, instance, await call.parts.hub.registry.config(instance.service, instance.id)
+    )
+
+
+def _tell(call: Call, service: str, id: str, what: str) -> None:
+    """In the timeline: what was done, by whom and why."""
+    reason = getattr(call.query, "reason", "")
+    told = f"{what} by {call.principal.name}"
+    call.parts.fleet.act(service, id, f"{told}: {reason}" if reason else told)
 
 
 def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
@@ -148,6 +188,7 @@ async def deregister(call: Call) -> Answer:
         call.parts.fleet.expect(service, id, None)
         await instance_of(call)  # says what is wrong with the name
         raise not_found(f"{service} has no instance {id!r} any more", id, ())
+    _tell(call, service, id, "taken out")
     return Answer(status=204)
 
 

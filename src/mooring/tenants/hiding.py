@@ -1,0 +1,169 @@
+"""What of a value people are not shown: fields whose names call it secret, and secrets within a
+text, such as the password in a URL.
+
+What is sealed in the history is less (`is_secret`): there a value that is hidden without need could
+not be brought back by who has no key, and here it costs nothing. Everything is linear in what it
+looks at, for anybody may have written it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from mooring.model import JSON
+from mooring.tenants.secrets import MASK
+
+_SECRET = re.compile(
+    r"passw(or)?d|passphrase|pwd|secret|token|credential|(private|api|access|encryption)[_-]?key",
+    re.IGNORECASE,
+)
+_HIDDEN = re.compile(
+    r"auth([_-]?(header|key|string|data|value))?$|authorization|bearer|cookie|jwt|dsn"
+    r"|conn(ection)?[_-]?str(ing)?s?$|(signing|shared|account|master)[_-]?key",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
+
+_SPACE = re.compile(r"\s")
+_END_OF_AUTHORITY = re.compile(r"[/?#]")
+_PORT = re.compile(r"\d{1,5}[/?#]")
+_OF_A_DRIVER = re.compile(r"([^\s:/@]++:)(\S+)(?=@(?:\w{0,20}\(|/))")  # u:pw@tcp(host:3306)/name
+_ASSIGNS = re.compile(r"(?<![\w.-])([\w.-]++)\s*+=\s*+")
+_QUOTED = re.compile(r"\"([^\"]++)\"|'([^']++)'")
+_WORD = re.compile(r"([^\s;&]++)")
+_LISTED = re.compile(r"([^;]++)")  # as in `a=b c;d=e`
+
+
+def is_secret(field: str) -> bool:
+    """Whether a field's name says that its value is a secret, which lies sealed in the history."""
+    return _SECRET.search(field) is not None and _HARMLESS.search(field) is None
+
+
+def is_hidden(field: str) -> bool:
+    """Whether a field's name says that its value must not be shown: it is a secret, or may well
+    have one in it."""
+    return is_secret(field) or (
+        _HIDDEN.search(field) is not None and _HARMLESS.search(field) is None
+    )
+
+
+def holds_mask(value: JSON) -> bool:
+    """Whether a value was masked for people: written back, it would cost the secret."""
+    if isinstance(value, dict):
+        return any(
+            (is_hidden(name) and inner == MASK) or holds_mask(inner)
+            for name, inner in value.items()
+        )
+    if isinstance(value, list):
+        return any(map(holds_mask, value))
+    if not isinstance(value, str) or MASK not in value:
+        return False
+    return MASK in _secrets(value) or holds_mask(_structure(value))
+
+
+def holds_secret(value: JSON) -> bool:
+    """Whether something within a value is not shown."""
+    if isinstance(value, dict):
+        return any(is_hidden(name) or holds_secret(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return any(map(holds_secret, value))
+    if not isinstance(value, str):
+        return False
+    return bool(_secrets(value)) or holds_secret(_structure(value))
+
+
+def masked(value: JSON) -> JSON:
+    """A value for people: whatever its names call secret is hidden, and so are the secrets within
+    its texts."""
+    if isinstance(value, dict):
+        return {name: masked_field(name, inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [masked(inner) for inner in value]
+    return masked_text(value) if isinstance(value, str) else value
+
+
+def masked_field(name: str, value: JSON) -> JSON:
+    return MASK if is_hidden(name) and value not in (None, "") else masked(value)
+
+
+def masked_text(text: str) -> str:
+    """A text without the passwords in its URLs, and without what it assigns to a name that says
+    that it is secret. It may be JSON."""
+    if holds_secret(told := _structure(text)):
+        return msgspec.json.encode(masked(told)).decode()
+    return _split(text)[0]
+
+
+def _structure(text: str) -> JSON:
+    """What is in a text that is JSON; otherwise None."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        told: JSON = msgspec.json.decode(text)
+        msgspec.json.encode(told)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return told
+
+
+def _secrets(text: str) -> list[str]:
+    return _split(text)[1]
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """A text with masks for its secrets, and these."""
+    found: list[str] = []
+    if "://" in text and "@" in text:
+        first, *rest = text.split("://")
+        text = "://".join([first, *(_without_password(each, found) for each in rest)])
+    if "@" in text and (driver := _OF_A_DRIVER.match(text)):
+        found.append(driver[2])
+        text = f"{driver[1]}{MASK}{text[driver.end() :]}"
+    if "=" in text:
+        text = _without_assigned(text, found)
+    return text, found
+
+
+def _without_password(rest: str, found: list[str]) -> str:
+    """What follows the `://` of a URL, up to that of the next one."""
+    if "@" not in rest:
+        return rest
+    end = _position(_SPACE, rest)
+    url, more = rest[:end], rest[end:]
+    end = _position(_END_OF_AUTHORITY, url)
+    authority, path = url[:end], url[end:]
+    if "@" not in authority:
+        host, colon, port = authority.partition(":")
+        if "@" not in path or not colon or "[" in host or _PORT.match(port + path):
+            return rest
+        authority, path = url, ""  # there is a slash in the password
+    told, _, host = authority.rpartition("@")
+    user, _, password = told.partition(":")
+    if not password:
+        return rest
+    found.append(password)
+    return f"{user}:{MASK}@{host}{path}{more}"
+
+
+def _position(of: re.Pattern[str], text: str) -> int:
+    return found.start() if (found := of.search(text)) else len(text)
+
+
+def _without_assigned(text: str, found: list[str]) -> str:
+    unquoted = _LISTED if ";" in text else _WORD
+    pieces: list[str] = []
+    start = at = 0
+    while name := _ASSIGNS.search(text, at):
+        at = name.end()
+        if not is_hidden(name[1]):
+            continue
+        value = _QUOTED.match(text, at) or unquoted.match(text, at)
+        if value is None:
+            continue
+        group = value.lastindex or 0
+        found.append(value[group])
+        pieces += (text[start : value.start(group)], MASK)
+        start, at = value.end(group), value.end()
+    return "".join([*pieces, text[start:]])

@@ -1,0 +1,175 @@
+"""What people are not shown: by the names of fields, and within texts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooring.tenants.hiding import (
+    holds_mask,
+    holds_secret,
+    is_hidden,
+    is_secret,
+    masked,
+    masked_text,
+)
+from mooring.tenants.secrets import MASK
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "password",
+        "passwordHash",
+        "PasswordEncrypted",
+        "db_passwd",
+        "pwd",
+        "passphrase",
+        "apiToken",
+        "clientSecret",
+        "secretKey",
+        "accessKey",
+        "access_key",
+        "api-key",
+        "privateKey",
+        "credentials",
+        "auth",
+        "smtpAuth",
+        "basic_auth",
+        "Authorization",
+        "dsn",
+        "READ_DSN",
+        "connectionString",
+        "conn_str",
+        "sessionCookie",
+    ],
+)
+def test_what_its_name_calls_secret_is_masked(field: str):
+    assert is_hidden(field)
+    assert masked({field: "x", "a": [{field: ["y"]}], "b": "c"}) == {
+        field: MASK,
+        "a": [{field: MASK}],
+        "b": "c",
+    }
+    assert masked({field: ""}) == {field: ""}
+    assert masked({field: None}) == {field: None}
+    assert holds_secret([{"a": {field: 1}}])
+    assert holds_mask({"a": [{field: MASK}]})
+    assert not holds_mask({"a": MASK, field: "x"})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "passwordKeyId",
+        "username",
+        "code",
+        "key",
+        "keyId",
+        "name",
+        "author",
+        "authType",
+        "connStrategy",
+    ],
+)
+def test_what_is_harmless_is_shown(field: str):
+    assert masked({field: "x"}) == {field: "x"}
+    assert not holds_secret({field: "x"})
+
+
+def test_what_only_may_have_a_secret_in_it_is_hidden_and_not_sealed():
+    for field in ("dsn", "auth", "connectionString"):
+        assert is_hidden(field)
+        assert not is_secret(field)
+    assert is_secret("password")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mysql://u:hunter2@h:3306/x", "mysql://u:••••••@h:3306/x"),
+        ("https://u:hunter2@h", "https://u:••••••@h"),
+        ("https://u:hun@ter2@h/a", "https://u:••••••@h/a"),
+        ("mysql://u:hun/ter2@h/a", "mysql://u:••••••@h/a"),
+        ("redis://:hunter2@a,redis://:hunter2@b", "redis://:••••••@a,redis://:••••••@b"),
+        ("is at ftp://u:hunter2@h/x now", "is at ftp://u:••••••@h/x now"),
+        ("u:hunter2@tcp(h:3306)/x?tls=true", "u:••••••@tcp(h:3306)/x?tls=true"),
+        ("host=h user=u password='hunter 2' port=1", "host=h user=u password='••••••' port=1"),
+        ("Server=h;User Id=u;Password=hunter 2;X=1", "Server=h;User Id=u;Password=••••••;X=1"),
+        ("https://h/?a=1&access_token=hunter2&b=2", "https://h/?a=1&access_token=••••••&b=2"),
+        ("url=https://h/?token=hunter2", "url=https://h/?token=••••••"),
+        ('{"smtp": {"password": "hunter2", "port": 1}}', '{"smtp":{"password":"••••••","port":1}}'),
+        ('["https://u:hunter2@h"]', '["https://u:••••••@h"]'),
+    ],
+)
+def test_a_secret_within_a_text_is_masked(text: str, shown: str):
+    assert masked_text(text) == shown == masked_text(shown)
+    assert masked({"url": text, "list": [text]}) == {"url": shown, "list": [shown]}
+    assert holds_secret({"url": text})
+    assert holds_mask({"url": shown})
+    assert not holds_mask({"url": text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "plain",
+        "http://h:8080/@scope/a",
+        "http://[::1]:80/a@b",
+        "ssh://git@example.com/a",
+        "someone@example.com",
+        "token-service:8080",
+        "a=1 b=2",
+        '{"a": 1}',
+        "{oops",
+        "nginx:1.25@sha256:abc",
+    ],
+)
+def test_a_text_without_secrets_is_shown_as_it_is(text: str):
+    assert masked_text(text) == text
+    assert not holds_secret(text)
+
+
+@given(st.text(st.characters(codec="utf-8")) | st.text("a:/@=;&\"'{}[]? ", max_size=60))
+def test_what_was_masked_is_not_masked_again(text: str):
+    shown = masked_text(text)
+    assert masked_text(shown) == shown
+    assert masked({"a": text}) == {"a": shown}
+    assert shown == text or holds_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a://b:",
+        "://@:",
+        "a=",
+        'password="',
+        "password='",
+        "token=",
+        "@a",
+        "a:@",
+        "{",
+        "[",
+        " ",
+        '\\"',
+        "x",
+    ],
+)
+def test_nobody_can_keep_it_busy(text: str):
+    """What takes time in the square of its length would go on for hours."""
+    much = text * 200_000
+    for long in (much, f"u:{much}=", f"{much}://", f"://{much}"):
+        assert not holds_mask(long)
+        masked_text(long)
+
+
+def test_a_text_of_a_map_in_a_map_is_looked_into():
+    inner = msgspec.json.encode({"password": "hunter2"}).decode()
+    assert "hunter2" not in masked_text(msgspec.json.encode({"a": inner}).decode())
+    assert "hunter2" not in masked_text('{"password": "hunter2", "password": ""}')
+    assert masked_text("[" * 100_000) == "[" * 100_000
+    assert MASK not in masked_text("[1, 2]")
