@@ -73,6 +73,53 @@ async def test_an_instance_is_drained_and_enabled(admin: Admin, echo: None):
     assert (await found(admin)).enabled
 
 
+@pytest.mark.parametrize("word", [{}, {"enabled": True}, {"enabled": True, "limit": 5}])
+@pytest.mark.parametrize("service", [{}, {"enabled": False}, {"enabled": True}])
+async def test_who_was_drained_and_is_enabled_is_as_before(
+    admin: Admin, echo: None, word: dict[str, JSON], service: dict[str, JSON]
+):
+    registry = admin.hub.registry
+    await registry.configure("Common/echo", set=service)
+    await registry.configure("Common/echo", "10.0.0.1:80", set=word)
+    before = await found(admin)
+    for _ in range(2):
+        assert told(await admin.post(f"{ONE}/drain"))["enabled"] is False
+    assert not (await found(admin)).enabled
+    for _ in range(2):
+        assert told(await admin.post(f"{ONE}/enable"))["enabled"] is True
+    after = await found(admin)
+    assert after.enabled
+    if before.enabled:
+        assert await registry.config("Common/echo", "10.0.0.1:80") == word
+        assert after.config == before.config
+    else:  # its service holds it out: it alone is to be called
+        assert await registry.config("Common/echo", "10.0.0.1:80") == {"enabled": True}
+
+
+async def test_one_that_its_service_or_itself_holds_out_is_enabled(admin: Admin):
+    out = Instance("Common/echo", "10.0.0.1", 80, enabled=False)
+    async with admin.hub.register(out):
+        await eventually(lambda: _known(admin) == 1)
+        assert told(await admin.post(f"{ONE}/enable"))["enabled"] is True
+        assert (await found(admin)).enabled
+
+
+async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: None):
+    told(await admin.post(f"{ONE}/drain?reason=disk+full"))
+    told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
+    told(await admin.put(f"{ONE}/weight", {"weight": None}))
+    told(await admin.post(f"{ONE}/enable"))
+    assert (await admin.delete(f"{ONE}?reason=rogue")).status_code == 204
+    done = [each for each in told(await admin.get(f"{ONE}/timeline")) if each["kind"] == "action"]
+    assert [each["text"] for each in done] == [
+        "drained by a-operator: disk full",
+        "its weight was set to 2.5 by a-operator",
+        "its weight is its own again by a-operator",
+        "enabled by a-operator",
+        "taken out by a-operator: rogue",
+    ]
+
+
 async def test_an_instance_is_weighed(admin: Admin, echo: None):
     answer = told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
     assert (answer["weight"], answer["service"], answer["id"]) == (
@@ -109,8 +156,8 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         answer = await admin.delete(ONE)
         assert answer.status_code == 204
         await eventually(lambda: _known(admin) == 0)
-        (event, _) = admin.fleet.timeline("Common/echo")[-2:]
-        assert event.text == "gone: it was taken out"
+        told_of = [event.text for event in admin.fleet.timeline("Common/echo")]
+        assert "gone: it was taken out" in told_of
         error(await admin.delete(ECHO, as_="viewer"), 403)
         error(await admin.delete(ECHO, as_=admin.token("operator", groups=["Other"])), 403)
         answer = await admin.delete(f"{ECHO}?reason=no+more")

@@ -204,6 +204,7 @@ async def withdraw(call: Call) -> Answer:
     service, id = registry.canonical(call.service), call.path["id"]
     fleet.expect(service, id, "left")
     if await registry.leave(service, id, call.query.incarnation):
+        fleet.act(service, id, "it took itself out over HTTP")
         return Answer(status=204)
     fleet.expect(service, id, None)
     raise Refused(

@@ -89,7 +89,7 @@ class Fleet:
         self._known: dict[str, Known] = {}
         self._names: list[str] = []
         self._highest = 0
-        """The highest version of a service that was forgotten: if it is back, it is not as it was."""
+        """The highest version of a service that was forgotten: one that is back starts above it."""
         self._observed: dict[str, dict[str, Observed]] = {}
         self._missed: set[tuple[str, str]] = set()
         """Those that were not in the registry when it was last asked about them."""
@@ -294,6 +294,10 @@ class Fleet:
             seen.pop(id, None)
             if not seen:
                 del self._observed[service]
+
+    def act(self, service: str, id: str, text: str) -> None:
+        """Somebody did something through this server."""
+        self._note(service, id, "action", text)
 
     def _note(self, service: str, id: str, kind: Kind, text: str) -> None:
         self._timeline.add(Event(now(), service, id, kind, text))

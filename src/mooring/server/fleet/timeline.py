@@ -23,6 +23,7 @@ Kind = Literal[
     "late",
     "check",
     "brake",
+    "action",
     "emptied",
     "stale",
 ]
