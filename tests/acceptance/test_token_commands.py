@@ -315,4 +315,6 @@ def test_without_the_console_no_link_is_printed(tmp_path: Path):
     with Served("", f"--config={config}", folder=tmp_path) as served:
         assert not any(line.startswith("console") for line in served.lines)
         assert command(served, "token", "list").returncode == 0
-        assert command(served, "login").returncode == 1
+        done = command(served, "login")
+        assert done.returncode == 1
+        assert "the console of this server is off" in done.stderr

@@ -630,7 +630,9 @@ async def test_without_the_console_there_are_no_sessions(tmp_path: Path):
     async with Admin("memory://", folder=tmp_path, console=False) as admin:
         for path in ("/", "/login"):
             assert (await admin.get(path, as_=None)).status_code == 404
-        assert (await admin.post("/admin/login-codes", as_="admin")).status_code == 404
+        assert (await admin.post("/admin/login-codes", as_=None)).status_code == 401
+        answer = await admin.post("/admin/login-codes", as_="admin")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "console_off")
         assert (await admin.get("/admin/whoami")).status_code == 200
 
 

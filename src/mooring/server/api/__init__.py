@@ -44,4 +44,5 @@ _OF_THE_CONSOLE = (console, login)
 def endpoints(*, console: bool = True) -> tuple[Endpoint, ...]:
     """The whole table; without the `console` there are no pages and no sessions."""
     modules = [each for each in _MODULES if console or each not in _OF_THE_CONSOLE]
-    return tuple(endpoint for module in modules for endpoint in module.ENDPOINTS)
+    found = tuple(endpoint for module in modules for endpoint in module.ENDPOINTS)
+    return found if console else (*found, *login.WITHOUT_CONSOLE)

@@ -122,6 +122,15 @@ async def link(call: Call) -> Answer:
     return Answer(LoginLink(url, shown(expires) or ""), 201)
 
 
+async def off(call: Call) -> Answer:
+    raise Refused(
+        409,
+        "console_off",
+        "the console of this server is off (`console: off` in its settings): there is nothing to "
+        "log in to. Use the API and the commands with the token itself",
+    )
+
+
 def _page(content: str, status: int) -> Answer:
     return Answer(_PAGE.format(content=content).encode(), status, headers=_HEADERS, media=_HTML)
 
@@ -173,5 +182,17 @@ ENDPOINTS = (
         link,
         "A link that logs its opener in once, as the caller",
         answers={201: LoginLink},
+    ),
+)
+
+WITHOUT_CONSOLE = (
+    Endpoint(
+        "POST",
+        "/admin/login-codes",
+        need("viewer"),
+        off,
+        "Say that the console is off: there is nothing to log in to",
+        answers={},
+        fails=(409,),
     ),
 )
