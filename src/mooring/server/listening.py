@@ -57,7 +57,7 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
         application,
         http=_Connection,
         ws="none",
-        log_level="warning",
+        log_level="error",  # it would warn of each request that is none: anybody could fill a disk
         log_config=None,
         access_log=False,
         lifespan="off",
