@@ -155,6 +155,31 @@ async def test_one_token_does_not_take_the_place_of_others(admin: Admin):
             await other.next("hello")
 
 
+async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
+    path, fleet = "/admin/overview", admin.fleet
+    quiet = Instance("shop/orders", "10.0.0.1", 80)
+    await admin.hub.registry.enter(quiet, ttl=600.0)
+    await eventually(lambda: fleet.silence("shop/orders", "10.0.0.1:80") is not None)
+    await fleet._sampling.aclose()  # time stands still
+    first = await admin.get(path)
+    again = await admin.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await admin.get(path, as_="operator")).content == first.content
+    token = admin.token("viewer", groups=["media"])
+    assert (await admin.get(path, as_=token)).json()["groups"] == []
+    # Of another moment alone it is the same.
+    fleet.sampled += 1
+    later = await admin.get(path)
+    assert later.json()["health"]["timestamp"] > first.json()["health"]["timestamp"]
+    assert later.headers["etag"] == first.headers["etag"]
+    await admin.hub.registry.enter(Instance("shop/orders", "10.0.0.2", 80), ttl=600.0)
+
+    async def another() -> bool:
+        return (await admin.get(path)).headers["etag"] != first.headers["etag"]
+
+    await eventually(another)
+
+
 async def test_the_first_page_has_everything_at_once(admin: Admin):
     hub = admin.hub
     async with (

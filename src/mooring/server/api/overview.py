@@ -6,15 +6,17 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import structs
 
 from mooring.model import Time, now
 from mooring.names import split_service
 from mooring.server.access.principals import READING, Principal
 from mooring.server.alerts.conditions import Problem, problems, seen_by
 from mooring.server.fleet.live import Fleet
+from mooring.server.fleet.rendering import Page
 from mooring.server.fleet.summary import Health, Observed, Tally, health, percentile, tally
 from mooring.server.fleet.timeline import Event
-from mooring.server.http.answers import Answer, shown
+from mooring.server.http.answers import Answer, encode, shown, tag
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 
@@ -117,9 +119,19 @@ def _shown(event: Event) -> EventShown:
 
 
 async def _overview(call: Call) -> Answer:
+    """Written once for each state of the fleet and for all who may see the same groups: every open
+    console asks for it all the time. Its ETag is that of all but the moment."""
     fleet, outlook = call.parts.fleet, call.parts.outlook
     told = problems(fleet, now()) if outlook is None else outlook.problems()
-    return Answer(overview(fleet, told, call.principal, now()))
+
+    def write() -> Page:
+        seen = overview(fleet, told, call.principal, now())
+        timeless = structs.replace(seen, health=structs.replace(seen.health, timestamp=""))
+        return Page(encode(seen), {"ETag": tag(encode(timeless)).strip('"')})
+
+    stamp = (fleet.version, fleet.sampled, fleet.stale, fleet.error, tuple(told))
+    page = fleet.rendering.page(("overview", call.principal.groups), stamp, write)
+    return Answer(page.body, etag=page.headers["ETag"])
 
 
 ENDPOINTS = (
