@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.model import JSON
 from mooring.tenants.hiding import (
     holds_mask,
     holds_secret,
@@ -172,4 +173,11 @@ def test_a_text_of_a_map_in_a_map_is_looked_into():
     assert "hunter2" not in masked_text(msgspec.json.encode({"a": inner}).decode())
     assert "hunter2" not in masked_text('{"password": "hunter2", "password": ""}')
     assert masked_text("[" * 100_000) == "[" * 100_000
+    assert "hunter2" not in masked_text("[" * 900 + '"hunter2"' + "]" * 900)
+    deep: JSON = "hunter2"
+    for _ in range(900):
+        deep = {"a": deep}
+    assert "hunter2" not in str(masked(deep))
+    assert holds_secret(deep)
+    assert not holds_mask(deep)
     assert MASK not in masked_text("[1, 2]")

@@ -15,6 +15,10 @@ import msgspec
 from mooring.model import JSON
 from mooring.tenants.secrets import MASK
 
+DEEPEST = 100
+"""Maps and lists within one another that are looked into: whoever goes through them all calls
+itself at each, and somewhere there is an end to that."""
+
 _SECRET = re.compile(
     r"passw(or)?d|passphrase|pwd|secret|token|credential|(private|api|access|encryption)[_-]?key",
     re.IGNORECASE,
@@ -49,43 +53,45 @@ def is_hidden(field: str) -> bool:
     )
 
 
-def holds_mask(value: JSON) -> bool:
+def holds_mask(value: JSON, deep: int = DEEPEST) -> bool:
     """Whether a value was masked for people: written back, it would cost the secret."""
-    if isinstance(value, dict):
-        return any(
-            (is_hidden(name) and inner == MASK) or holds_mask(inner)
-            for name, inner in value.items()
+    if isinstance(value, dict | list):
+        within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
+        return deep > 0 and any(
+            (is_hidden(name) and inner == MASK) or holds_mask(inner, deep - 1)
+            for name, inner in within
         )
-    if isinstance(value, list):
-        return any(map(holds_mask, value))
     if not isinstance(value, str) or MASK not in value:
         return False
-    return MASK in _secrets(value) or holds_mask(_structure(value))
+    return MASK in _secrets(value) or holds_mask(_structure(value), deep)
 
 
-def holds_secret(value: JSON) -> bool:
+def holds_secret(value: JSON, deep: int = DEEPEST) -> bool:
     """Whether something within a value is not shown."""
-    if isinstance(value, dict):
-        return any(is_hidden(name) or holds_secret(inner) for name, inner in value.items())
-    if isinstance(value, list):
-        return any(map(holds_secret, value))
+    if isinstance(value, dict | list):
+        within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
+        return deep <= 0 or any(
+            is_hidden(name) or holds_secret(inner, deep - 1) for name, inner in within
+        )
     if not isinstance(value, str):
         return False
-    return bool(_secrets(value)) or holds_secret(_structure(value))
+    return bool(_secrets(value)) or holds_secret(_structure(value), deep)
 
 
-def masked(value: JSON) -> JSON:
+def masked(value: JSON, deep: int = DEEPEST) -> JSON:
     """A value for people: whatever its names call secret is hidden, and so are the secrets within
-    its texts."""
+    its texts, and what lies so deep that nobody looks there."""
+    if isinstance(value, dict | list) and deep <= 0:
+        return MASK
     if isinstance(value, dict):
-        return {name: masked_field(name, inner) for name, inner in value.items()}
+        return {name: masked_field(name, inner, deep - 1) for name, inner in value.items()}
     if isinstance(value, list):
-        return [masked(inner) for inner in value]
+        return [masked(inner, deep - 1) for inner in value]
     return masked_text(value) if isinstance(value, str) else value
 
 
-def masked_field(name: str, value: JSON) -> JSON:
-    return MASK if is_hidden(name) and value not in (None, "") else masked(value)
+def masked_field(name: str, value: JSON, deep: int = DEEPEST) -> JSON:
+    return MASK if is_hidden(name) and value not in (None, "") else masked(value, deep)
 
 
 def masked_text(text: str) -> str:
