@@ -312,6 +312,38 @@ async def test_groups_are_found_however_large_they_are(hub: Hub, hands: Hands, l
         assert len(await hub.registry.services("b")) == 400
 
 
+async def test_a_service_without_instances_is_forgotten_with_all_that_was_said_of_it(
+    hub: Hub, other: Hub
+):
+    registry, describes = other.registry, other.registry.guarantees.describes
+    async with hub.register(at(1)) as one, hub.register(Instance("echo2", "h", 1)):
+        if describes:
+            await registry.describe(service="echo", set={"displayName": "Echo"})
+            await registry.configure("echo", set={"limit": 5})
+            await registry.configure("echo", one.instance.id, set={"weight": 3})
+        assert not await registry.forget("echo")
+        if describes:
+            assert await registry.config("echo") == {"limit": 5}
+        await one.aclose()
+        assert await registry.forget("echo")
+        assert [*await registry.services()] == [("echo2", 1)]
+        if describes:
+            assert (await registry.info(service="echo")).display_name == ""
+            assert await registry.config("echo") == {}
+            assert await registry.config("echo", one.instance.id) == {}
+        assert await registry.forget("echo")  # nobody ever heard of it
+        async with hub.register(at(1)):
+            assert [*await registry.services()] == [("echo", 1), ("echo2", 1)]
+
+
+async def test_who_was_taken_out_of_a_service_that_is_forgotten_stays_out(hub: Hub, other: Hub):
+    entered = await hub.registry.enter(at(1))
+    assert await other.registry.deregister("echo", entered.instance.id)
+    assert await other.registry.forget("echo")
+    with pytest.raises(Removed):
+        await hub.registry.enter(entered.instance)
+
+
 async def test_two_operators_at_once_lose_nothing(hub: Hub, other: Hub):
     if not hub.registry.guarantees.describes:
         return

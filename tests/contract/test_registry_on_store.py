@@ -278,3 +278,37 @@ async def test_one_that_never_came_in_is_not_kept_out_by_what_befell_who_was_the
             return await ports(other.registry) == [1]
 
         await eventually(back)
+
+
+async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_of_it(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    registry = hub.registry
+    if not registry.guarantees.describes:
+        return  # nothing was said
+    await registry.describe(service="echo", set={"displayName": "Echo"})
+    await registry.configure("echo", set={"limit": 5})
+    await registry.configure("echo", "10.0.0.1:1", set={"weight": 3})
+    commit = hub.store.commit
+
+    async def late(*writes: Any, **named: Any) -> Committed:
+        monkeypatch.undo()
+        await other.registry.enter(at(1))  # after it was looked at, and before it is deleted
+        return await commit(*writes, **named)
+
+    monkeypatch.setattr(hub.store, "commit", late)
+    assert not await registry.forget("echo")
+    assert await registry.config("echo") == {"limit": 5}
+    assert await registry.config("echo", "10.0.0.1:1") == {"weight": 3}
+    assert (await registry.info(service="echo")).display_name == "Echo"
+    (found,) = (await registry.instances("echo")).instances
+    assert found.weight == 3
+
+
+async def test_a_service_of_which_much_was_said_is_forgotten_whole(hub: Hub):
+    if not hub.registry.guarantees.describes:
+        return
+    for port in range(1, 150):
+        await hub.registry.configure("echo", f"10.0.0.1:{port}", set={"weight": 3})
+    assert await hub.registry.forget("echo")
+    assert (await hub.store.read(everything())).entries == ()

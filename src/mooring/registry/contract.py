@@ -220,6 +220,12 @@ class Registry(ABC):
         """Change some of a description (displayName, department, description)."""
 
     @abstractmethod
+    async def forget(self, service: str) -> bool:
+        """Delete what is kept of a service that has no instances: its description, and what the
+        operator said of it and of those that it had. Whether that could be: not while somebody is
+        registered there. Whom an operator took out stays out."""
+
+    @abstractmethod
     async def sweep(self) -> str:
         """Take out what is dead; what was done, in words."""
 

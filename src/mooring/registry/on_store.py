@@ -27,6 +27,7 @@ from mooring.registry.contract import (
 from mooring.registry.enrolment import Shared, StoreEnrolment
 from mooring.registry.everything import everything_feed
 from mooring.registry.following import Assembly, service_feed
+from mooring.registry.forgetting import forget
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout, Malformed, Place
 from mooring.registry.leases import SharedLease
@@ -347,6 +348,10 @@ class StoreRegistry(Registry):
         values.check_info(set, service=bool(service))
         fields = await self._edit(name, dict(set), (), config=False)
         return self._info(name, values.encode(fields))
+
+    async def forget(self, service: str) -> bool:
+        self._shared.described.discard(self.layout.canonical(service))
+        return await forget(self.store, self.layout, service)
 
     async def sweep(self) -> str:
         return "nothing to sweep: " + self.guarantees.expires

@@ -43,8 +43,8 @@ from mooring.registry.redis.following import Pulse, ServiceFeed
 from mooring.registry.redis.keys import Keys, check_service
 from mooring.registry.redis.reading import Reader, of_each, with_config
 from mooring.registry.redis.remote import RedisRemote
-from mooring.registry.redis.scripts import EDIT
-from mooring.registry.redis.service import LiveService, message_head
+from mooring.registry.redis.scripts import EDIT, FORGET
+from mooring.registry.redis.service import LiveService, drop_service, message_head
 from mooring.registry.remote import Said
 from mooring.store.rules import check_ttl
 
@@ -343,6 +343,21 @@ class RedisRegistry(Registry):
         values.check_info(set, service=bool(service))
         told = await self._edit(self.keys.info, field, dict(set))
         return self._info(field, values.encode(told), group, service)
+
+    async def forget(self, service: str) -> bool:
+        """As everywhere. Also who is silent is registered, until cleanup takes it out."""
+        keys, what = self.keys.of(service), f"forgetting of {service}"
+        beyond = [] if self.keys.cluster else [self.keys.info, self.keys.services]
+        done = await self.connection.run(
+            FORGET,
+            [keys.heartbeats, keys.config, *beyond],
+            [service, keys.changes, message_head(service, "")],
+            what=what,
+        )
+        if done and self.keys.cluster:
+            await self.connection.call("HDEL", self.keys.info, service, what=what, writes=True)
+            await drop_service(self.connection, self.keys, service)
+        return bool(done)
 
     def sweeper(self) -> Sweeper:
         """What takes out the dead. See `Sweeper`."""

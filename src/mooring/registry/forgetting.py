@@ -1,0 +1,64 @@
+"""Forgetting a service on a store: what was said of it goes, as long as nobody is registered in it.
+
+A store cannot check that a range is empty in the moment of a write. It is looked at in the same
+moment, though: whoever registered shortly before has all of it put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from mooring.errors import Conflict
+from mooring.registry.layouts.contract import Layout
+from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, key, unchanged
+from mooring.tasks import cleanup
+
+_AT_ONCE = 60
+"""Keys that one commit takes out: each has a check, too."""
+_PUT_BACK_WITHIN = 10.0
+
+
+async def forget(store: Store, layout: Layout, service: str) -> bool:
+    """Delete what is kept of a service that has no instances: its description, and the operator's
+    word on it and on those that it had. Whether that could be: not while somebody is registered."""
+    service = layout.canonical(service)
+    ranges = layout.ranges(service)
+    while True:
+        parts = [(await store.read(where)).entries for where in ranges]
+        entries = [entry for part in parts for entry in part]
+        if _has_instances(layout, service, entries):
+            return False
+        told = [each for each in entries if not each.lease and _is_of(layout, service, each)]
+        some = told[:_AT_ONCE]
+        if not some:
+            return True
+        try:
+            done = await store.commit(
+                *(Delete(key(entry.key)) for entry in some),
+                require=[unchanged(entry.key, entry.modified) for entry in some],
+                read=[Query(where, keys_only=True) for where in ranges],
+            )
+        except Conflict:
+            continue  # somebody says something of it at this very moment
+        if _has_instances(layout, service, (e for part in done.reads for e in part.entries)):
+            await cleanup(_put_back(store, some), within=_PUT_BACK_WITHIN)
+            return False
+
+
+async def _put_back(store: Store, entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        with contextlib.suppress(Conflict):  # somebody wrote it anew
+            await store.commit(Put(entry.key, entry.value), require=[absent(entry.key)])
+
+
+def _is_of(layout: Layout, service: str, entry: Entry) -> bool:
+    place = layout.locate(entry.key)
+    return place is not None and place.service == service
+
+
+def _has_instances(layout: Layout, service: str, entries: Iterable[Entry]) -> bool:
+    places = (layout.locate(entry.key) for entry in entries)
+    return any(
+        place is not None and place.service == service and place.file == "data" for place in places
+    )
