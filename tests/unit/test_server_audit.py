@@ -242,3 +242,23 @@ def test_a_line_longer_than_a_block_is_whole(tmp_path: Path):
     long = b"x" * 200_000
     (tmp_path / "file").write_bytes(b"a\n" + long + b"\nb\n")
     assert list(_backwards(tmp_path / "file")) == [b"b", long, b"a"]
+
+
+def test_of_notes_that_are_long_every_name_is_kept(folder: Folder):
+    audit = Audit(folder)
+    names = [f"n{n:02}" for n in range(99)]
+    before: dict[str, Any] = {"weight": 1.5, **dict.fromkeys(names)}
+    after = {"weight": None, **{name: {"text": f"{name}{'x' * 10_000}"} for name in names}}
+    audit.write(call(before=before, after=after, reason="why" * 300), 200)
+    (entry,) = audit.read(limit=1)
+    assert entry.notes["before"] == before
+    assert list(entry.notes["after"]) == ["weight", *names]
+    assert entry.notes["after"]["n07"].startswith('{"text":"n07x')
+    assert entry.notes["reason"].startswith("whywhy")
+    assert len(folder.audit.read_bytes()) < 9000
+    long = {f"{n:03}{'é' * 300}": "x" for n in range(500)}
+    audit.write(call(after=long, changed=list(long)), 200)
+    (entry,) = audit.read(limit=1)
+    assert list(entry.notes["after"]) == [name[:200] for name in long][:100]
+    assert len(entry.notes["changed"]) == 100
+    assert "x" not in str(entry.notes["after"].values())

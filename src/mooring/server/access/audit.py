@@ -38,6 +38,8 @@ _LONGEST = 2000
 _LONGEST_REFUSED = 200
 """Bytes of what somebody chose who may have had no right to."""
 _LONGEST_NOTES = 8000
+_NAMES = 100
+_LONGEST_NAME = 200
 _REFUSALS = 60.0
 """Refusals a minute, of one token or of one address without any, that are written down."""
 _STRANGERS = 600.0
@@ -257,4 +259,25 @@ def _bounded(notes: dict[str, Any]) -> dict[str, Any]:
             return dict(notes)
     except (TypeError, ValueError):
         return {"notes": "these cannot be written as JSON"}
-    return {name[:100]: str(value)[:200] for name, value in list(notes.items())[:30]}
+    for most in (200, 20, 0):
+        short = {name[:100]: _shortened(value, most) for name, value in list(notes.items())[:30]}
+        if len(msgspec.json.encode(short)) <= _LONGEST_NOTES:
+            break
+    return short
+
+
+def _shortened(value: object, most: int) -> object:
+    """Every name that a note has, with so much of what it says of each as fits."""
+    if isinstance(value, dict):
+        some = list(value.items())[:_NAMES]
+        return {str(name)[:_LONGEST_NAME]: _text(inner, most) for name, inner in some}
+    if isinstance(value, list | tuple):
+        return [_text(inner, _LONGEST_NAME) for inner in value[:_NAMES]]
+    return _text(value, max(most, 200))
+
+
+def _text(value: object, most: int) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= most else f"{text[:most]}…"
