@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 from bench.processes import ROOT, ProcessFailed, output
 
-BRING = (
-    "mkdir -p .tools/wrk && cd .tools/wrk && apt-get download wrk libluajit-5.1-2 && "
-    "for each in *.deb; do dpkg -x $each .; done"
-)
+BRING = "python tools/fetch.py wrk"
 """What brings Debian's where there is none on PATH; nothing is installed."""
 
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}

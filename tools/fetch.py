@@ -1,6 +1,6 @@
 """Bring what no wheel of ours brings, below .tools; nothing is installed.
 
-python tools/fetch.py [tests] [zookeeper]
+python tools/fetch.py [tests] [zookeeper] [wrk]
 
 For the tests, which is what is brought where nothing is said:
 
@@ -12,7 +12,8 @@ For the tests, which is what is brought where nothing is said:
 - Debian's Chromium, unless this machine has one, with every library that it misses here, and a font
   that has Chinese.
 
-For the benchmarks: Debian's ZooKeeper, and the Java that it needs unless this machine has one.
+For the benchmarks: Debian's ZooKeeper, and the Java that it needs, and wrk, unless this machine has
+them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ ZOOKEEPER = (
 )
 CHROMIUM = ("chromium", "fonts-dejavu-core", "fonts-inter", "fonts-wqy-zenhei")
 JAVA = ("openjdk-17-jre-headless",)
+WRK = ("wrk", "libluajit-5.1-2")
 PYTHON_PACKAGES = {
     "protobuf-5": ("--no-deps", "protobuf==5.29.6"),
     "protobuf-6": ("--no-deps", "protobuf==6.33.6"),
@@ -168,6 +170,7 @@ def fetch_python_packages() -> int:
 
 FETCHERS: Mapping[str, Callable[[], int]] = {
     "tests": fetch_for_tests,
+    "wrk": fetch_wrk,
     "zookeeper": fetch_zookeeper,
 }
 
