@@ -122,6 +122,12 @@ def download_with_dependencies(folder: str, packages: tuple[str, ...]) -> bool:
     return done.returncode == 0
 
 
+def fetch_wrk() -> int:
+    if shutil.which("wrk") or (TOOLS / "wrk").exists():
+        return 0
+    return unpack(TOOLS / "wrk", WRK, missing="there is no wrk here: install it")
+
+
 def unpack(
     target: Path,
     packages: tuple[str, ...],
