@@ -65,11 +65,15 @@ async def found(admin: Admin) -> Instance:
 async def test_an_instance_is_drained_and_enabled(admin: Admin, echo: None):
     answer = told(await admin.post(f"{ONE}/drain?reason=disk+full"))
     assert (answer["enabled"], answer["config"]) == (False, {"enabled": False})
-    assert noted(admin) == {"before": {"enabled": None}, "reason": "disk full"}
+    assert noted(admin) == {
+        "before": {"enabled": None},
+        "after": {"enabled": False},
+        "reason": "disk full",
+    }
     assert not (await found(admin)).enabled
     answer = told(await admin.post(f"{ONE}/enable"))
     assert (answer["enabled"], answer["config"]) == (True, {})
-    assert noted(admin) == {"before": {"enabled": False}}
+    assert noted(admin) == {"before": {"enabled": False}, "after": {"enabled": None}}
     assert (await found(admin)).enabled
 
 
@@ -129,7 +133,7 @@ async def test_an_instance_is_weighed(admin: Admin, echo: None):
     )
     assert (await found(admin)).weight == 2.5
     assert told(await admin.put(f"{ONE}/weight", {"weight": None}))["weight"] == 2
-    assert noted(admin) == {"before": {"weight": 2.5}}
+    assert noted(admin) == {"before": {"weight": 2.5}, "after": {"weight": None}}
     for wrong in (-1, "2", 1e300):
         error(await admin.put(f"{ONE}/weight", {"weight": wrong}), 400)
 

@@ -13,12 +13,15 @@ from mooring.model import JSON, Instance, Service
 from mooring.server.access.principals import READING, need
 from mooring.server.api.known import instance_of, not_found, on_redis, service_of
 from mooring.server.api.registry import known_of
+from mooring.server.api.unmasking import Unmasking, configuration, fields, may_unmask
 from mooring.server.http.answers import Answer, shown
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 from mooring.server.http.paging import Page, cut
-from mooring.tenants.hiding import masked
+from mooring.tenants.diversion import of_value
+from mooring.tenants.hiding import holds_mask
+from mooring.tenants.masks import unmasked
 
 OPERATING = need("operator", "group")
 LOOKING = need("viewer", "group")
@@ -26,7 +29,9 @@ LOOKING = need("viewer", "group")
 SERVICE = "/admin/registry/services/{service}"
 INSTANCE = f"{SERVICE}/instances/{{id}}"
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+MOST = 100
+"""Values that one edit changes: the audit names them all."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +48,7 @@ class Operated(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether it may be called."""
     weight: float
     config: dict[str, Any]
-    """The operator's word on this instance, as it lies in the registry."""
+    """The operator's word on this instance, secrets masked."""
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,8 +59,9 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Editing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A change of some values; the others stay."""
 
-    set: dict[Name, Any] = {}
-    unset: Annotated[list[Name], msgspec.Meta(max_length=1000)] = []
+    set: Annotated[dict[Name, Any], msgspec.Meta(max_length=MOST)] = {}
+    """A mask stands for the secret that is there."""
+    unset: Annotated[list[Name], msgspec.Meta(max_length=MOST)] = []
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -132,7 +138,7 @@ class _Said(NamedTuple):
     ) -> Answer:
         """Change it. The timeline tells `what` was done; nothing while there is more to do."""
         call, (service, id) = self.call, (self.instance.service, self.instance.id)
-        _note(call, self.before, [*(set or ()), *unset])
+        _note(call, self.before, set or {}, unset)
         config = await call.parts.hub.registry.configure(service, id, set=set or {}, unset=unset)
         if what:
             _tell(call, service, id, what)
@@ -159,14 +165,17 @@ def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
         id=instance.id,
         enabled=instance.enabled,
         weight=instance.weight,
-        config=dict(config),
+        config=fields(config),
     )
 
 
-def _note(call: Call, before: Mapping[str, JSON], touched: Sequence[str]) -> None:
-    """For the audit: what it was, and why it is changed."""
-    was = {name: before.get(name) for name in touched}
-    call.notes["before"] = masked(was)  # a service may keep there what it likes
+def _note(
+    call: Call, before: Mapping[str, JSON], set: Mapping[str, JSON], unset: Sequence[str] = ()
+) -> None:
+    """For the audit: what it was, what it is to be, and why."""
+    after = {**set, **dict.fromkeys(unset)}
+    call.notes["before"] = fields({name: before.get(name) for name in after})
+    call.notes["after"] = fields(after)
     if reason := getattr(call.query, "reason", ""):
         call.notes["reason"] = reason
 
@@ -210,11 +219,11 @@ async def forget(call: Call) -> Answer:
 
 async def service_config(call: Call) -> Answer:
     service = await service_of(call)
-    return Answer(dict(await call.parts.hub.registry.config(service)))
+    return configuration(call, await call.parts.hub.registry.config(service))
 
 
 async def instance_config(call: Call) -> Answer:
-    return Answer(dict(await _kept(call)))
+    return configuration(call, await _kept(call))
 
 
 async def _kept(call: Call) -> Mapping[str, JSON]:
@@ -238,14 +247,41 @@ async def configure_instance(call: Call) -> Answer:
 
 
 async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -> Answer:
-    new, gone = call.body.set, tuple(call.body.unset)
-    if not new and not gone:
+    told, gone = call.body.set, tuple(call.body.unset)
+    if not told and not gone:
         raise Refused(400, "bad_request", "nothing is to be changed: say what to set or to unset")
-    if both := [name for name in gone if name in new]:
+    if both := [name for name in gone if name in told]:
         raise Refused(400, "bad_request", f"{both[0]!r} is to be set and to be unset")
-    _note(call, before, [*new, *gone])
+    if (count := len(told) + len(gone)) > MOST:
+        raise Refused(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
+    new = _unmasked(call, before)
+    _note(call, before, new, gone)
+    if not new and not gone:
+        return Answer(fields(before))
     config = await call.parts.hub.registry.configure(service, id, set=new, unset=gone)
-    return Answer(dict(config))
+    return Answer(fields(config))
+
+
+def _unmasked(call: Call, before: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What is to be set, with the secrets that are there in place of their masks; without what is
+    a mask alone, which nobody changed."""
+    told: dict[str, JSON] = call.body.set
+    for name, value in told.items():
+        diverted = of_value(name, before.get(name), value)
+        if diverted is not None and not may_unmask(call):
+            raise Refused(409, "conflict", str(diverted))
+    restored = unmasked(told, dict(before))
+    assert isinstance(restored, dict)
+    new = {
+        name: value
+        for name, value in restored.items()
+        if value == told[name] or value != before.get(name)
+    }
+    for name, value in new.items():
+        if holds_mask({name: value}):
+            message = f"{name!r} is masked, and no such secret is there: leave it out, or say it"
+            raise Refused(400, "bad_request", message)
+    return new
 
 
 async def info(call: Call) -> Answer:
@@ -268,7 +304,7 @@ async def describe(call: Call) -> Answer:
     registry = call.parts.hub.registry
     before = _info(await registry.info(service=service))
     was = {"displayName": before.display_name, "description": before.description}
-    _note(call, was, [*told])
+    _note(call, was, told)
     return Answer(_info(await registry.describe(service=service, set=told)))
 
 
@@ -367,7 +403,8 @@ ENDPOINTS = (
         f"{SERVICE}/config",
         LOOKING,
         service_config,
-        "The operator's word on a service, and its own values",
+        "The operator's word on a service, and its own values; secrets masked",
+        query=Unmasking,
         answers={200: dict[str, Any]},
     ),
     Endpoint(
@@ -385,7 +422,8 @@ ENDPOINTS = (
         f"{INSTANCE}/config",
         LOOKING,
         instance_config,
-        "The operator's word on an instance; it outlives the instance",
+        "The operator's word on an instance, secrets masked; it outlives the instance",
+        query=Unmasking,
         answers={200: dict[str, Any]},
     ),
     Endpoint(

@@ -23,7 +23,7 @@ from mooring.names import split_service
 from mooring.server.access.principals import READING
 from mooring.server.alerts.conditions import SEVERITIES, seen_by
 from mooring.server.fleet.live import Fleet
-from mooring.server.fleet.summary import UNOBSERVED, Observed, percentile
+from mooring.server.fleet.summary import UNOBSERVED, Observed, metadata_shown, percentile
 from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
@@ -213,7 +213,7 @@ def labels(instance: Instance) -> dict[str, str]:
         "healthy": str(instance.status.healthy).lower(),
         "enabled": str(instance.enabled).lower(),
     }
-    for key, value in sorted(instance.metadata.items()):
+    for key, value in metadata_shown(instance.metadata).items():
         told.setdefault(f"metadata_{label_name(key)}", value)
     return {
         f"__meta_mooring_{name}": value

@@ -18,6 +18,7 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Wanted, explain
 from mooring.model import Instance, State
 from mooring.server.access.principals import DISCOVERING, need
+from mooring.server.fleet.summary import metadata_shown
 from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
@@ -218,7 +219,8 @@ async def discover(call: Call) -> Answer:
     told = explain(await _instances(call), wanted, Resilience())
     eligible = [each.instance for each in told if each.called]
     some, headers = cut(eligible, asked, lambda each: each.id, path=call.here)
-    return Answer([_offered(each) for each in some], headers=headers)
+    calls = call.principal.role != "viewer"  # by all that is said; who only looks need not know it
+    return Answer([_offered(each, whole=calls) for each in some], headers=headers)
 
 
 async def _instances(call: Call) -> Iterable[Instance]:
@@ -231,7 +233,7 @@ async def _instances(call: Call) -> Iterable[Instance]:
     return [] if known is None else known.instances.values()
 
 
-def _offered(instance: Instance) -> Offered:
+def _offered(instance: Instance, *, whole: bool) -> Offered:
     return Offered(
         id=instance.id,
         host=instance.host,
@@ -241,7 +243,7 @@ def _offered(instance: Instance) -> Offered:
         zone=instance.zone,
         weight=instance.weight,
         healthy=instance.status.healthy,
-        metadata=dict(instance.metadata),
+        metadata=dict(instance.metadata) if whole else metadata_shown(instance.metadata),
         ports=dict(instance.ports),
     )
 

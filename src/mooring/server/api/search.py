@@ -20,6 +20,7 @@ from mooring.model import Instance
 from mooring.server.access.principals import READING
 from mooring.server.api.known import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
+from mooring.server.fleet.summary import metadata_shown
 from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
@@ -191,7 +192,7 @@ def _service_texts(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _instance(instance: Instance) -> Candidate:
-    said = ((f"metadata.{key}", value) for key, value in instance.metadata.items())
+    said = ((f"metadata.{key}", value) for key, value in metadata_shown(instance.metadata).items())
     texts = (("id", instance.id), ("host", instance.host), *said)
     return Candidate(kind="instance", name=instance.id, service=instance.service, texts=texts)
 

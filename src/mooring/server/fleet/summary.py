@@ -17,6 +17,7 @@ import msgspec
 
 from mooring.model import JSON, Config, Instance, State, Time
 from mooring.server.http.answers import shown
+from mooring.tenants.hiding import masked_field
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -264,7 +265,7 @@ def average(values: Iterable[float | None]) -> float | None:
 
 
 def config_shown(config: Config) -> dict[str, JSON]:
-    """What an operator said, without what was not said."""
+    """What an operator said, without what was not said, and without its secrets."""
     told: dict[str, JSON] = dict(config.values)
     if config.weight is not None:
         told["weight"] = config.weight
@@ -274,7 +275,12 @@ def config_shown(config: Config) -> dict[str, JSON]:
         told["zone"] = config.zone
     if config.metadata:
         told["metadata"] = dict(config.metadata)
-    return dict(sorted(told.items()))
+    return {name: masked_field(name, told[name]) for name in sorted(told)}
+
+
+def metadata_shown(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What an instance says of itself, without its secrets."""
+    return {name: str(masked_field(name, metadata[name])) for name in sorted(metadata)}
 
 
 def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> InstanceDetail:
@@ -292,7 +298,7 @@ def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> Inst
         healthy=healthy(instance, observed),
         state=status.state,
         ephemeral=instance.ephemeral,
-        metadata=dict(sorted(instance.metadata.items())),
+        metadata=metadata_shown(instance.metadata),
         ports=dict(sorted(instance.ports.items())),
         config=config_shown(instance.config),
         registration_time=shown(moment(status.registered_at)),

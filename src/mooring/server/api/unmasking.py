@@ -1,0 +1,53 @@
+"""Secrets in clear text: for admins, and whoever asks for them is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mooring.model import JSON
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.errors import Refused
+from mooring.tenants.hiding import masked_field
+
+
+class Unmasking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    unmask: bool = False
+    """Secrets in clear text: for admins, and it is written into the audit."""
+
+
+OPENED: Mapping[str, str] = {"Cache-Control": "no-store"}
+"""Headers of an answer with secrets in clear text."""
+
+
+def allow_unmasking(call: Call) -> None:
+    """Raises `Refused` (403). Whoever tries is written down."""
+    call.notes["unmask"] = True
+    allowed = may_unmask(call)
+    call.parts.audit.write(call, 200 if allowed else 403)
+    if not allowed:
+        raise Refused(
+            403,
+            "forbidden",
+            f"{call.principal.name} may not see secrets: that takes the role admin",
+        )
+
+
+def may_unmask(call: Call) -> bool:
+    return call.principal.role == "admin"
+
+
+def fields(told: Mapping[str, JSON]) -> dict[str, Any]:
+    """Fields as everybody is shown them, who may see them at all."""
+    return {name: masked_field(name, value) for name, value in told.items()}
+
+
+def configuration(call: Call, told: Mapping[str, JSON]) -> Answer:
+    """A configuration, as far as the caller may see it and asks for it."""
+    if not call.query.unmask:
+        return Answer(fields(told))
+    allow_unmasking(call)
+    return Answer(dict(told), headers=OPENED)

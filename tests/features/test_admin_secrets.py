@@ -1,0 +1,222 @@
+"""Secrets in what operators and services say: who sees them, and what becomes of a mask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mooring import Instance
+from mooring.model import JSON
+from mooring.tenants.secrets import MASK
+from tests.admin import Admin
+from tests.waiting import eventually
+
+ECHO = "/admin/registry/services/Common%2Fecho"
+ONE = f"{ECHO}/instances/10.0.0.1:80"
+CONFIG: dict[str, JSON] = {
+    "db_password": "hunter2",
+    "limit": 5,
+    "mirror": "https://u:hunter2@mirror.example",
+    "smtp": {"host": "mail", "auth": "hunter2", "tries": 3},
+}
+SHOWN: dict[str, JSON] = {
+    "db_password": MASK,
+    "limit": 5,
+    "mirror": f"https://u:{MASK}@mirror.example",
+    "smtp": {"host": "mail", "auth": MASK, "tries": 3},
+}
+
+
+@pytest.fixture(params=["memory", "redis-7.0"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def echo(admin: Admin) -> AsyncIterator[None]:
+    metadata = {"rack": "north-7", "apiToken": "hunter2", "site": "https://u:hunter2@h"}
+    one = Instance("Common/echo", "10.0.0.1", 80, metadata=metadata)
+    await admin.hub.registry.configure("Common/echo", set=CONFIG)
+    async with admin.hub.register(one):
+
+        def known() -> bool:
+            service = admin.fleet.service("Common/echo")
+            found = service.instances.get("10.0.0.1:80") if service is not None else None
+            return found is not None and bool(found.config.values)
+
+        await eventually(known)
+        yield
+
+
+def told(answer: httpx.Response, status: int = 200) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def error(answer: httpx.Response, status: int) -> str:
+    message: str = told(answer, status)["error"]["message"]
+    return message
+
+
+def noted(admin: Admin) -> dict[str, Any]:
+    """What the audit says of the last write."""
+    (entry,) = admin.parts.audit.read(limit=1)
+    return entry.notes
+
+
+async def edit(admin: Admin, change: object, as_: str = "operator") -> httpx.Response:
+    return await admin.request("PATCH", f"{ECHO}/config", change, as_=as_)
+
+
+async def kept(admin: Admin) -> dict[str, JSON]:
+    return dict(await admin.hub.registry.config("Common/echo"))
+
+
+async def test_a_configuration_is_shown_without_its_secrets(admin: Admin, echo: None):
+    for who in ("viewer", "operator", "admin"):
+        answer = await admin.get(f"{ECHO}/config", as_=who)
+        assert told(answer) == SHOWN
+    for path in (ECHO, f"{ECHO}/instances", ONE, "/prometheus/targets", "/admin/search?q=north-7"):
+        for who in ("viewer", "admin", *(["service"] if "/instances" in path else [])):
+            answer = await admin.get(path, as_=who)
+            assert answer.status_code == 200
+            assert "hunter2" not in answer.text
+    shown = told(await admin.get(ONE, as_="service"))
+    assert {name: shown["config"][name] for name in SHOWN} == SHOWN
+    assert shown["metadata"]["rack"] == "north-7"
+    assert shown["metadata"]["apiToken"] == MASK
+    assert shown["metadata"]["site"] == f"https://u:{MASK}@h"
+    # Nobody guesses it letter by letter.
+    assert told(await admin.get("/admin/search?q=hunter")) == []
+
+
+async def test_the_live_stream_tells_no_secret(admin: Admin, echo: None):
+    async with (
+        admin.client("viewer") as client,
+        client.stream("GET", "/admin/events?service=Common/echo") as answer,
+        asyncio.timeout(30),
+    ):
+        lines = answer.aiter_lines()
+        await anext(lines)
+        await admin.hub.registry.configure("Common/echo", set={"db_password": "hunter3"})
+        seen = ""
+        async for line in lines:
+            seen += line
+            if "db_password" in line:
+                break
+        assert MASK in seen
+        assert "hunter" not in seen
+
+
+async def test_a_configuration_is_unmasked_for_admins_and_that_is_written_down(
+    admin: Admin, echo: None
+):
+    for path in (f"{ECHO}/config", f"{ONE}/config"):
+        for who in ("viewer", "operator"):
+            error(await admin.get(f"{path}?unmask=true", as_=who), 403)
+            (entry,) = admin.parts.audit.read(limit=1)
+            assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
+        answer = await admin.get(f"{path}?unmask=true", as_="admin")
+        assert told(answer) == (CONFIG if path.startswith(f"{ECHO}/config") else {})
+        assert answer.headers["Cache-Control"] == "no-store"
+        (entry,) = admin.parts.audit.read(limit=1)
+        assert (entry.role, entry.status, entry.notes) == ("admin", 200, {"unmask": True})
+        assert entry.service == "Common/echo"
+
+
+async def test_who_registered_hears_the_operators_word_in_clear(admin: Admin):
+    here = "/registry/services/Common%2Fecho/instances"
+    metadata = {"apiToken": "hunter2"}
+    wanted = {"host": "10.0.0.9", "port": 80, "metadata": metadata}
+    made = told(await admin.post(here, wanted, as_="service"), 201)
+    await admin.hub.registry.configure("Common/echo", made["id"], set={"db_password": "hunter2"})
+
+    async def heard() -> bool:
+        beat = f"{here}/{made['id']}/beat"
+        answer = await admin.put(beat, {"incarnation": made["incarnation"]}, as_="service")
+        return bool(told(answer)["config"] == {"db_password": "hunter2"})
+
+    await eventually(heard)
+    # Callers call by what is registered; people who look need not know it.
+    (offered,) = told(await admin.get(here, as_="service"))
+    assert offered["metadata"] == metadata
+    (offered,) = told(await admin.get(here, as_="viewer"))
+    assert offered["metadata"] == {"apiToken": MASK}
+
+
+async def test_a_mask_that_is_sent_back_keeps_what_is_there(admin: Admin, echo: None):
+    shown = told(await admin.get(f"{ECHO}/config"))
+    shown["limit"] = 6
+    shown["smtp"]["tries"] = 4
+    after = told(await edit(admin, {"set": shown}))
+    assert after == shown
+    smtp = {"host": "mail", "auth": "hunter2", "tries": 4}
+    assert await kept(admin) == {**CONFIG, "limit": 6, "smtp": smtp}
+    assert "hunter2" not in str(noted(admin))
+    # A mask of which there is nothing is no secret.
+    for change in ({"new_token": MASK}, {"mirror": f"https://u:{MASK}@evil.example"}):
+        assert "masked" in error(await edit(admin, {"set": change}), 400)
+    assert await kept(admin) == {**CONFIG, "limit": 6, "smtp": smtp}
+
+
+async def test_a_secret_in_a_configuration_goes_nowhere_else_by_its_mask(admin: Admin, echo: None):
+    smtp = {"host": "evil.example", "auth": MASK, "tries": 3}
+    message = error(await edit(admin, {"set": {"smtp": smtp}}), 409)
+    assert "smtp.auth" in message
+    assert "smtp.host" in message
+    assert await kept(admin) == CONFIG
+    told(await edit(admin, {"set": {"smtp": {**smtp, "auth": "mine"}}}))
+    told(await edit(admin, {"set": {"smtp": {**smtp, "host": "mail2", "auth": "hunter2"}}}))
+    told(await edit(admin, {"set": {"smtp": {**smtp, "host": "mail"}}}, as_="admin"))
+    assert await kept(admin) == CONFIG
+
+
+async def test_the_audit_says_what_it_was_and_what_it_is(admin: Admin, echo: None):
+    told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
+    assert noted(admin) == {"before": {"weight": None}, "after": {"weight": 2.5}}
+    told(await admin.put(f"{ONE}/weight", {"weight": None}))
+    assert noted(admin) == {"before": {"weight": 2.5}, "after": {"weight": None}}
+    change = {"set": {"limit": 7, "db_password": "hunter3"}, "unset": ["mirror"]}
+    told(await edit(admin, change))
+    assert noted(admin) == {
+        "before": {"limit": 5, "db_password": MASK, "mirror": f"https://u:{MASK}@mirror.example"},
+        "after": {"limit": 7, "db_password": MASK, "mirror": None},
+    }
+    told(await admin.request("PATCH", f"{ECHO}/info", {"description": "echoes"}))
+    assert noted(admin) == {"before": {"description": ""}, "after": {"description": "echoes"}}
+
+
+async def test_every_name_that_was_changed_is_in_the_audit(admin: Admin, echo: None):
+    names = [f"{n:03}{'x' * 197}" for n in range(100)]
+    told(await edit(admin, {"set": dict.fromkeys(names, "y" * 1000)}))
+    notes = noted(admin)
+    assert list(notes["after"]) == names
+    assert list(notes["before"]) == names
+    told(await edit(admin, {"unset": names}))
+    names = ["limit", *(f"n{n:02}" for n in range(99))]
+    told(await edit(admin, {"set": {name: f"{name}{'y' * 1000}" for name in names}}))
+    assert list(noted(admin)["after"]) == names
+    assert str(noted(admin)["after"]["n07"]).startswith("n07")
+    assert noted(admin)["before"]["limit"] in (5, "5")
+    told(await edit(admin, {"unset": names}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"set": {f"n{n}": 1 for n in range(101)}},
+        {"unset": [f"n{n}" for n in range(101)]},
+        {"set": {f"n{n}": 1 for n in range(60)}, "unset": [f"m{n}" for n in range(60)]},
+        {"set": {"x" * 201: 1}},
+        {"unset": ["x" * 201]},
+        {"set": {"": 1}},
+    ],
+)
+async def test_an_edit_of_too_much_is_refused(admin: Admin, echo: None, change: dict[str, JSON]):
+    error(await edit(admin, change), 400)
+    assert await kept(admin) == CONFIG
