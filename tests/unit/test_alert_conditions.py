@@ -29,6 +29,8 @@ class Service:
     instances: Mapping[str, Instance] = field(default_factory=dict)
     emptied: Time | None = None
     lost: bool = True
+    absent: bool = False
+    since: Time = NOW
     changed: Time = NOW
 
 
@@ -91,6 +93,15 @@ def test_a_registry_that_cannot_be_read_comes_first():
     assert "connection refused" in first.text
     assert first.since == shown(ago(60))
     assert [each.kind for each in rest] == ["none_callable", "unhealthy"]
+
+
+def test_a_service_that_had_no_instance_to_begin_with_may_have_died():
+    absent = Service("orders", absent=True, since=ago(90))
+    problem = only(problems(of(absent, Service("just described")), NOW))
+    assert (problem.kind, problem.severity, problem.since) == ("absent", "warning", shown(ago(90)))
+    assert problem.text == "orders has no instance, and had none when this server started"
+    absent.emptied = ago(10)
+    assert only(problems(of(absent), NOW)).kind == "no_instances"
 
 
 def test_a_service_that_lost_its_last_instance_has_none():

@@ -315,6 +315,28 @@ async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fl
     assert fleet.timeline("a")[-2].text == "gone: it was taken out"
 
 
+@pytest.mark.parametrize("names_first", [False, True])
+async def test_a_service_without_anybody_at_the_start_is_absent_until_somebody_comes(
+    hub: Hub, names_first: bool
+):
+    await hub.registry.describe(service="a", set={"description": "died, perhaps"})
+    async with hub.register(at("b")):
+        fleet = Fleet(hub.registry)
+        if names_first:
+            fleet.take_names(["a", "b"])
+        async with fleet:
+            await fleet.ready()
+            await eventually(lambda: fleet.names() == ["a", "b"])
+            known = [fleet.service(name) for name in "ab"]
+            assert [each and each.absent for each in known] == [True, False]
+            fleet.take_names(["a", "b", "just described"])
+            assert not fleet.service("just described").absent  # type: ignore[union-attr]
+            async with hub.register(at("a")):
+                await eventually(lambda: not fleet.service("a").absent)  # type: ignore[union-attr]
+            await eventually(lambda: not instances(fleet, "a"))
+            assert not fleet.service("a").absent  # type: ignore[union-attr]
+
+
 async def test_a_service_that_shall_be_forgotten_is_so_until_somebody_comes_again(
     hub: Hub, fleet: Fleet
 ):

@@ -33,6 +33,7 @@ Kind = Literal[
     "silent",
     "check_failing",
     "draining",
+    "absent",
     "disabled",
     "emptied",
 ]
@@ -45,6 +46,7 @@ KINDS: Mapping[Kind, Severity] = {
     "silent": "warning",
     "check_failing": "warning",
     "draining": "warning",
+    "absent": "warning",
     "disabled": "info",
     "emptied": "info",
 }
@@ -95,6 +97,10 @@ class Known(Protocol):
     def emptied(self) -> Time | None: ...
     @property
     def lost(self) -> bool: ...
+    @property
+    def absent(self) -> bool: ...
+    @property
+    def since(self) -> Time: ...
 
 
 class Picture(Protocol):
@@ -151,6 +157,9 @@ def of_service(picture: Picture, known: Known, now: Time, patience: Patience) ->
     if not instances:
         if known.emptied is not None:
             yield from _empty(known, known.emptied, now, patience)
+        elif known.absent:
+            text = f"{name} has no instance, and had none when this server started"
+            yield _problem("absent", name, since=known.since, text=text)
         return
     observed = picture.observed(name)
     pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
@@ -270,6 +279,10 @@ HINTS: Mapping[Kind, str] = {
     "check_failing": "See whether it answers from this machine at the address that it registered.",
     "draining": "It was told to stop: see what it still waits for, or end the process.",
     "disabled": "An operator took it out: put it back once what was wrong with it is mended.",
+    "absent": (
+        "Nobody saw how it went: start one, or, if it was given up, press Forget on its page, or "
+        "DELETE it in the API."
+    ),
     "emptied": (
         "Nothing, if that was meant: this is said for an hour, and Forget on its page takes it "
         "away at once. Callers of it fail now."

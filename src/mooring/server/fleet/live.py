@@ -44,7 +44,17 @@ service itself, nothing at all for the picture as a whole. It must not block."""
 class Known:
     """A service that is known."""
 
-    __slots__ = ("_instances", "changed", "emptied", "lost", "name", "sampled", "since", "version")
+    __slots__ = (
+        "_instances",
+        "absent",
+        "changed",
+        "emptied",
+        "lost",
+        "name",
+        "sampled",
+        "since",
+        "version",
+    )
 
     def __init__(self, name: str, since: Time, version: int = 0) -> None:
         self.name = name
@@ -55,6 +65,8 @@ class Known:
         """When its last instance went; None while it has some, or if it never had one."""
         self.lost = False
         """Whether that one was lost, and did not leave in order."""
+        self.absent = False
+        """Whether it had no instance when this server started, and none since."""
         self.version = version
         """Goes up with each change of it."""
         self.sampled = 0
@@ -95,6 +107,8 @@ class Fleet:
         """Those that were not in the registry when it was last asked about them."""
         self._brakes: dict[str, str] = {}
         self._timeline, self._history, self._signs = Timeline(), History(), Signs()
+        self._first_names: list[str] | None = None
+        """The services that were found first; None before that."""
         self._hidden: set[str] = set()
         """Services that an operator wants to be forgotten, though the registry still names them."""
         self._callbacks: dict[object, Callback] = {}
@@ -220,7 +234,7 @@ class Fleet:
                     emptied.add(service)
             else:
                 known._instances[id] = change.after
-                known.emptied = None
+                known.emptied, known.absent = None, False
                 emptied.discard(service)
             try:
                 self._remember(change, moment, how, news=not first)
@@ -231,6 +245,8 @@ class Fleet:
             known.emptied, known.lost = moment, service in lost
             text = "its last instance was lost" if known.lost else "its last instance left in order"
             self._note(service, "", "emptied", text)
+        if first:
+            self._look_for_absent()
         self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
 
     def _signal(self, change: Change[tuple[str, str], Instance], *, news: bool) -> Departure | None:
@@ -388,6 +404,9 @@ class Fleet:
         fresh = [name for name in names if name not in self._known and name not in self._hidden]
         for name in fresh:
             self._know(name, moment)
+        if self._first_names is None:
+            self._first_names = fresh
+            self._look_for_absent()
         listed = set(names)
         empty = sorted(
             (known.emptied or known.since, name)
@@ -404,6 +423,17 @@ class Fleet:
             self._forget(name)
         if fresh or gone:
             self._tell([(name, "") for name in (*fresh, *gone)])
+
+    def _look_for_absent(self) -> None:
+        """Once it is known both which services there are and who is registered: a service of those
+        without anybody may have died while nobody looked."""
+        if not self._loaded:
+            return
+        for name in self._first_names or ():
+            known = self._known.get(name)
+            if known is not None and not known.instances and known.emptied is None:
+                known.absent = True
+                known.version += 1
 
     def forget(self, name: str) -> bool:
         """Show a service no longer that has no instances, until it has one again. Whether it is

@@ -302,6 +302,7 @@ export default {
 
   "problem.stale": "无法读取注册中心，显示的内容可能已过时：{error}",
   "problem.no_instances": "{service} 没有实例：最后一个已失联",
+  "problem.absent": "{service} 没有实例，本服务器启动时就没有",
   "problem.emptied": "{service} 没有实例：最后一个已正常离开",
   "problem.none_callable": "{service}：注册了 {total} 个实例，但没有一个可以调用",
   "problem.brake": "{service}：失联的实例过多，已触发保护，没有移除任何实例",
@@ -319,6 +320,8 @@ export default {
   "hint.stale": "检查存储是否响应：`mooring doctor`。",
   "hint.no_instances":
     "启动一个实例：它的调用方现在会失败。如果它不再恢复，请在它的页面上点击“移除记录”，或通过 API 执行 DELETE。",
+  "hint.absent":
+    "不清楚它是如何消失的：请启动一个实例；如果它已停用，请在它的页面上点击“移除记录”，或通过 API 执行 DELETE。",
   "hint.emptied":
     "如果这是预期的，无需处理：此提示保留一小时，也可以在它的页面上立即“移除记录”。它的调用方现在会失败。",
   "hint.none_callable":
