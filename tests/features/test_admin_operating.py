@@ -155,6 +155,8 @@ async def test_an_instance_is_taken_out(admin: Admin):
 async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
     async with admin.hub.register(Instance("Common/echo", "10.0.0.1", 80)):
         await eventually(lambda: _known(admin) == 1)
+        await admin.hub.registry.describe(service="Common/echo", set={"description": "echoes"})
+        await admin.hub.registry.configure("Common/echo", set={"limit": 5, "password": "p"})
         message = error(await admin.delete(ECHO), 409)
         assert message.startswith("Common/echo has instances (1): deregister them")
         answer = await admin.delete(ONE)
@@ -170,8 +172,14 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         assert notes["reason"] == "no more"
         assert isinstance(notes["before"], dict)
         assert notes["before"]["lost"] is False
+        config = notes["before"]["config"]
+        assert isinstance(config, dict)
+        assert config["limit"] == 5
+        assert config["password"] != "p"
         assert told(await admin.get("/admin/registry/services")) == []
         assert "no service 'Common/echo'" in error(await admin.delete(ECHO), 404)
+        assert await admin.hub.registry.services() == []  # also for a server that starts anew
+        assert await admin.hub.registry.config("Common/echo") == {}
 
 
 async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None):

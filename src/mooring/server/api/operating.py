@@ -3,12 +3,14 @@ service, or have it forgotten; release a brake."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from mooring.errors import InvalidRequest
 from mooring.model import JSON, Instance, Service
 from mooring.server.access.principals import READING, need
 from mooring.server.api.known import instance_of, not_found, on_redis, service_of
@@ -204,16 +206,28 @@ async def deregister(call: Call) -> Answer:
 async def forget(call: Call) -> Answer:
     if call.query.reason:
         call.notes["reason"] = call.query.reason
-    known = known_of(call)
-    call.notes["before"] = {"emptied": shown(known.emptied), "lost": known.lost}
-    listing = await call.parts.hub.registry.instances(known.name)
-    if listing.instances or not call.parts.fleet.forget(known.name):
+    known, registry = known_of(call), call.parts.hub.registry
+    config: Mapping[str, JSON] = {}
+    if registry.guarantees.describes:
+        with contextlib.suppress(InvalidRequest):  # what cannot be read is forgotten, too
+            config = await registry.config(known.name)
+    call.notes["before"] = {
+        "emptied": shown(known.emptied),
+        "lost": known.lost,
+        "config": fields(config),
+    }
+    if known.instances or not await registry.forget(known.name):
+        listing = await registry.instances(known.name)
         count = len(listing.instances) or len(known.instances)
         raise Refused(
             409,
             "not_empty",
-            f"{known.name} has instances ({count}): deregister them, or end their processes, first",
+            f"{known.name} has instances ({count}): deregister them, or end their processes, first"
+            if count
+            else f"{known.name} has records of instances that are silent, or cannot be read: on "
+            "Redis cleanup takes them out (`mooring cleanup --once`)",
         )
+    call.parts.fleet.forget(known.name)
     return Answer(status=204)
 
 
