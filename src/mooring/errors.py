@@ -129,9 +129,11 @@ class Taken(TenantError):
     """A code, name, host or FTP user belongs to another tenant, whom the message names. Nothing
     was written."""
 
-    def __init__(self, message: str, *, holder: int) -> None:
+    def __init__(self, message: str, *, holder: int, claim: str = "") -> None:
         super().__init__(message)
         self.holder = holder
+        self.claim = claim
+        """What is taken, for who may not know by whom."""
 
 
 class Undecipherable(TenantError):

@@ -91,7 +91,7 @@ async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admi
     assert told(await admin.post(f"{ONE}/diff", document))["changes"] == []
     assert (await publish(admin, document))["version"] is None
     assert await stored(admin) == before
-    document["database"]["orders"]["host"] = "db2"
+    document["database"]["orders"]["username"] = "v"
     document["database"]["orders"]["extra"]["tier"] = "silver"
     document["meta"]["name"] = "Acme Inc"
     would = told(await admin.post(f"{ONE}/diff", document))["changes"]
@@ -102,13 +102,108 @@ async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admi
     assert (await publish(admin, document))["changes"] == would
     after = await stored(admin)
     old, new = before["database/orders"], after["database/orders"]
-    assert (new["host"], new["tier"], new["smtp"]) == ("db2", "silver", old["smtp"])
+    assert (new["username"], new["tier"], new["smtp"]) == ("v", "silver", old["smtp"])
     for field in ("password", "passwordEncrypted", "passwordKeyId"):
         assert new.get(field) == old.get(field)
     assert after["ftp/acme_ftp"] == before["ftp/acme_ftp"]
     # A mask of which there is nothing is no secret.
     document["database"]["billing"] = {**document["database"]["orders"], "extra": {"token": MASK}}
     assert "masked" in error(await admin.put(ONE, document), 400)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("host", "evil"), ("port", 1), ("driver", "x"), ("sslMode", "disable")]
+)
+async def test_a_password_goes_nowhere_else_without_being_said(
+    admin: Admin, field: str, value: object
+):
+    await publish(admin, ACME, 201)
+    before = await stored(admin)
+    orders = told(await admin.get(ONE))["document"]["database"]["orders"]
+    orders[field] = value
+    without = {name: inner for name, inner in orders.items() if name != "password"}
+    for database in (orders, without, {**orders, "password": None}):
+        document = {"database": {"orders": database}}
+        for answer in (await admin.put(ONE, document), await admin.post(f"{ONE}/diff", document)):
+            message = error(answer, 409)
+            assert f"database/orders.{field} changes" in message
+            assert "hunter2" not in message
+            (entry,) = admin.parts.audit.read(limit=1)
+            assert (entry.status, entry.tenant) == (409, "7")
+    assert await stored(admin) == before
+    # Who says it may, and so may who can see it.
+    await publish(admin, {"database": {"orders": {**orders, "password": "mine"}}})
+    await publish(
+        admin,
+        {"database": {"orders": {**orders, field: ACME["database"]["orders"].get(field)}}},
+        as_="admin",
+    )
+    told_of = told(await admin.get(f"{ONE}?unmask=true", as_="admin"))["document"]
+    assert told_of["database"]["orders"]["password"] == "mine"
+
+
+async def test_nor_does_a_secret_of_another_name(admin: Admin):
+    await publish(admin, ACME, 201)
+    orders = told(await admin.get(ONE))["document"]["database"]["orders"]
+    orders["extra"]["smtp"]["host"] = "evil"
+    assert "smtp.password" in error(await admin.put(ONE, {"database": {"orders": orders}}), 409)
+    orders["extra"]["smtp"]["password"] = "mine"
+    await publish(admin, {"database": {"orders": orders}})
+
+
+async def test_nor_by_a_history_that_does_not_know_it(admin: Admin, sealed: bool):
+    orders = {**ACME["database"]["orders"], "extra": {}}
+    await publish(admin, {"database": {"orders": {**orders, "host": "evil", "password": "j"}}}, 201)
+    await publish(admin, {"database": {"orders": orders}})
+    back = await admin.post(f"{ONE}/rollback", {"version": 1})
+    if sealed:  # the history has the password that was there
+        assert told(back)["version"] == 3
+        return
+    assert "database/orders.host changes" in error(back, 409)
+    error(await admin.post(f"{ONE}/rollback", {"version": 1, "dry": True}), 409)
+    assert told(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="admin"))["version"] == 3
+
+
+async def test_what_only_may_have_a_secret_in_it_is_masked_too(admin: Admin):
+    extra = {
+        "dsn": "mysql://u:s3cret@h/x",
+        "url": "https://u:s3cret@h",
+        "auth": "s3cret",
+        "connectionString": "Server=h;Password=s3cret",
+        "note": "host=h password=s3cret",
+    }
+    database = {**ACME["database"]["orders"], "extra": extra}
+    made = await admin.put(ONE, {"database": {"orders": database}})
+    told(made, 201)
+    shown = await admin.get(ONE)
+    version = await admin.get(f"{ONE}/history/1")
+    for answer in (made, shown, version):
+        assert "s3cret" not in answer.text
+        assert "hunter2" not in answer.text
+    assert told(shown)["document"]["database"]["orders"]["extra"]["url"] == f"https://u:{MASK}@h"
+    before = await stored(admin)
+    await publish(admin, told(shown)["document"])
+    assert await stored(admin) == before
+    clear = told(await admin.get(f"{ONE}?unmask=true", as_="admin"))["document"]
+    assert clear["database"]["orders"]["extra"] == extra
+
+
+async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admin):
+    await publish(admin, ACME, 201)
+    mine, both = admin.token("operator", tenants=[8]), admin.token("operator", tenants=[7, 8])
+    for section in (
+        {"domain": {"primary": "acme.example"}},
+        {"meta": {"code": "acme", "name": "x"}},
+    ):
+        document = {"meta": {"code": "other", "name": "Other"}, **section}
+        for method, path in (("PUT", "/admin/tenants/8"), ("POST", "/admin/tenants/8/diff")):
+            message = error(await admin.request(method, path, document, as_=mine), 409)
+            assert "is taken already" in message
+            assert "7" not in message
+            (entry,) = admin.parts.audit.read(limit=1)
+            assert (entry.path, entry.status) == (path, 409)
+            message = error(await admin.request(method, path, document, as_=both), 409)
+            assert "belongs to tenant 7" in message
 
 
 async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Admin):

@@ -121,6 +121,13 @@ def is_closed(value: object) -> bool:
     return isinstance(value, dict) and (_SEALED in value or _OMITTED in value)
 
 
+def omits(value: JSON) -> bool:
+    """Whether a secret was left out of a side of a step: a rollback keeps what is there."""
+    if isinstance(value, dict):
+        return _OMITTED in value or any(map(omits, value.values()))
+    return isinstance(value, list) and any(map(omits, value))
+
+
 class Undone(msgspec.Struct, frozen=True):
     """What a tenant was."""
 

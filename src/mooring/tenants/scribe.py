@@ -127,7 +127,9 @@ class Scribe:
             theirs = looked[other] = looked.get(other) or await self.look(other)
             if theirs.held.may_claim(self.keys, other, claim):
                 raise Taken(
-                    f"tenant {tenant}: {claim} belongs to tenant {other} already", holder=other
+                    f"tenant {tenant}: {claim} belongs to tenant {other} already",
+                    holder=other,
+                    claim=str(claim),
                 )
             guards.setdefault(claim.key, []).extend(
                 [

@@ -7,24 +7,29 @@ needs, the answer is 409 and names it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 
-from mooring.errors import NotConfigured
+from mooring.errors import MooringError, NotConfigured, Taken
 from mooring.model import JSON
 from mooring.server.access.principals import READING, need
 from mooring.server.api.known import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
+from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
 from mooring.server.http.answers import Answer, matches
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
+from mooring.server.http.errors import Refused, refusal
 from mooring.server.http.paging import Page, cut
 from mooring.tenants.changes import Action, records
+from mooring.tenants.diversion import of_document, of_value
 from mooring.tenants.document import Document, parse
-from mooring.tenants.history import HistoryEntry, differences
+from mooring.tenants.hiding import masked
+from mooring.tenants.history import HistoryEntry, differences, omits
 from mooring.tenants.keys import Keys, check_id
 from mooring.tenants.masks import restored, shown
 from mooring.tenants.publisher import Publisher
@@ -50,11 +55,6 @@ class Filter(Page, frozen=True, kw_only=True):
     """The same of the name."""
     status: Annotated[str, msgspec.Meta(max_length=20)] = ""
     """active, inactive or suspended."""
-
-
-class Unmasking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    unmask: bool = False
-    """Secrets in clear text: for admins, and it is written into the audit."""
 
 
 class TenantDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,7 +161,7 @@ def _padded(number: str) -> str:
 async def show_tenant(call: Call) -> Answer:
     unmask = call.query.unmask
     if unmask:
-        _allow_unmasking(call)
+        allow_unmasking(call)
     found = await _held(call)
     if not found.parts:
         raise NotConfigured(f"there is no tenant {call.tenant}")
@@ -170,21 +170,8 @@ async def show_tenant(call: Call) -> Answer:
     answer = TenantShown(
         tenant=call.tenant, revision=revision, document=told.document, problems=told.problems
     )
-    headers = {"Cache-Control": "no-store"} if unmask else {}
+    headers = OPENED if unmask else {}
     return Answer(answer, headers=headers, etag=f"{revision}{'-unmasked' * unmask}")
-
-
-def _allow_unmasking(call: Call) -> None:
-    """Raises `Refused` (403). Whoever tries is written down."""
-    call.notes["unmask"] = True
-    allowed = call.principal.role == "admin"
-    call.parts.audit.write(call, 200 if allowed else 403)
-    if not allowed:
-        raise Refused(
-            403,
-            "forbidden",
-            f"{call.principal.name} may not see secrets: that takes the role admin",
-        )
 
 
 async def _held(call: Call) -> Held:
@@ -227,12 +214,34 @@ async def publish(call: Call) -> Answer:
     def change(there: Parts) -> Parts:
         if guarded and between(before.parts, there):
             raise _moved(call)
-        return restored(document, there).applied(there, ring)
+        return _restored(call, document, there).applied(there, ring)
 
-    published = await publisher.change(document.tenant, change, note=_reason(call))
+    with _discreet(call):
+        published = await publisher.change(document.tenant, change, note=_reason(call))
     _tell(call, published)
     created = published.number and not before.parts
     return Answer(_published(published), 201 if created else 200)
+
+
+def _restored(call: Call, document: Document, there: Parts) -> Document:
+    """The document with what is there in place of its masks. Raises `Refused` where somebody who
+    may not see a secret would have it sent elsewhere."""
+    diverted = of_document(document, there)
+    if diverted is not None and not may_unmask(call):
+        raise Refused(409, "conflict", f"tenant {document.tenant}: {diverted}")
+    return restored(document, there)
+
+
+@contextlib.contextmanager
+def _discreet(call: Call) -> Iterator[None]:
+    """Whose a name is that is taken is told to those who may see that tenant."""
+    try:
+        yield
+    except Taken as error:
+        if call.principal.sees_tenant(error.holder):
+            raise
+        message = f"tenant {call.tenant}: {error.claim or 'a name'} is taken already"
+        raise Refused(409, "taken", message) from None
 
 
 def _check_base(call: Call, before: Held) -> bool:
@@ -287,10 +296,24 @@ def _changes(found: list[Difference] | tuple[Difference, ...]) -> list[PartChang
 
 
 async def diff(call: Call) -> Answer:
+    """What is refused is written down: it tells what others have."""
+    try:
+        return Answer(await _diff(call))
+    except Refused as error:
+        call.parts.audit.write(call, error.status)
+        raise
+    except MooringError as error:
+        call.parts.audit.write(call, refusal(error).status)
+        raise
+
+
+async def _diff(call: Call) -> PublishedShown:
     document, ring = _document(call), Keyring.from_environment()
     publisher = _publisher(call, ring)
     there = await publisher.read(document.tenant)
-    return Answer(_would(document.tenant, await publisher.diff(restored(document, there))))
+    with _discreet(call):
+        found = await publisher.diff(_restored(call, document, there))
+    return _would(document.tenant, found)
 
 
 async def delete(call: Call) -> Answer:
@@ -354,14 +377,33 @@ async def rollback(call: Call) -> Answer:
     tenant = check_id(call.tenant)
     publisher = _publisher(call, Keyring.from_environment())
     call.notes["to"] = wanted.version
-    if wanted.dry:
-        call.notes["dry"] = True
-        return Answer(_would(tenant, await publisher.diff_rollback(tenant, wanted.version)))
-    if wanted.note:
-        call.notes["reason"] = wanted.note
-    published = await publisher.rollback(tenant, wanted.version, note=wanted.note)
+    call.notes |= {"dry": True} if wanted.dry else {}
+    call.notes |= {"reason": wanted.note} if wanted.note else {}
+    with _discreet(call):
+        if not may_unmask(call):
+            await _check_rollback(publisher, tenant, wanted.version)
+        if wanted.dry:
+            return Answer(_would(tenant, await publisher.diff_rollback(tenant, wanted.version)))
+        published = await publisher.rollback(tenant, wanted.version, note=wanted.note)
     _tell(call, published)
     return Answer(_published(published))
+
+
+async def _check_rollback(publisher: Publisher, tenant: int, version: int) -> None:
+    """Raise `Refused` where the history has no secrets, so that those that are there would be kept,
+    and sent elsewhere."""
+    unknown = {
+        step.path
+        for entry in await publisher.history(tenant)
+        if entry.number > version
+        for step in entry.changes
+        if omits(step.before)
+    }
+    for each in await publisher.diff_rollback(tenant, version) if unknown else ():
+        if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
+            diverted = of_value(each.path, each.before, masked(each.after))
+            if diverted is not None:
+                raise Refused(409, "conflict", f"tenant {tenant}: {diverted}")
 
 
 _NO_STORE = 409
