@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooring.model import Instance
+from mooring.server.alerts.conditions import KINDS, SEVERITIES
 from mooring.server.api.prometheus import STATES, labels
 from tests.admin import Admin
 from tests.waiting import eventually
@@ -59,11 +61,13 @@ async def exposed(admin: Admin) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("backend", ["memory"], indirect=True)
 async def test_every_metric_that_is_asked_for_is_there(admin: Admin):
-    async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
+    async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)) as one:
         await admin.get("/admin/overview")
+        one.update(healthy=False)
 
         async def sampled() -> bool:
-            return "mooring_heartbeat_delay_seconds" in await exposed(admin)
+            wanted = {"mooring_heartbeat_delay_seconds", "mooring_service_problem"}
+            return wanted <= set(await exposed(admin))
 
         await eventually(sampled)
         there = await exposed(admin)
@@ -84,6 +88,68 @@ def test_states_that_are_asked_for_exist():
     for expression in expressions():
         for told in re.findall(r'state[=!]~?"([^"]*)"', expression):
             assert set(told.split("|")) <= set(STATES), expression
+
+
+def test_problems_that_are_asked_for_exist():
+    for expression in expressions():
+        for told in re.findall(r'kind[=!]~?"([^"]*)"', expression):
+            assert set(told.split("|")) <= set(KINDS), expression
+        for told in re.findall(r'severity[=!]~?"([^"]*)"', expression):
+            assert set(told.split("|")) <= set(SEVERITIES), expression
+
+
+def firing(name: str, text: str) -> set[str]:
+    """The services for which the samples of a scrape fulfil an alert on problems."""
+    (rule,) = [each for each in rules() if each["alert"] == name]
+    shape = (
+        r'max by \(service\)\s*\(mooring_service_problem\{kind=~?"(.*)",severity="(.*)"\}\) == 1'
+    )
+    kinds, severity = re.fullmatch(shape, rule["expr"]).groups()  # type: ignore[union-attr]
+    return {
+        sample.labels["service"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "mooring_service_problem"
+        and sample.labels["kind"] in kinds.split("|")
+        and sample.labels["severity"] == severity
+        and sample.value == 1
+    }
+
+
+@pytest.mark.parametrize("backend", ["memory"], indirect=True)
+async def test_an_alarm_rings_for_a_service_that_was_lost_and_for_no_retired_one(admin: Admin):
+    for name, ttl in (("lost", 1.0), ("retired", 30.0)):
+        wanted = {"host": "10.0.0.1", "port": 80, "ttl": ttl}
+        answer = await admin.post(f"/registry/services/{name}/instances", wanted, as_="service")
+        assert answer.status_code == 201
+        await eventually(lambda name=name: admin.fleet.service(name) is not None)  # type: ignore[misc]
+    mine = {"incarnation": answer.json()["incarnation"]}
+    left = "/registry/services/retired/instances/10.0.0.1:80"
+    assert (await admin.delete(left, as_="service", query=mine)).status_code == 204
+    known = [admin.fleet.service(name) for name in ("lost", "retired")]
+    await eventually(lambda: all(each and each.emptied for each in known))
+
+    async def rings() -> bool:
+        text = (await admin.get("/metrics")).text
+        assert "retired" not in firing("MooringServiceEmpty", text)
+        return firing("MooringServiceEmpty", text) == {"lost"}
+
+    await eventually(rings)
+    known[0].emptied -= datetime.timedelta(hours=2)  # type: ignore[union-attr,operator]
+
+    async def is_given_up() -> bool:
+        text = (await admin.get("/metrics")).text
+        return not firing("MooringServiceEmpty", text) and (
+            firing("MooringServiceGone", text) == {"lost"}
+        )
+
+    await eventually(is_given_up)
+    admin.fleet.forget("lost")
+
+    async def is_over() -> bool:
+        return not firing("MooringServiceGone", (await admin.get("/metrics")).text)
+
+    await eventually(is_over)
 
 
 def test_every_alert_says_what_to_do():

@@ -67,20 +67,29 @@ class Exposed(Collector):
         yield from of_server(self._parts)
         fleet = self._parts.fleet
         yield from of_fleet(fleet, [name for name in fleet.names() if self._sees(name)])
-        yield self._problems()
+        yield from self._problems()
 
     def _may(self, labels: Mapping[str, str]) -> bool:
         service = labels.get("service")
         return service is None or self._sees(service)
 
-    def _problems(self) -> Metric:
+    def _problems(self) -> Iterator[Metric]:
         outlook = self._parts.outlook
         told = [] if outlook is None else seen_by(outlook.problems(), self._sees)
         family = GaugeMetricFamily("mooring_problems", "What is wrong now", labels=["severity"])
         for severity in SEVERITIES:
             count = sum(each.severity == severity for each in told)
             family.add_metric([severity], count)
-        return family
+        yield family
+        services = GaugeMetricFamily(
+            "mooring_service_problem",
+            "1 for each kind of thing that is wrong with a service, while it is",
+            labels=["service", "kind", "severity"],
+        )
+        for each in told:
+            if each.service:
+                services.add_metric([each.service, each.kind, each.severity], 1)
+        yield services
 
 
 def of_server(parts: Parts) -> Iterator[Metric]:
