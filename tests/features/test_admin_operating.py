@@ -118,7 +118,7 @@ async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: Non
     assert [each["text"] for each in done] == [
         "drained by a-operator: disk full",
         "its weight was set to 2.5 by a-operator",
-        "its weight is its own again by a-operator",
+        "its own weight was given back by a-operator",
         "enabled by a-operator",
         "taken out by a-operator: rogue",
     ]

@@ -124,7 +124,7 @@ async def enable(call: Call) -> Answer:
 async def weigh(call: Call) -> Answer:
     said, weight = await _said(call), call.body.weight
     if weight is None:
-        return await said.change("its weight is its own again", unset=("weight",))
+        return await said.change("its own weight was given back", unset=("weight",))
     return await said.change(f"its weight was set to {weight:g}", set={"weight": weight})
 
 

@@ -365,5 +365,12 @@ export const SENTENCES = [
   [/^its zone or its ports changed$/, "区域或端口已变更"],
   [/^metadata changed: (.*)$/, "元数据已变更：$1"],
   [/^heartbeat late: silent for (\d+) s$/, "心跳迟到：已静默 $1 秒"],
+  [/^missing from the registry.*$/, "注册中心里没有它的记录"],
   [/^check failing: (.*)$/, "检查失败：$1"],
+  [/^drained by (.*)$/, "已由 $1 摘除"],
+  [/^enabled by (.*)$/, "已由 $1 恢复"],
+  [/^taken out by (.*)$/, "已由 $1 移除"],
+  [/^its weight was set to (\S+) by (.*)$/, "权重已由 $2 设为 $1"],
+  [/^its own weight was given back by (.*)$/, "权重已由 $1 恢复为自身的值"],
+  [/^it took itself out over HTTP$/, "它已通过 HTTP 自行移除"],
 ];
