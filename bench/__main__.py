@@ -18,6 +18,7 @@ from bench import (
     etcd_client,
     etcd_peers,
     etcd_reads,
+    first_paint,
     following,
     grpc_calls,
     locking,
@@ -65,6 +66,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Plan], Awaitable[list[Section]]]] = {
     "modes": modes.run,
     "tenants": tenants.run,
     "admin": admin.run,
+    "first-paint": first_paint.run,
 }
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "benchmarks.md"

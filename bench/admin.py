@@ -68,7 +68,7 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def _process() -> Iterator[tuple[str, str, str, int]]:
+def process() -> Iterator[tuple[str, str, str, int]]:
     """`mooring serve` in memory: where it speaks HTTP and etcd's API, its token, its id."""
     http, etcd = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     with scratch_folder() as folder:
@@ -91,7 +91,7 @@ def _process() -> Iterator[tuple[str, str, str, int]]:
 @asynccontextmanager
 async def _serving(instances: int) -> AsyncIterator[Serving]:
     """The server with so many instances of one service, all of them shown."""
-    with _process() as (http, etcd, token, pid):
+    with process() as (http, etcd, token, pid):
         async with open_store(etcd) as store:
             await populate(store, range(instances))
             serving = Serving(http, token, store, pid)
