@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -97,3 +99,27 @@ def test_the_webhook_is_never_shown_whole():
 def test_settings_that_make_no_sense_are_refused(told: dict[str, object], said: str):
     with pytest.raises(InvalidRequest, match=said):
         parse(told)
+
+
+@pytest.mark.parametrize(
+    ("webhook", "safe"),
+    [
+        ("https://hooks.example/", True),
+        ("http://127.0.0.1:9093/", True),
+        ("http://[::1]:9093/", True),
+        ("http://localhost/", True),
+        ("http://hooks.example/", False),
+        ("http://10.0.0.1/", False),
+        ("http://localhost.example/", False),
+    ],
+)
+def test_a_token_is_sent_to_no_other_machine_without_tls(webhook: str, safe: bool, tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("hunter2")
+    told = {"webhook": webhook, "token_file": str(token)}
+    if safe:
+        assert parse(told).token_file == str(token)
+    else:
+        with pytest.raises(InvalidRequest, match="without TLS"):
+            parse(told)
+    assert parse({"webhook": webhook}).webhook == webhook

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import urllib.parse
 from pathlib import Path
 
@@ -66,7 +67,23 @@ def checked(settings: AlertSettings) -> AlertSettings:
             raise InvalidRequest(f"alerts.{name}: there is no webhook that it is for")
         if file and not Path(file).is_file():
             raise InvalidRequest(f"alerts.{name}: there is no file {file}")
+    if settings.token_file and not _is_safe(settings.webhook):
+        raise InvalidRequest(
+            "alerts.token_file: the webhook is on another machine and without TLS, where everybody "
+            "in between could read the token: let alerts.webhook be https://"
+        )
     return settings
+
+
+def _is_safe(webhook: str) -> bool:
+    """Whether nobody reads on the way what is sent there."""
+    parts = urllib.parse.urlsplit(webhook)
+    host = parts.hostname or ""
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    return here or parts.scheme == "https"
 
 
 def masked(webhook: str) -> str:
