@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from mooring import Instance
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
 from mooring.mirror import Mirror
-from tests.contract.registries import PLACES, REDIS, Hands, hands_of, open_hub
+from tests.contract.registries import Hands
 from tests.waiting import eventually
 
 Where = tuple[str, str]
-
-
-@pytest.fixture(
-    params=[*PLACES, *((place, "") for place in REDIS)],
-    ids=lambda place: "-".join(filter(None, (place[0], place[1].partition(":")[0]))),
-)
-def place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    chosen: tuple[str, str] = request.param
-    return chosen
-
-
-@pytest.fixture
-def backend(place: tuple[str, str]) -> str:
-    return place[0]
-
-
-@pytest.fixture
-def layout(place: tuple[str, str]) -> str:
-    return place[1] or "tree"
-
-
-@pytest.fixture
-async def hub(store_url: str, layout: str) -> AsyncIterator[Hub]:
-    async with open_hub(store_url, layout) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def other(store_url: str, layout: str) -> AsyncIterator[Hub]:
-    """The same registry, seen by somebody else."""
-    async with open_hub(store_url, layout) as opened:
-        yield opened
-
-
-@pytest.fixture
-def hands(hub: Hub) -> Hands:
-    return hands_of(hub)
 
 
 def at(service: str, port: int) -> Instance:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 
@@ -11,7 +9,8 @@ from mooring import Instance
 from mooring.errors import InvalidRequest, Removed, Superseded, TooLarge
 from mooring.hub import Hub
 from mooring.registry.contract import Entered, Registry
-from tests.contract.registries import Hands, hands_of, open_hub
+from tests.contract.registries import Hands
+from tests.contract.registry.conftest import named
 from tests.waiting import eventually
 
 PLACES = [
@@ -21,41 +20,10 @@ PLACES = [
 ]
 
 
-@pytest.fixture(
-    params=PLACES,
-    ids=lambda place: "-".join(filter(None, (place[0], place[1].partition(":")[0]))),
-)
+@pytest.fixture(params=PLACES, ids=named)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
     chosen: tuple[str, str] = request.param
     return chosen
-
-
-@pytest.fixture
-def backend(place: tuple[str, str]) -> str:
-    return place[0]
-
-
-@pytest.fixture
-def layout(place: tuple[str, str]) -> str:
-    return place[1] or "tree"
-
-
-@pytest.fixture
-async def hub(store_url: str, layout: str) -> AsyncIterator[Hub]:
-    async with open_hub(store_url, layout) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def other(store_url: str, layout: str) -> AsyncIterator[Hub]:
-    """The same registry, reached through another process."""
-    async with open_hub(store_url, layout) as opened:
-        yield opened
-
-
-@pytest.fixture
-def hands(hub: Hub) -> Hands:
-    return hands_of(hub)
 
 
 def at(port: int, **fields: object) -> Instance:

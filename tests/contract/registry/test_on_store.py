@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -13,33 +13,16 @@ import mooring
 from mooring.errors import OutcomeUnknown, Superseded, TooLarge, Unavailable
 from mooring.hub import Hub
 from mooring.store import Committed, Delete, Put, everything, key
-from tests.contract.registries import PLACES, open_hub
-from tests.contract.test_registry import at, ports
+from tests.contract.registries import PLACES
+from tests.contract.registry.conftest import named
+from tests.contract.registry.test_registry import at, ports
 from tests.waiting import eventually
 
 
-@pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{place[1].partition(':')[0]}")
+@pytest.fixture(params=PLACES, ids=named)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
     chosen: tuple[str, str] = request.param
     return chosen
-
-
-@pytest.fixture
-def backend(place: tuple[str, str]) -> str:
-    return place[0]
-
-
-@pytest.fixture
-async def hub(store_url: str, place: tuple[str, str]) -> AsyncIterator[Hub]:
-    async with open_hub(store_url, place[1]) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def other(store_url: str, place: tuple[str, str]) -> AsyncIterator[Hub]:
-    """The same registry, seen by somebody else."""
-    async with open_hub(store_url, place[1]) as opened:
-        yield opened
 
 
 @pytest.mark.timed

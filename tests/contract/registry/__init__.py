@@ -1,0 +1,1 @@
+"""What every registry promises, on every store, in every layout, and on Redis: see `conftest`."""

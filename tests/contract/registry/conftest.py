@@ -1,0 +1,50 @@
+"""A registry at every place where there is one; a module may name fewer places."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mooring.hub import Hub
+from tests.contract.registries import PLACES, REDIS, Hands, hands_of, open_hub
+
+
+def named(place: tuple[str, str]) -> str:
+    """How a test is called that runs there."""
+    return "-".join(filter(None, (place[0], place[1].partition(":")[0])))
+
+
+@pytest.fixture(params=[*PLACES, *((place, "") for place in REDIS)], ids=named)
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A backend and a layout; on Redis there are none."""
+    chosen: tuple[str, str] = request.param
+    return chosen
+
+
+@pytest.fixture
+def backend(place: tuple[str, str]) -> str:
+    return place[0]
+
+
+@pytest.fixture
+def layout(place: tuple[str, str]) -> str:
+    return place[1] or "tree"
+
+
+@pytest.fixture
+async def hub(store_url: str, layout: str) -> AsyncIterator[Hub]:
+    async with open_hub(store_url, layout) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(store_url: str, layout: str) -> AsyncIterator[Hub]:
+    """The same registry, seen by somebody else."""
+    async with open_hub(store_url, layout) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hands(hub: Hub) -> Hands:
+    return hands_of(hub)
