@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 
-from mooring.errors import Conflict
+from mooring.errors import Conflict, OutcomeUnknown
 from mooring.registry.layouts.contract import Layout
 from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, key, unchanged
 from mooring.tasks import cleanup
@@ -22,7 +22,18 @@ _PUT_BACK_WITHIN = 10.0
 async def forget(store: Store, layout: Layout, service: str) -> bool:
     """Delete what is kept of a service that has no instances: its description, and the operator's
     word on it and on those that it had. Whether that could be: not while somebody is registered."""
-    service = layout.canonical(service)
+    gone: dict[bytes, Entry] = {}
+    forgotten = False
+    try:
+        forgotten = await _take_out(store, layout, layout.canonical(service), gone)
+    finally:
+        if not forgotten:
+            await cleanup(_put_back(store, list(gone.values())), within=_PUT_BACK_WITHIN)
+    return forgotten
+
+
+async def _take_out(store: Store, layout: Layout, service: str, gone: dict[bytes, Entry]) -> bool:
+    """The same, and what may be gone by then, also where it could not be."""
     ranges = layout.ranges(service)
     while True:
         parts = [(await store.read(where)).entries for where in ranges]
@@ -30,19 +41,22 @@ async def forget(store: Store, layout: Layout, service: str) -> bool:
         if _has_instances(layout, service, entries):
             return False
         told = [each for each in entries if not each.lease and _is_of(layout, service, each)]
-        some = told[:_AT_ONCE]
+        some = {entry.key: entry for entry in told[:_AT_ONCE]}
         if not some:
             return True
         try:
             done = await store.commit(
-                *(Delete(key(entry.key)) for entry in some),
-                require=[unchanged(entry.key, entry.modified) for entry in some],
+                *(Delete(key(name)) for name in some),
+                require=[unchanged(name, entry.modified) for name, entry in some.items()],
                 read=[Query(where, keys_only=True) for where in ranges],
             )
         except Conflict:
             continue  # somebody says something of it at this very moment
+        except OutcomeUnknown:
+            gone |= some
+            raise
+        gone |= some
         if _has_instances(layout, service, (e for part in done.reads for e in part.entries)):
-            await cleanup(_put_back(store, some), within=_PUT_BACK_WITHIN)
             return False
 
 

@@ -126,6 +126,7 @@ class StoreRegistry(Registry):
         self._enrolled.discard(home.start)
         if vicinity.leave(instance.id):
             del self._vicinities[vicinity.range]  # at once: who comes meanwhile needs a live one
+            self._shared.described.discard(instance.service)  # somebody may have it forgotten
             await vicinity.aclose()
             await self._leave_config(instance.service)
 

@@ -288,6 +288,46 @@ async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_
     assert found.weight == 3
 
 
+async def test_who_registers_while_much_is_forgotten_finds_all_of_it(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    registry = hub.registry
+    if not registry.guarantees.describes:
+        return
+    for port in range(1, 150):
+        await registry.configure("echo", f"10.0.0.1:{port}", set={"enabled": False})
+    said = {entry.key for entry in (await hub.store.read(everything())).entries}
+    commit, commits = hub.store.commit, 0
+
+    async def late(*writes: Any, **named: Any) -> Committed:
+        nonlocal commits
+        commits += 1
+        done = await commit(*writes, **named)
+        if commits == 1:  # between one part of it and the next
+            await other.registry.enter(at(1))
+        return done
+
+    monkeypatch.setattr(hub.store, "commit", late)
+    assert not await registry.forget("echo")
+    there = {entry.key for entry in (await hub.store.read(everything())).entries}
+    assert said <= there
+    assert await registry.config("echo", "10.0.0.1:1") == {"enabled": False}
+
+
+async def test_a_service_that_was_forgotten_is_described_again_by_who_registers(
+    hub: Hub, other: Hub
+):
+    if not hub.registry.guarantees.describes:
+        return
+    async with hub.register(at(1)):
+        pass
+    assert await other.registry.forget("echo")
+    assert await other.registry.services() == []
+    async with hub.register(at(1)):
+        pass
+    assert [each.name for each in await other.registry.services()] == ["echo"]
+
+
 async def test_a_service_of_which_much_was_said_is_forgotten_whole(hub: Hub):
     if not hub.registry.guarantees.describes:
         return
