@@ -59,7 +59,8 @@ async def holding(admin: Admin, lock: str) -> AsyncIterator[asyncio.Task[None]]:
 async def test_a_link_logs_in_and_a_service_is_found(visitor: Visitor, admin: Admin):
     async with registered(admin, AUTH, "Orders/Invoice", "mailer"):
         page = visitor.page
-        await expect(page.get_by_role("link", name=AUTH)).to_be_visible()
+        services = page.get_by_role("table", name="Services")
+        await expect(services.get_by_role("link", name=AUTH)).to_be_visible()
         await page.get_by_role("searchbox", name="Find anything by name").fill("invo")
         found = page.locator('main[data-shown^="#/search"]')
         await found.get_by_role("link", name="Orders/Invoice").click()
