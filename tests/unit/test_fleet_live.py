@@ -227,6 +227,50 @@ async def test_a_service_that_only_has_a_name_is_forgotten_after_a_while(
         assert fleet.names() == ["described", "lives", "z"]
 
 
+async def test_a_service_that_another_server_had_forgotten_is_forgotten_here_too(
+    hub: Hub, fleet: Fleet
+):
+    await hub.registry.enter(at("a"), ttl=5.0)
+    await eventually(lambda: fleet.service("a") is not None)
+    known = fleet.service("a")
+    assert known is not None
+    await eventually(lambda: known.emptied is not None, within=30)
+    await fleet._sampling._names()
+    assert fleet.names() == ["a"]  # its description is still there
+    assert await hub.registry.forget("a")
+    await fleet._sampling._names()
+    assert not fleet.names()
+
+
+async def test_a_service_that_was_listed_for_its_instances_alone_stays_when_they_are_lost(
+    hub: Hub, fleet: Fleet
+):
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.service("a") is not None)
+        fleet.take_names(["a"], kept=["a"])  # read before it came
+    await eventually(lambda: not instances(fleet, "a"))
+    fleet.take_names(["a"])  # read before it went
+    fleet.take_names([])
+    assert fleet.names() == ["a"]
+    fleet.take_names(["a"], kept=["a"])
+    async with hub.register(at("a")):
+        await eventually(lambda: len(instances(fleet, "a")) == 1)
+    await eventually(lambda: not instances(fleet, "a"))
+    fleet.take_names([])
+    assert fleet.names() == ["a"]
+
+
+async def test_where_a_list_also_names_the_silent_it_does_not_tell_who_was_forgotten(
+    hub: Hub, fleet: Fleet
+):
+    hub.registry.guarantees = msgspec.structs.replace(hub.registry.guarantees, keeps_names=False)
+    await hub.registry.describe(service="a", set={"description": "as if its last one were silent"})
+    await fleet._sampling._names()
+    assert await hub.registry.forget("a")  # as if cleanup had taken it out
+    await fleet._sampling._names()
+    assert fleet.names() == ["a"]
+
+
 async def test_what_was_written_is_written_anew_only_when_something_else_is_shown(
     hub: Hub, fleet: Fleet
 ):

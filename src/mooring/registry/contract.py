@@ -49,6 +49,9 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     """Every change reaches consumers by itself; otherwise they also look at an interval."""
     describes: bool
     """Groups and services have descriptions, instances status and configuration."""
+    keeps_names: bool = False
+    """A service that is listed without instances is described or configured, and is listed until
+    that is taken out. Otherwise it may be listed for instances that are silent, until cleanup."""
     late: float | None = None
     """Seconds of silence from which on an instance is late; None where it is then as good as
     gone."""

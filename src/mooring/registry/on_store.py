@@ -60,6 +60,7 @@ class StoreRegistry(Registry):
             renews=True,
             pushes=True,
             describes="config" in layout.carries,
+            keeps_names=True,
         )
         self.layout = layout
         self.store = store

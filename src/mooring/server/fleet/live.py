@@ -49,6 +49,7 @@ class Known:
         "absent",
         "changed",
         "emptied",
+        "kept",
         "lost",
         "name",
         "sampled",
@@ -67,6 +68,9 @@ class Known:
         """Whether that one was lost, and did not leave in order."""
         self.absent = False
         """Whether it had no instance when this server started, and none since."""
+        self.kept = False
+        """Whether the registry kept its name since it has no instances: if it does no longer, the
+        service was forgotten, by whichever server."""
         self.version = version
         """Goes up with each change of it."""
         self.sampled = 0
@@ -234,7 +238,7 @@ class Fleet:
                     emptied.add(service)
             else:
                 known._instances[id] = change.after
-                known.emptied, known.absent = None, False
+                known.emptied, known.absent, known.kept = None, False, False
                 emptied.discard(service)
             try:
                 self._remember(change, moment, how, news=not first)
@@ -397,8 +401,9 @@ class Fleet:
         if turned:
             self._tell([(name, "") for name in turned])
 
-    def take_names(self, names: Collection[str]) -> None:
-        """The services that the registry knows, whether they have instances or not."""
+    def take_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None:
+        """The services that the registry knows, whether they have instances or not. `kept`: those
+        that it names for what is said of them, not for instances."""
         moment = now()
         self._hidden &= set(names)
         fresh = [name for name in names if name not in self._known and name not in self._hidden]
@@ -407,6 +412,10 @@ class Fleet:
         if self._first_names is None:
             self._first_names = fresh
             self._look_for_absent()
+        for name in kept:
+            known = self._known.get(name)
+            if known is not None and not known.instances:
+                known.kept = True
         listed = set(names)
         empty = sorted(
             (known.emptied or known.since, name)
@@ -417,7 +426,7 @@ class Fleet:
         gone = [
             name
             for number, (since, name) in enumerate(empty)
-            if number < over or (moment - since).total_seconds() > _lasts(self._known[name])
+            if number < over or (moment - since).total_seconds() >= _lasts(self._known[name])
         ]
         for name in gone:
             self._forget(name)
@@ -471,5 +480,8 @@ def _lateness(seen: Observed) -> str:
 
 
 def _lasts(known: Known) -> float:
-    """Seconds for which a service is remembered that has no instances and is not described."""
+    """Seconds for which a service is remembered that has no instances and is not described; none
+    where it was described while it had none: somebody took that out."""
+    if known.kept:
+        return 0.0
     return FORGOTTEN if known.emptied is None or known.lost else FORGOTTEN_IN_ORDER

@@ -49,7 +49,7 @@ class _Picture(Protocol):
     def service(self, name: str) -> _Service | None: ...
     def take_silence(self, service: str, silent: Mapping[str, float]) -> None: ...
     def take_brakes(self, brakes: Mapping[str, str]) -> None: ...
-    def take_names(self, names: Collection[str]) -> None: ...
+    def take_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None: ...
     def look_whether_stale(self) -> None: ...
 
 
@@ -139,7 +139,10 @@ class Sampling:
         return max(BRAKES, len(self._picture.names()) / BRAKES_A_SECOND)
 
     async def _names(self) -> float:
-        self._picture.take_names([told.name for told in await self._registry.services()])
+        told = await self._registry.services()
+        keeps = self._registry.guarantees.keeps_names
+        kept = [each.name for each in told if keeps and not each.instances]
+        self._picture.take_names([each.name for each in told], kept=kept)
         return NAMES
 
     async def _staleness(self) -> float:
