@@ -133,7 +133,11 @@ def test_a_service_that_never_had_an_instance_is_no_problem():
 
 def test_nobody_to_call_is_said_though_there_are_instances():
     seen = of(having("orders", WELL, WELL, enabled=False))
-    assert [each.kind for each in problems(seen, NOW)] == ["none_callable", "disabled"]
+    none, disabled = problems(seen, NOW)
+    assert (none.kind, disabled.kind) == ("none_callable", "disabled")
+    assert none.text == "orders: 2 instances registered, and none of them is well and in rotation"
+    assert "callers try" in none.hint
+    assert "`mooring explain orders`" in none.hint
 
 
 def test_a_brake_is_told_in_its_own_words():

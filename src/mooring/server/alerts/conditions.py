@@ -247,10 +247,11 @@ def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator
 
 def _none_callable(known: Known) -> Problem:
     total = len(known.instances)
+    registered = f"{known.name}: {_counted(total)} registered"
     return _problem(
         "none_callable",
         known.name,
-        text=f"{known.name}: {_counted(total)} registered, and none of them can be called",
+        text=f"{registered}, and none of them is well and in rotation",
         params={"total": total},
     )
 
@@ -269,7 +270,10 @@ HINTS: Mapping[Kind, str] = {
         "Start one: callers of it fail now. If it does not come back, press Forget on its page, or "
         "DELETE it in the API."
     ),
-    "none_callable": "See why each is out: `mooring explain SERVICE`. Callers of it fail now.",
+    "none_callable": (
+        "See what is wrong with each: `mooring explain SERVICE`. Meanwhile callers try all that "
+        "are enabled and up (panic threshold), and fail where none is."
+    ),
     "brake": (
         "So many at once is rather a network's fault than theirs: see whether they run. If they "
         "are gone, release it: `mooring brake release SERVICE`."

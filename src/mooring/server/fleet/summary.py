@@ -28,7 +28,8 @@ class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
     healthy_instances: int
     """By their own account, and by that of active checks."""
     active_instances: int
-    """Those that may be called: enabled, up, with a weight, and heard of lately."""
+    """Those in rotation: enabled, up, with a weight, and heard of lately; healthy or not, so that
+    callers may leave some of them out."""
     healthy_rate: float
     timestamp: str
 
@@ -170,7 +171,7 @@ def healthy(instance: Instance, observed: Observed) -> bool:
 
 
 def active(instance: Instance, observed: Observed) -> bool:
-    """Whether it may be called."""
+    """Whether it is in rotation. Callers leave out who is not healthy, unless too few are."""
     return (
         instance.enabled
         and instance.status.state == "up"

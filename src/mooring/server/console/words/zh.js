@@ -88,8 +88,8 @@ export default {
   "figure.services": "服务",
   "figure.instances": "实例",
   "figure.healthy": "健康",
-  "figure.active": "可调用",
-  "figure.enabled": "参与调用",
+  "figure.active": "参与调用",
+  "figure.enabled": "启用",
   "figure.lag": "最长心跳延迟",
   "figure.lag.avg": "平均心跳延迟",
   "figure.lag.one": "上次心跳",
@@ -304,7 +304,7 @@ export default {
   "problem.no_instances": "{service} 没有实例：最后一个已失联",
   "problem.absent": "{service} 没有实例，本服务器启动时就没有",
   "problem.emptied": "{service} 没有实例：最后一个已正常离开",
-  "problem.none_callable": "{service}：注册了 {total} 个实例，但没有一个可以调用",
+  "problem.none_callable": "{service}：注册了 {total} 个实例，但没有一个既健康又参与调用",
   "problem.brake": "{service}：失联的实例过多，已触发保护，没有移除任何实例",
   "problem.unhealthy": "{service}：{total} 个实例中有 {count} 个报告自己不健康（{ids}）",
   "problem.unhealthy.one": "{service}：{id} 报告自己不健康",
@@ -325,7 +325,7 @@ export default {
   "hint.emptied":
     "如果这是预期的，无需处理：此提示保留一小时，也可以在它的页面上立即“移除记录”。它的调用方现在会失败。",
   "hint.none_callable":
-    "查看每个实例被排除的原因：`mooring explain {service}`。它的调用方现在会失败。",
+    "查看每个实例的问题：`mooring explain {service}`。在此期间，调用方仍会尝试所有已启用且运行中的实例（恐慌阈值）；一个都没有时调用会失败。",
   "hint.brake":
     "这么多实例同时失联，更可能是网络问题：检查它们是否在运行。如果确实不在了，解除保护：`mooring brake release {service}`。",
   "hint.unhealthy": "查看它自己的日志：这是它自己报告的。",
