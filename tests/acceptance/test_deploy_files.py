@@ -173,6 +173,13 @@ def test_labels_that_an_alert_names_outlive_its_expression():
             assert used <= set(kept[1].split(", ")), rule["alert"]
 
 
+def test_what_several_servers_see_of_one_registry_is_not_added_up():
+    added_up = re.compile(r"sum(?: by \(([^)]*)\))?\s*\(mooring_(?:instances|brake|services)\b")
+    for expression in expressions():
+        for kept in added_up.findall(expression):
+            assert "instance" in kept.split(", "), expression
+
+
 def test_the_dashboard_is_one():
     told = dashboard()
     panels = told["panels"]
