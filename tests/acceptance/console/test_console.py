@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -76,6 +77,32 @@ async def test_who_is_not_logged_in_is_told_how(browser: Browser, admin: Admin):
         await stranger.page.get_by_label("Or paste a token").fill(admin.tokens["viewer"])
         await stranger.page.get_by_role("button", name="Log in").click()
         await expect(stranger.page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("scope", "place"), [({"groups": ["Common"]}, "Overview"), ({"tenants": [7]}, "Tenants")]
+)
+async def test_who_is_scoped_is_led_only_to_what_they_may_see(
+    browser: Browser, admin: Admin, scope: dict[str, Any], place: str
+):
+    async with Visitor(browser, admin) as scoped:
+        await scoped.log_in(admin.token("viewer", **scope))
+        await expect(scoped.page.get_by_role("heading", level=1)).to_contain_text(place)
+        places = scoped.page.get_by_role("navigation", name="Places").get_by_role("link")
+        await expect(places).to_have_text([place])
+
+
+async def test_counts_and_times_stay_on_one_line_beside_a_long_name(visitor: Visitor, admin: Admin):
+    page = visitor.page
+    async with registered(admin, "Common/" + "l" * 90, "Common/b"):
+        await visitor.go()
+        row = page.get_by_role("row").filter(has_text="Common/b")
+        await expect(row).to_be_visible()
+        for cell in (row.locator(".rate"), row.locator("td > time")):
+            styled = await cell.evaluate("each => getComputedStyle(each).whiteSpace")
+            assert styled == "nowrap"
+            tall = "each => each.getBoundingClientRect().height"
+            assert await cell.evaluate(tall) < 30
 
 
 async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor, admin: Admin):

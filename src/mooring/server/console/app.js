@@ -64,6 +64,11 @@ class App {
     return (RANK[this.who?.role] ?? 0) >= RANK[role];
   }
 
+  /** Whether they see any "groups", or any "tenants": a scope to the one leaves none of the other. */
+  sees(what) {
+    return this.who?.[what] === null || this.who?.[what].length > 0;
+  }
+
   /** Whether they see everything, not some groups or tenants alone. */
   get unscoped() {
     return this.who !== null && this.who.groups === null && this.who.tenants === null;
@@ -118,7 +123,8 @@ class App {
   async #go() {
     if (!this.who) return;
     const [name, ...params] = location.hash.replace(/^#\//, "").split("/").map(decoded);
-    const module = PAGES[name ?? ""] ?? "overview";
+    const asked = PAGES[name ?? ""] ?? "overview";
+    const module = asked === "overview" && !this.sees("groups") ? "tenants" : asked;
     const same = this.place === module && this.#page?.stays?.(params);
     this.#abort.abort();
     this.#abort = new AbortController();

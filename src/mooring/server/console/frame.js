@@ -54,10 +54,11 @@ function contents(app) {
 }
 
 function navigation(app) {
-  const places = [
-    ["#/", "frame.overview", ["overview", "service", "instance"]],
-    ["#/tenants", "frame.tenants", ["tenants", "tenant"]],
-  ];
+  const places = [];
+  if (app.sees("groups")) {
+    places.push(["#/", "frame.overview", ["overview", "service", "instance"]]);
+  }
+  if (app.sees("tenants")) places.push(["#/tenants", "frame.tenants", ["tenants", "tenant"]]);
   if (app.unscoped) places.push(["#/locks", "frame.locks", ["locks"]]);
   if (app.unscoped && app.may("admin")) {
     places.push(["#/audit", "frame.audit", ["audit"]], ["#/tokens", "frame.tokens", ["tokens"]]);
