@@ -176,6 +176,47 @@ async def test_a_secret_in_a_configuration_goes_nowhere_else_by_its_mask(admin: 
     assert await kept(admin) == CONFIG
 
 
+async def test_a_secret_in_a_flat_configuration_goes_nowhere_else(admin: Admin, echo: None):
+    flat: dict[str, JSON] = {"dbHost": "db.corp", "dbPassword": "x"}
+    told(await edit(admin, {"set": flat, "unset": list(CONFIG)}, as_="admin"))
+    for change in (
+        {"set": {"dbHost": "evil.example"}},
+        {"set": {"dbHost": "evil.example", "dbPassword": MASK}},
+        {"set": {"relay": "evil"}},
+        {"unset": ["dbHost"]},
+    ):
+        message = error(await edit(admin, change), 409)
+        assert message.startswith("dbPassword would stay")
+    assert await kept(admin) == flat
+    ordinary = {"plan": "gold", "zone": "eu.west", "weight": 2, "description": "Of db.corp, mostly"}
+    told(await edit(admin, {"set": ordinary}))
+    told(await edit(admin, {"set": {"dbHost": "db2.corp", "dbPassword": "y"}}))
+    told(await edit(admin, {"set": {"dbHost": "db3.corp"}}, as_="admin"))
+    told(await edit(admin, {"unset": ["dbPassword", "dbHost"]}))
+    assert await kept(admin) == ordinary
+
+
+async def test_a_services_secret_goes_nowhere_else_by_an_instances_word(admin: Admin, echo: None):
+    flat: dict[str, JSON] = {"dbHost": "db.corp", "dbPassword": "x"}
+    told(await edit(admin, {"set": flat, "unset": list(CONFIG)}, as_="admin"))
+
+    async def own(change: object, as_: str = "operator") -> httpx.Response:
+        return await admin.request("PATCH", f"{ONE}/config", change, as_=as_)
+
+    assert "dbPassword" in error(await own({"set": {"dbHost": "evil.example"}}), 409)
+    told(await own({"set": {"limit": 3, "zone": "z.one"}}))
+    # Who says his own may send it where he likes; but not go back to the service's there.
+    told(await own({"set": {"dbHost": "evil.example", "dbPassword": "mine"}}))
+    assert "dbPassword" in error(await own({"unset": ["dbPassword"]}), 409)
+    assert "dbPassword" in error(await own({"unset": ["dbHost"]}), 409)
+    told(await own({"set": {"limit": 4}}))
+    told(await own({"unset": ["dbPassword", "dbHost"]}))
+    # Where an admin sent it, it stays while other things change.
+    told(await own({"set": {"dbHost": "db2.corp"}}, as_="admin"))
+    told(await own({"set": {"limit": 5}}))
+    assert "dbPassword" in error(await own({"unset": ["dbHost"]}), 409)
+
+
 async def test_the_audit_says_what_it_was_and_what_it_is(admin: Admin, echo: None):
     told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
     assert noted(admin) == {"before": {"weight": None}, "after": {"weight": 2.5}}

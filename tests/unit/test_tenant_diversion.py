@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from mooring.model import JSON
-from mooring.tenants.diversion import Diversion, is_place, of_document, of_value
+from mooring.tenants.diversion import Diversion, is_place, of_config, of_document, of_value
 from mooring.tenants.document import parse
+from mooring.tenants.hiding import masked
 from mooring.tenants.masks import shown
 from mooring.tenants.publishing import Parts
 from mooring.tenants.secrets import MASK, Keyring
@@ -102,6 +103,17 @@ def test_what_is_shown_and_changed_elsewhere_is_no_matter():
         ({"token": "a", "hook": "b"}, {"token": MASK, "hook": "https://evil"}),
         ({"token": "a", "dsn": "b"}, {"token": MASK, "dsn": "evil"}),
         ({"token": "a"}, {"token": MASK, "dbPort": 1}),
+        ({"token": "a", "target": "b"}, {"token": MASK, "target": "evil"}),
+        ({"token": "a", "feed": "b.corp"}, {"token": MASK, "feed": "evil"}),
+        ({"token": "a", "feeds": ["b"]}, {"token": MASK, "feeds": ["evil.example"]}),
+        (
+            {"host": "b", "login": {"password": "a", "sslMode": "on"}},
+            {"host": "evil", "login": {"password": MASK, "sslMode": "on"}},
+        ),
+        (
+            {"credentials": {"host": "b", "password": "a"}},
+            {"credentials": {"host": "evil", "password": MASK}},
+        ),
     ],
 )
 def test_what_belongs_to_a_secret_stands_beside_or_around_it(there: JSON, told: JSON):
@@ -139,3 +151,82 @@ def test_places_by_name():
         assert is_place(name), name
     for name in ("export", "support", "name", "serverPassword", "report", "status", "curly"):
         assert not is_place(name), name
+
+
+FLAT: dict[str, Any] = {
+    "dbHost": "db.corp",
+    "dbPassword": "hunter2",
+    "smtpHost": "mail.corp",
+    "plan": "silver",
+    "limit": 5,
+}
+
+
+def edited(there: dict[str, Any], change: dict[str, Any]) -> Diversion | None:
+    shown = masked(there)
+    assert isinstance(shown, dict)
+    return of_config(there, {**shown, **change})
+
+
+@pytest.mark.parametrize("said", [{}, {"dbPassword": MASK}])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dbHost", "evil"),
+        ("dbHost", None),
+        ("dbRelay", "evil"),
+        ("db_ip", "evil"),
+        ("db-upstream", "evil"),
+        ("host", "evil"),
+        ("baseUrl", "evil"),
+        ("targetName", "evil"),
+        ("domain", "evil"),
+        ("peers", ["evil"]),
+        ("dbName", "evil.example"),
+        ("dbName", "evil:5432"),
+        ("dbName", "10.9.8.7"),
+        ("dbName", "10.9.8.7:5432"),
+        ("dbName", "::1"),
+        ("dbName", "[fe80::1]:80"),
+        ("dbName", "u@evil.example/x"),
+        ("dbName", "tcp://evil"),
+        ("dbName", "//evil/x"),
+        ("dbName", "@tcp(evil)/x"),
+        ("dbName", "one,evil.example"),
+        ("dbOptions", "host=evil"),
+        ("anything", "evil.example."),
+        ("anything", {"of": "evil.example"}),
+    ],
+)
+def test_in_a_flat_configuration_names_beside_one_another_belong_together(
+    said: dict[str, Any], name: str, value: JSON
+):
+    told = edited(FLAT, {**said, name: value})
+    assert told is not None
+    assert told.secret == "dbPassword"
+    assert told.place.startswith(name)
+    assert edited(FLAT, {"dbPassword": "mine", name: value}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"plan": "gold"},
+        {"limit": 9, "dbPoolSize": 3, "dbTimeout": 1.5, "dbReadOnly": True},
+        {"peerCount": 3, "relaying": False},
+        {"description": "Orders, as told at docs.example. Ask us (10:30, e.g. by phone)!"},
+        {"since": "10:30", "version": "1.4.2", "day": "2026-01-31", "at": "2026-01-31T09:26:53Z"},
+        {"ratio": "0.5", "dbLabel": "a/b"},
+        {"smtpHost": "mail2.corp"},
+        {"weight": 2, "enabled": False, "zone": "eu.west", "metadata": {"site": "https://a.b"}},
+    ],
+)
+def test_in_a_flat_configuration_ordinary_edits_stay_possible(change: dict[str, Any]):
+    assert edited(FLAT, change) is None
+
+
+def test_a_secret_without_a_place_of_its_own_belongs_to_all():
+    for secret in ("apiKey", "cachePassword", "token"):
+        told = edited({secret: "a", "dbHost": "b.corp"}, {"dbHost": "evil.example"})
+        assert told == Diversion(secret, "dbHost")

@@ -21,8 +21,8 @@ from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 from mooring.server.http.paging import Page, cut
-from mooring.tenants.diversion import of_value
-from mooring.tenants.hiding import holds_mask
+from mooring.tenants.diversion import Diversion, of_config
+from mooring.tenants.hiding import holds_mask, masked_field
 from mooring.tenants.masks import unmasked
 
 OPERATING = need("operator", "group")
@@ -269,6 +269,11 @@ async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -
     if (count := len(told) + len(gone)) > MOST:
         raise Refused(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
     new = _unmasked(call, before)
+    if not may_unmask(call):
+        below = await call.parts.hub.registry.config(service) if id else {}
+        diverted = _diverted(below, before, told, gone) or _fallen(below, {**before, **new}, gone)
+        if diverted is not None:
+            raise Refused(409, "conflict", str(diverted))
     _note(call, before, new, gone)
     if not new and not gone:
         return Answer(fields(before))
@@ -276,14 +281,41 @@ async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -
     return Answer(fields(config))
 
 
+def _diverted(
+    below: Mapping[str, JSON],
+    before: Mapping[str, JSON],
+    told: Mapping[str, JSON],
+    gone: Sequence[str],
+) -> Diversion | None:
+    """A secret that stays while its place changes, in all that holds: `below` is the service's
+    word, where that on an instance is edited. What falls back to it is no secret that stays."""
+    shown_below = {**fields(below), **{name: below[name] for name in gone if name in below}}
+    kept = {name: value for name, value in fields(before).items() if name not in gone}
+    return of_config(_over(below, before), _over(shown_below, {**kept, **told}))
+
+
+def _fallen(
+    below: Mapping[str, JSON], after: Mapping[str, JSON], gone: Sequence[str]
+) -> Diversion | None:
+    """A secret of the service's to which an instance falls back, with a place that is its own."""
+    own = {name: value for name, value in after.items() if name not in gone}
+    back = {name: masked_field(name, below[name]) for name in gone if name in below}
+    return of_config(below, {**_over(below, own), **back})
+
+
+def _over(below: Mapping[str, JSON], own: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What holds for an instance."""
+    merged = {**below, **own}
+    labels, more = below.get("metadata"), own.get("metadata")
+    if isinstance(labels, dict) and isinstance(more, dict):
+        merged["metadata"] = {**labels, **more}
+    return merged
+
+
 def _unmasked(call: Call, before: Mapping[str, JSON]) -> dict[str, JSON]:
     """What is to be set, with the secrets that are there in place of their masks; without what is
     a mask alone, which nobody changed."""
     told: dict[str, JSON] = call.body.set
-    for name, value in told.items():
-        diverted = of_value(name, before.get(name), value)
-        if diverted is not None and not may_unmask(call):
-            raise Refused(409, "conflict", str(diverted))
     restored = unmasked(told, dict(before))
     assert isinstance(restored, dict)
     new = {
