@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import grpc
 import pytest
 from hypothesis import given
@@ -9,11 +12,12 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc.blocking.methods import never_left
-from mooring.grpc.health import Health, Status, decoded, encoded
+from mooring.grpc.health import Health, Status, _threads, decoded, encoded
 from mooring.grpc.options import SERVER_OPTIONS, check_health, link_options, target_of
 from mooring.grpc.statuses import verdict
 from mooring.grpc.target import Repeatable, check_policy, check_tries, service_of
 from mooring.model import Instance
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -187,3 +191,35 @@ def test_only_a_call_that_was_never_sent_is_begun_again(details: str, unsent: bo
     assert never_left(_Ended(grpc.StatusCode.UNAVAILABLE, details)) is unsent
     assert not never_left(_Ended(grpc.StatusCode.INTERNAL, details))
     assert not never_left(grpc.RpcError())
+
+
+def test_telling_one_who_watches_waits_for_nobody_who_leaves():
+    """gRPC's send may wait for the thread that tells that another call is over."""
+    health, over = Health(), threading.Event()
+    handlers = _threads(health)
+    leaving: list[Callable[[], None]] = []
+    told: list[Status | None] = []
+
+    class Context:
+        def add_callback(self, end: Callable[[], None]) -> bool:
+            leaving.append(end)
+            return True
+
+    def send(status: Status | None) -> None:
+        assert over.wait(20)
+        told.append(status)
+
+    def leave() -> None:
+        leaving[0]()
+        over.set()
+
+    watch = handlers["Watch"].unary_stream
+    watch("", Context(), lambda _: None)
+    watch("", Context(), send)
+    ending = threading.Thread(target=leave, daemon=True)
+    ending.start()
+    ending.join(20)
+    assert over.is_set()
+    health.leave()
+    health.end()
+    until(lambda: told == [Status.SERVING, Status.NOT_SERVING, None])

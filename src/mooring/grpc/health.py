@@ -7,7 +7,10 @@ is needed.
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import IntEnum
 from typing import Any
@@ -16,6 +19,8 @@ import grpc
 import grpc.aio
 
 from mooring.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
 
 SERVICE = "grpc.health.v1.Health"
 
@@ -131,16 +136,53 @@ def _threads(health: Health) -> dict[str, grpc.RpcMethodHandler]:
             context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {service!r} here")
         return status
 
+    sends = _Sends()
+
     def watch(
         service: str, context: grpc.ServicerContext, send: Callable[[Status | None], None]
     ) -> None:
-        end = health.listen(service, send)
+        end = health.listen(service, functools.partial(sends.add, send))
         if not context.add_callback(end):
             end()  # it was over before it began
 
     # Those who watch are many and stay: each would keep one of the server's few threads.
     watch.experimental_non_blocking = True  # type: ignore[attr-defined]
     return _handlers(check, watch)
+
+
+class _Sends:
+    """What is to be sent to those who watch, in its order, by a thread of its own while there is
+    anything.
+
+    gRPC's `send` may wait for the thread that also tells us that a call is over: whoever sends must
+    hold no lock that is needed there, or both wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: deque[tuple[Listener, Status | None]] = deque()
+        self._running = False
+
+    def add(self, send: Listener, status: Status | None) -> None:
+        """Does not wait."""
+        with self._lock:
+            self._due.append((send, status))
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._run, name="mooring health", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._running = False
+                    return
+                send, status = self._due.popleft()
+            try:
+                send(status)
+            except Exception:
+                log.exception("somebody who watches the health of this server cannot be told")
 
 
 def _handlers(check: Any, watch: Any) -> dict[str, grpc.RpcMethodHandler]:
