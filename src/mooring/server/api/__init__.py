@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mooring.server.api import (
     audit,
+    braking,
+    configuring,
     console,
     events,
     locks,
@@ -16,6 +18,7 @@ from mooring.server.api import (
     registering,
     registry,
     search,
+    tenant_history,
     tenants,
     tokens,
 )
@@ -23,6 +26,8 @@ from mooring.server.http.endpoint import Endpoint
 
 _MODULES = (
     audit,
+    braking,
+    configuring,
     console,
     events,
     locks,
@@ -35,6 +40,7 @@ _MODULES = (
     registering,
     registry,
     search,
+    tenant_history,
     tenants,
     tokens,
 )

@@ -1,4 +1,4 @@
-"""Tenants: list, show, publish, compare, delete, and their history.
+"""Tenants: list, show, publish, compare, delete. See `tenant_history` for what they were.
 
 A document is what `mooring tenant publish` takes from a file. Secrets are masked, and a mask that
 is sent back stands for what is there. Where an optional dependency is missing that a password
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.errors import MooringError, NotConfigured, Taken
-from mooring.model import JSON
 from mooring.server.access.principals import READING, need
 from mooring.server.api.known import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
@@ -26,10 +25,8 @@ from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused, refusal
 from mooring.server.http.paging import Page, cut
 from mooring.tenants.changes import Action, records
-from mooring.tenants.diversion import of_document, of_value
+from mooring.tenants.diversion import of_document
 from mooring.tenants.document import Document, parse
-from mooring.tenants.hiding import masked
-from mooring.tenants.history import HistoryEntry, differences, omits
 from mooring.tenants.keys import Keys, check_id
 from mooring.tenants.masks import restored, shown
 from mooring.tenants.publisher import Publisher
@@ -116,28 +113,6 @@ class Publishing(Noted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `revision` that the document was made from: 409 where the tenant has changed since."""
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    at: str
-    by: str
-    action: str
-    note: str | None
-    paths: list[str]
-    """The parts that changed."""
-
-
-class VersionDetail(Version, frozen=True, kw_only=True):
-    changes: list[PartChange]
-
-
-class RollingBack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    version: Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-    """Of the history: it becomes what it was after that; 0: before the first."""
-    dry: bool = False
-    """Only say what would change."""
-    note: Note = ""
-
-
 async def list_tenants(call: Call) -> Answer:
     asked: Filter = call.query
     found = [
@@ -148,12 +123,12 @@ async def list_tenants(call: Call) -> Answer:
         and asked.name.casefold() in (tenant.name or "").casefold()
         and asked.status in ("", tenant.status)
     ]
-    page = msgspec.structs.replace(asked, after=_padded(asked.after))
-    some, headers = cut(found, page, lambda each: _padded(str(each.id)), path=call.here)
+    page = msgspec.structs.replace(asked, after=padded(asked.after))
+    some, headers = cut(found, page, lambda each: padded(str(each.id)), path=call.here)
     return Answer(some, headers=headers)
 
 
-def _padded(number: str) -> str:
+def padded(number: str) -> str:
     """Numbers in the order of text."""
     return number.zfill(_DIGITS) if number else ""
 
@@ -186,7 +161,7 @@ def _revision(found: Held) -> str:
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
-def _publisher(call: Call, ring: Keyring) -> Publisher:
+def publisher_of(call: Call, ring: Keyring) -> Publisher:
     store_of(call)
     return call.parts.hub.publisher(by=call.principal.name, keyring=ring)
 
@@ -207,7 +182,7 @@ def _document(call: Call) -> Document:
 
 async def publish(call: Call) -> Answer:
     document, ring = _document(call), Keyring.from_environment()
-    publisher = _publisher(call, ring)
+    publisher = publisher_of(call, ring)
     before = await _held(call)
     guarded = _check_base(call, before)
 
@@ -216,11 +191,11 @@ async def publish(call: Call) -> Answer:
             raise _moved(call)
         return _restored(call, document, there).applied(there, ring)
 
-    with _discreet(call):
+    with discreet(call):
         published = await publisher.change(document.tenant, change, note=_reason(call))
-    _tell(call, published)
+    tell(call, published)
     created = published.number and not before.parts
-    return Answer(_published(published), 201 if created else 200)
+    return Answer(published_shown(published), 201 if created else 200)
 
 
 def _restored(call: Call, document: Document, there: Parts) -> Document:
@@ -233,7 +208,7 @@ def _restored(call: Call, document: Document, there: Parts) -> Document:
 
 
 @contextlib.contextmanager
-def _discreet(call: Call) -> Iterator[None]:
+def discreet(call: Call) -> Iterator[None]:
     """Whose a name is that is taken is told to those who may see that tenant."""
     try:
         yield
@@ -269,13 +244,13 @@ def _reason(call: Call) -> str:
     return reason
 
 
-def _tell(call: Call, published: Published) -> None:
+def tell(call: Call, published: Published) -> None:
     """For the audit."""
     call.notes["version"] = published.number or None
     call.notes["changed"] = [each.path for each in published.changes][:100]
 
 
-def _published(published: Published) -> PublishedShown:
+def published_shown(published: Published) -> PublishedShown:
     return PublishedShown(
         tenant=published.tenant,
         version=published.number or None,
@@ -285,7 +260,7 @@ def _published(published: Published) -> PublishedShown:
     )
 
 
-def _would(tenant: int, changes: list[Difference]) -> PublishedShown:
+def would_change(tenant: int, changes: list[Difference]) -> PublishedShown:
     return PublishedShown(
         tenant=tenant, version=None, transactions=0, changes=_changes(changes), lost=[]
     )
@@ -309,104 +284,22 @@ async def diff(call: Call) -> Answer:
 
 async def _diff(call: Call) -> PublishedShown:
     document, ring = _document(call), Keyring.from_environment()
-    publisher = _publisher(call, ring)
+    publisher = publisher_of(call, ring)
     there = await publisher.read(document.tenant)
-    with _discreet(call):
+    with discreet(call):
         found = await publisher.diff(_restored(call, document, there))
-    return _would(document.tenant, found)
+    return would_change(document.tenant, found)
 
 
 async def delete(call: Call) -> Answer:
     ring = Keyring.from_environment()
-    published = await _publisher(call, ring).delete(check_id(call.tenant), note=_reason(call))
-    _tell(call, published)
-    return Answer(_published(published))
+    published = await publisher_of(call, ring).delete(check_id(call.tenant), note=_reason(call))
+    tell(call, published)
+    return Answer(published_shown(published))
 
 
-async def history(call: Call) -> Answer:
-    entries = await _history(call)
-    page = msgspec.structs.replace(call.query, after=_padded(call.query.after))
-    some, headers = cut(entries, page, lambda each: _padded(str(each.number)), path=call.here)
-    return Answer([_version(each) for each in some], headers=headers)
-
-
-async def _history(call: Call) -> list[HistoryEntry]:
-    publisher, tenant = _publisher(call, Keyring([])), check_id(call.tenant)
-    entries = await publisher.history(tenant)
-    if not entries and not await publisher.read(tenant):
-        raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
-    return entries
-
-
-def _version(entry: HistoryEntry) -> Version:
-    return Version(
-        version=entry.number,
-        at=entry.at,
-        by=entry.by,
-        action=entry.action,
-        note=entry.note or None,
-        paths=[step.path for step in entry.changes],
-    )
-
-
-async def version(call: Call) -> Answer:
-    number, entries = call.path["version"], await _history(call)
-    entry = next((each for each in entries if str(each.number) == number), None)
-    if entry is None:
-        kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
-        raise NotConfigured(
-            f"tenant {call.tenant} has no version {number[:20]!r} in its history (there are {kept})"
-        )
-    told = _version(entry)
-    changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
-    return Answer(
-        VersionDetail(
-            version=told.version,
-            at=told.at,
-            by=told.by,
-            action=told.action,
-            note=told.note,
-            paths=told.paths,
-            changes=msgspec.convert(changes, list[PartChange]),
-        )
-    )
-
-
-async def rollback(call: Call) -> Answer:
-    wanted: RollingBack = call.body
-    tenant = check_id(call.tenant)
-    publisher = _publisher(call, Keyring.from_environment())
-    call.notes["to"] = wanted.version
-    call.notes |= {"dry": True} if wanted.dry else {}
-    call.notes |= {"reason": wanted.note} if wanted.note else {}
-    with _discreet(call):
-        if not may_unmask(call):
-            await _check_rollback(publisher, tenant, wanted.version)
-        if wanted.dry:
-            return Answer(_would(tenant, await publisher.diff_rollback(tenant, wanted.version)))
-        published = await publisher.rollback(tenant, wanted.version, note=wanted.note)
-    _tell(call, published)
-    return Answer(_published(published))
-
-
-async def _check_rollback(publisher: Publisher, tenant: int, version: int) -> None:
-    """Raise `Refused` where the history has no secrets, so that those that are there would be kept,
-    and sent elsewhere."""
-    unknown = {
-        step.path
-        for entry in await publisher.history(tenant)
-        if entry.number > version
-        for step in entry.changes
-        if omits(step.before)
-    }
-    for each in await publisher.diff_rollback(tenant, version) if unknown else ():
-        if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
-            diverted = of_value(each.path, each.before, masked(each.after))
-            if diverted is not None:
-                raise Refused(409, "conflict", f"tenant {tenant}: {diverted}")
-
-
-_NO_STORE = 409
+NO_STORE = 409
+"""There are tenants only where there is a store."""
 
 ENDPOINTS = (
     Endpoint(
@@ -417,7 +310,7 @@ ENDPOINTS = (
         "The tenants that the caller may see, by id. 409 with Redis alone",
         query=Filter,
         answers={200: list[TenantSummary]},
-        fails=(_NO_STORE,),
+        fails=(NO_STORE,),
     ),
     Endpoint(
         "GET",
@@ -427,7 +320,7 @@ ENDPOINTS = (
         "All that is configured for a tenant, secrets masked",
         query=Unmasking,
         answers={200: TenantShown},
-        fails=(_NO_STORE,),
+        fails=(NO_STORE,),
     ),
     Endpoint(
         "PUT",
@@ -458,34 +351,6 @@ ENDPOINTS = (
         delete,
         "Delete a tenant with all that leads to it; its history stays",
         query=Noted,
-        answers={200: PublishedShown},
-    ),
-    Endpoint(
-        "GET",
-        f"{TENANT}/history",
-        LOOKING,
-        history,
-        "Who changed what of a tenant, oldest first; also of one that was deleted",
-        query=Page,
-        answers={200: list[Version]},
-        fails=(_NO_STORE,),
-    ),
-    Endpoint(
-        "GET",
-        f"{TENANT}/history/{{version}}",
-        LOOKING,
-        version,
-        "What a version changed",
-        answers={200: VersionDetail},
-        fails=(_NO_STORE,),
-    ),
-    Endpoint(
-        "POST",
-        f"{TENANT}/rollback",
-        PUBLISHING,
-        rollback,
-        "Make a tenant what it was after a version of its history",
-        body=RollingBack,
         answers={200: PublishedShown},
     ),
 )

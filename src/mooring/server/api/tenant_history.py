@@ -1,0 +1,177 @@
+"""The history of tenants: who changed what, and rolling back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from mooring.errors import NotConfigured
+from mooring.model import JSON
+from mooring.server.api.tenants import (
+    LOOKING,
+    NO_STORE,
+    PUBLISHING,
+    TENANT,
+    Note,
+    PartChange,
+    PublishedShown,
+    discreet,
+    padded,
+    published_shown,
+    publisher_of,
+    tell,
+    would_change,
+)
+from mooring.server.api.unmasking import may_unmask
+from mooring.server.http.answers import Answer
+from mooring.server.http.calls import Call
+from mooring.server.http.endpoint import Endpoint
+from mooring.server.http.errors import Refused
+from mooring.server.http.paging import Page, cut
+from mooring.tenants.changes import records
+from mooring.tenants.diversion import of_value
+from mooring.tenants.hiding import masked
+from mooring.tenants.history import HistoryEntry, differences, omits
+from mooring.tenants.keys import check_id
+from mooring.tenants.publisher import Publisher
+from mooring.tenants.secrets import Keyring
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    at: str
+    by: str
+    action: str
+    note: str | None
+    paths: list[str]
+    """The parts that changed."""
+
+
+class VersionDetail(Version, frozen=True, kw_only=True):
+    changes: list[PartChange]
+
+
+class RollingBack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+    """Of the history: it becomes what it was after that; 0: before the first."""
+    dry: bool = False
+    """Only say what would change."""
+    note: Note = ""
+
+
+async def history(call: Call) -> Answer:
+    entries = await _history(call)
+    page = msgspec.structs.replace(call.query, after=padded(call.query.after))
+    some, headers = cut(entries, page, lambda each: padded(str(each.number)), path=call.here)
+    return Answer([_version(each) for each in some], headers=headers)
+
+
+async def _history(call: Call) -> list[HistoryEntry]:
+    publisher, tenant = publisher_of(call, Keyring([])), check_id(call.tenant)
+    entries = await publisher.history(tenant)
+    if not entries and not await publisher.read(tenant):
+        raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
+    return entries
+
+
+def _version(entry: HistoryEntry) -> Version:
+    return Version(
+        version=entry.number,
+        at=entry.at,
+        by=entry.by,
+        action=entry.action,
+        note=entry.note or None,
+        paths=[step.path for step in entry.changes],
+    )
+
+
+async def version(call: Call) -> Answer:
+    number, entries = call.path["version"], await _history(call)
+    entry = next((each for each in entries if str(each.number) == number), None)
+    if entry is None:
+        kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
+        raise NotConfigured(
+            f"tenant {call.tenant} has no version {number[:20]!r} in its history (there are {kept})"
+        )
+    told = _version(entry)
+    changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
+    return Answer(
+        VersionDetail(
+            version=told.version,
+            at=told.at,
+            by=told.by,
+            action=told.action,
+            note=told.note,
+            paths=told.paths,
+            changes=msgspec.convert(changes, list[PartChange]),
+        )
+    )
+
+
+async def rollback(call: Call) -> Answer:
+    wanted: RollingBack = call.body
+    tenant = check_id(call.tenant)
+    publisher = publisher_of(call, Keyring.from_environment())
+    call.notes["to"] = wanted.version
+    call.notes |= {"dry": True} if wanted.dry else {}
+    call.notes |= {"reason": wanted.note} if wanted.note else {}
+    with discreet(call):
+        if not may_unmask(call):
+            await _check_rollback(publisher, tenant, wanted.version)
+        if wanted.dry:
+            return Answer(
+                would_change(tenant, await publisher.diff_rollback(tenant, wanted.version))
+            )
+        published = await publisher.rollback(tenant, wanted.version, note=wanted.note)
+    tell(call, published)
+    return Answer(published_shown(published))
+
+
+async def _check_rollback(publisher: Publisher, tenant: int, version: int) -> None:
+    """Raise `Refused` where the history has no secrets, so that those that are there would be kept,
+    and sent elsewhere."""
+    unknown = {
+        step.path
+        for entry in await publisher.history(tenant)
+        if entry.number > version
+        for step in entry.changes
+        if omits(step.before)
+    }
+    for each in await publisher.diff_rollback(tenant, version) if unknown else ():
+        if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
+            diverted = of_value(each.path, each.before, masked(each.after))
+            if diverted is not None:
+                raise Refused(409, "conflict", f"tenant {tenant}: {diverted}")
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        f"{TENANT}/history",
+        LOOKING,
+        history,
+        "Who changed what of a tenant, oldest first; also of one that was deleted",
+        query=Page,
+        answers={200: list[Version]},
+        fails=(NO_STORE,),
+    ),
+    Endpoint(
+        "GET",
+        f"{TENANT}/history/{{version}}",
+        LOOKING,
+        version,
+        "What a version changed",
+        answers={200: VersionDetail},
+        fails=(NO_STORE,),
+    ),
+    Endpoint(
+        "POST",
+        f"{TENANT}/rollback",
+        PUBLISHING,
+        rollback,
+        "Make a tenant what it was after a version of its history",
+        body=RollingBack,
+        answers={200: PublishedShown},
+    ),
+)
