@@ -79,7 +79,10 @@ class Admin:
             self._client = await opened.enter_async_context(self.client())
             self.hub = await opened.enter_async_context(
                 connect(
-                    settings.store, registry=settings.registry, settings=settings.registry_settings
+                    settings.store,
+                    registry=settings.registry,
+                    settings=settings.registry_settings,
+                    tenants_namespace=settings.tenants_namespace,
                 )
             )
             self.fleet = await opened.enter_async_context(Fleet(self.hub.registry))

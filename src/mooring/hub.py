@@ -44,7 +44,7 @@ from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
 from mooring.tasks import cleanup
-from mooring.tenants.keys import NAMESPACE, Keys
+from mooring.tenants.keys import Keys, configured_namespace
 from mooring.tenants.publisher import KEEP, KEEP_FOR, Publisher
 from mooring.tenants.secrets import Keyring
 
@@ -204,6 +204,7 @@ class Hub:
         settings: RegistrySettings | None = None,
         collectors: Iterable[Collector] = (),
         cache: str | Path | None = None,
+        tenants_namespace: str = "",
     ) -> None:
         self._url = parse(url)
         self._registry_url = parse(registry) if registry else self._url
@@ -214,6 +215,8 @@ class Hub:
         self._policy = self._settings.policy  # one for all registrations
         self._collectors = tuple(collectors)
         self._cache = None if cache is None else Path(cache)
+        self.tenants_namespace: str = Keys(tenants_namespace or configured_namespace()).namespace
+        """The key prefix of `tenants()` and `publisher()`."""
         self._store: Store | None = None
         self._registry: Registry | None = None
         self._contenders: Queue | None = None
@@ -294,7 +297,7 @@ class Hub:
     def tenants(
         self,
         *,
-        namespace: str = NAMESPACE,
+        namespace: str = "",
         file: str | Path | None = None,
         afresh: float = 3600.0,
         wait: float = 5.0,
@@ -302,6 +305,7 @@ class Hub:
     ) -> Provider:
         """The configuration of the tenants, live. See `Provider` and what it gives, `Tenants`.
 
+        `namespace` is their key prefix: by default the hub's `tenants_namespace`.
         `file` is where the last state is kept for a start without the store: by default in the
         hub's cache folder, where it has one. Every `afresh` seconds everything is read anew.
         Passwords are unsealed with the keys of the environment, unless others are given.
@@ -310,7 +314,7 @@ class Hub:
             from mooring.tenants.provider import Provider
         except ImportError as error:
             raise missing_tenants(error) from error
-        keys, store = Keys(namespace), self.store
+        keys, store = Keys(namespace or self.tenants_namespace), self.store
         if file is None and self._cache is not None:
             mark = hashlib.sha256(f"{store.url} {keys.namespace}".encode()).hexdigest()[:12]
             name = urllib.parse.quote(keys.namespace, safe="")
@@ -398,7 +402,7 @@ class Hub:
         self,
         *,
         by: str = "",
-        namespace: str = NAMESPACE,
+        namespace: str = "",
         keep: int = KEEP,
         keep_for: float = KEEP_FOR,
         keyring: Keyring | None = None,
@@ -409,7 +413,12 @@ class Hub:
         keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `keyring` of yours.
         """
         return Publisher(
-            self.store, Keys(namespace), ring=keyring, by=by, keep=keep, keep_for=keep_for
+            self.store,
+            Keys(namespace or self.tenants_namespace),
+            ring=keyring,
+            by=by,
+            keep=keep,
+            keep_for=keep_for,
         )
 
     def _queue(self) -> Queue:
@@ -467,6 +476,7 @@ def connect(
     settings: RegistrySettings | None = None,
     collectors: Iterable[Collector] = (),
     cache: str | Path | None = None,
+    tenants_namespace: str = "",
 ) -> Hub:
     """A hub on the store that `url` names. Raises `InvalidURL` at once for one that cannot be.
 
@@ -479,6 +489,9 @@ def connect(
     lie in the store: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`. `settings` are those of
     heartbeats and metrics (`mooring.heartbeat.load`), `collectors` metrics of your own. In the
     folder `cache` the last known instances are kept for a start without the store.
+
+    `tenants_namespace` is the key prefix of the tenants: by default the environment variable
+    `MOORING_TENANTS_NAMESPACE`, or `jxt`.
     """
     return Hub(
         url,
@@ -487,4 +500,5 @@ def connect(
         settings=settings,
         collectors=collectors,
         cache=cache,
+        tenants_namespace=tenants_namespace,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from mooring.store.contract import Put
+from mooring.store.contract import Put, prefix
 from mooring.tenants.keys import Keys
 from mooring.tenants.secrets import MASK
 from tests.admin import Admin
@@ -362,3 +363,14 @@ async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: A
     assert shown["problems"] == [
         "storage cannot be understood and is left out: to publish may remove it"
     ]
+
+
+async def test_the_namespace_of_the_settings_is_the_one_of_the_api(store_url: str, tmp_path: Path):
+    async with Admin(store_url, folder=tmp_path, tenants_namespace="acme/prod") as admin:
+        await publish(admin, ACME, 201)
+        assert (await admin.hub.store.read(prefix(b"acme/prod/tenants/7/"))).entries
+        assert not (await admin.hub.store.read(prefix(b"jxt/"))).entries
+        assert told(await admin.get(ONE))["document"]["meta"]["code"] == "acme"
+        assert [each["id"] for each in told(await admin.get("/admin/tenants"))] == [7]
+        assert [each["tenant"] for each in told(await admin.get("/admin/search?q=acme"))] == [7]
+        assert [each["version"] for each in told(await admin.get(f"{ONE}/history"))] == [1]

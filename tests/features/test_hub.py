@@ -10,8 +10,9 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.errors import Closed, MissingExtra
+from mooring.errors import Closed, InvalidRequest, MissingExtra
 from mooring.registry.registration import Registration
+from mooring.store.contract import prefix
 from mooring.store.embedded.journal import Journal
 
 ONE = Instance("echo", "10.0.0.1", 80)
@@ -69,3 +70,27 @@ async def test_what_cannot_be_entered_holds_nothing(
     with pytest.raises(MissingExtra):
         await hub.__aenter__()
     Journal(tmp_path / "store").close()
+
+
+class TestTenantsNamespace:
+    """One setting for everything that a hub does with tenants."""
+
+    async def test_readers_and_publishers_share_it(self):
+        async with mooring.connect("memory://", tenants_namespace="acme/prod") as hub:
+            await hub.publisher().put(7, "meta", {"code": "acme", "name": "Acme"})
+            assert (await hub.store.read(prefix(b"acme/prod/tenants/7/"))).entries
+            async with hub.tenants() as tenants:
+                assert tenants.by_code("acme") == 7
+            async with hub.tenants(namespace="jxt") as others:
+                assert others.by_code("acme") is None
+
+    async def test_the_environment_sets_it(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "acme")
+        assert mooring.connect("memory://").tenants_namespace == "acme"
+        assert mooring.connect("memory://", tenants_namespace="x").tenants_namespace == "x"
+        monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "")
+        assert mooring.connect("memory://").tenants_namespace == "jxt"
+
+    def test_an_empty_one_is_rejected(self):
+        with pytest.raises(InvalidRequest, match="namespace"):
+            mooring.connect("memory://", tenants_namespace="//")

@@ -9,6 +9,7 @@ import typer
 
 from mooring import durations
 from mooring.errors import InvalidRequest
+from mooring.tenants.keys import NAMESPACE_VARIABLE
 
 StoreOption = Annotated[
     str,
@@ -42,9 +43,9 @@ NamespaceOption = Annotated[
     str,
     typer.Option(
         "--namespace",
-        envvar="MOORING_TENANTS_NAMESPACE",
+        envvar=NAMESPACE_VARIABLE,
         metavar="NAME",
-        help="below which the tenants lie",
+        help="the key prefix of the tenants",
     ),
 ]
 

@@ -10,6 +10,7 @@ import typer
 from mooring.cli.running import run
 from mooring.cli.telling import hear, hear_crashes
 from mooring.errors import MissingExtra
+from mooring.tenants.keys import NAMESPACE_VARIABLE
 
 
 def serve(
@@ -50,6 +51,12 @@ def serve(
             help="where tokens and the audit are kept; default: the user's data folder",
         ),
     ] = None,
+    tenants_namespace: Annotated[
+        str,
+        typer.Option(
+            envvar=NAMESPACE_VARIABLE, metavar="NAME", help="the key prefix of the tenants; jxt"
+        ),
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="a YAML file; flags win over it")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="beyond loopback without TLS and users")
@@ -72,6 +79,7 @@ def serve(
         etcd=etcd,
         xds=xds,
         data=str(data) if data else "",
+        tenants_namespace=tenants_namespace,
         insecure=insecure,
     )
     hear_crashes()

@@ -100,6 +100,7 @@ def _hub(settings: ServerSettings) -> Hub:
         settings.store or str(settings.url()),
         registry=settings.registry,
         settings=settings.registry_settings,
+        tenants_namespace=settings.tenants_namespace,
     )
 
 

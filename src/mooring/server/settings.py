@@ -24,6 +24,7 @@ from mooring.server.alerts.settings import parse as parse_alerts
 from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.settings import parse as parse_checks
 from mooring.store.url import REDIS, StoreURL, parse
+from mooring.tenants.keys import Keys, configured_namespace
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"
@@ -63,6 +64,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: tuple[str, ...] = ()
     """The names by which the HTTP face may be called, beside those of loopback and the address that
     it listens at."""
+    tenants_namespace: str = ""
+    """The key prefix of the tenants; empty: `MOORING_TENANTS_NAMESPACE`, or `jxt`."""
     console: bool = True
     """Whether the HTTP face has the console and its login, beside the API."""
     rates: Rates = Rates()
@@ -155,6 +158,7 @@ def checked(settings: ServerSettings) -> ServerSettings:
     embedded = settings.url().scheme in EMBEDDED
     on_redis = settings.url().scheme in REDIS
     settings.registry_url()  # raises for one that is none
+    Keys(settings.tenants_namespace or configured_namespace())  # raises for an empty one
     if on_redis and settings.registry:
         raise no_store(settings.url())
     if settings.etcd and settings.etcd != "off" and on_redis:

@@ -70,9 +70,12 @@ def connect(
     settings: mooring.heartbeat.settings.RegistrySettings | None = None,
     collectors: collections.abc.Iterable[mooring.heartbeat.collectors.contract.Collector] = ...,
     cache: str | pathlib.Path | None = None,
+    tenants_namespace: str = "",
 ) -> Hub: ...
 
 class Hub:
+    @property
+    def tenants_namespace(self) -> str: ...
     @property
     def store(self) -> Store: ...
     @property
@@ -98,7 +101,7 @@ class Hub:
     def tenants(
         self,
         *,
-        namespace: str = ...,
+        namespace: str = "",
         file: str | pathlib.Path | None = None,
         afresh: float = 3600.0,
         wait: float = 5.0,
@@ -134,7 +137,7 @@ class Hub:
         self,
         *,
         by: str = "",
-        namespace: str = ...,
+        namespace: str = "",
         keep: int = ...,
         keep_for: float = ...,
         keyring: mooring.tenants.secrets.Keyring | None = None,

@@ -16,6 +16,7 @@ What lies below a tenant's id is called a *part*, by its path: `meta`, `database
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.parse
 from typing import Literal
@@ -26,6 +27,8 @@ from mooring.errors import InvalidRequest
 from mooring.store.contract import Range, between, prefix
 
 NAMESPACE = "jxt"
+NAMESPACE_VARIABLE = "MOORING_TENANTS_NAMESPACE"
+"""The environment variable that sets another one for commands, hubs and servers."""
 
 MAX_ID = 2**63 - 1
 
@@ -162,6 +165,11 @@ class Keys:
 COMMON = ("common/resolver", "common/storage-directory")
 PLATFORM = "platform/configs/"
 SENTINEL = "_health/sentinel"
+
+
+def configured_namespace() -> str:
+    """The namespace that the environment sets; `jxt` by default."""
+    return os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
 
 
 def joined(*parts: str) -> str:

@@ -25,6 +25,7 @@ from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
+from mooring.tenants.keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Recent(Generic[T]):
 
 
 async def _read_tenants(hub: Hub) -> list[TenantSummary]:
-    return await read_tenants(hub.store)
+    return await read_tenants(hub.store, Keys(hub.tenants_namespace))
 
 
 async def _read_locks(hub: Hub) -> list[LockInfo]:

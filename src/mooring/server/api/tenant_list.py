@@ -22,9 +22,8 @@ class TenantSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", g
     """Parts that cannot be understood, of those that are looked at here."""
 
 
-async def read_tenants(store: Store) -> list[TenantSummary]:
+async def read_tenants(store: Store, keys: Keys) -> list[TenantSummary]:
     """By id. Only what a list shows is looked into."""
-    keys = Keys()
     drafts: dict[int, _Draft] = {}
     for entry in (await store.read(keys.all)).entries:
         place = keys.understand(entry.key)

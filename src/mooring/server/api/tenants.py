@@ -117,7 +117,7 @@ async def list_tenants(call: Call) -> Answer:
     asked: Filter = call.query
     found = [
         tenant
-        for tenant in await read_tenants(store_of(call))
+        for tenant in await read_tenants(store_of(call), keys_of(call))
         if call.principal.sees_tenant(tenant.id)
         and asked.code.casefold() in (tenant.code or "").casefold()
         and asked.name.casefold() in (tenant.name or "").casefold()
@@ -150,7 +150,7 @@ async def show_tenant(call: Call) -> Answer:
 
 
 async def _held(call: Call) -> Held:
-    keys, tenant = Keys(), check_id(call.tenant)
+    keys, tenant = keys_of(call), check_id(call.tenant)
     found = await store_of(call).read(keys.parts(tenant))
     return held(keys, tenant, found.entries)
 
@@ -159,6 +159,10 @@ def _revision(found: Held) -> str:
     """Of when each part was written, not of what it is: nobody can guess a secret by it."""
     told = "\n".join(f"{path} {number}" for path, number in sorted(found.revisions.items()))
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+
+
+def keys_of(call: Call) -> Keys:
+    return Keys(call.parts.hub.tenants_namespace)
 
 
 def publisher_of(call: Call, ring: Keyring) -> Publisher:
