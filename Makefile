@@ -43,7 +43,7 @@ bench: $(VENV)/.developing  ## compare with the bare driver and the peers (some 
 soak: tools  ## long fault campaigns; SOAK=10m says how long
 	$(BIN)/pytest -m soak --soak=$(SOAK) -o faulthandler_timeout=0
 
-tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redis 7.0, Chromium, Envoy, older protobufs
+tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redis 7.0, Chromium, Envoy, Node.js, older protobufs
 	@$(BIN)/python tools/fetch.py
 
 clean:  ## remove what the targets above made

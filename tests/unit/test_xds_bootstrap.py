@@ -20,6 +20,11 @@ def test_grpc_is_told_where_and_who():
     assert told["node"] == {"id": "me", "cluster": "mooring", "locality": {"zone": "a"}}
 
 
+def test_the_locality_is_written_also_without_a_zone():
+    for told in (for_grpc("10.0.0.1:18000", Identity()), for_envoy("10.0.0.1:18000", Identity())):
+        assert told["node"]["locality"] == {}
+
+
 def test_grpc_with_tls():
     (server,) = for_grpc("10.0.0.1:18000", TLS)["xds_servers"]
     (credentials,) = server["channel_creds"]

@@ -36,10 +36,9 @@ class Identity:
     key: str = ""
 
     def described(self) -> dict[str, Any]:
-        node: dict[str, Any] = {"id": self.node, "cluster": "mooring"}
-        if self.zone:
-            node["locality"] = {"zone": self.zone}
-        return node
+        # gRPC for Node rejects a file without a locality, though it may be empty.
+        locality = {"zone": self.zone} if self.zone else {}
+        return {"id": self.node, "cluster": "mooring", "locality": locality}
 
 
 def for_grpc(server: str, identity: Identity) -> dict[str, Any]:
