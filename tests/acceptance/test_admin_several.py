@@ -188,37 +188,3 @@ class TestOnRedis:
 
             until(swept_by_the_other, within=PATIENCE)
             b.beat(late, status=404)
-
-
-class TestInOneFolder:
-    @pytest.fixture
-    def backend(self) -> str:
-        return "etcd-3.5"
-
-    def test_tokens_and_the_audit_are_of_both(self, store_url: str, tmp_path: Path):
-        with servers(store_url, tmp_path / "shared", tmp_path / "shared") as (a, b):
-            assert a.data == b.data
-
-            def create(number: int) -> Any:
-                body = {"name": f"token {number}", "role": "viewer"}
-                return (a, b)[number % 2].ask("POST", "/admin/tokens", body, status=201)
-
-            with ThreadPoolExecutor(8) as threads:
-                made = list(threads.map(create, range(40)))
-            wanted = {each["id"] for each in made}
-            until(lambda: wanted <= ids(a) and wanted <= ids(b))
-            shown = {"Authorization": f"Bearer {made[0]['token']}"}
-            for one in (a, b):
-                assert one.client.get("/admin/whoami", headers=shown).status_code == 200
-            b.ask("DELETE", f"/admin/tokens/{made[0]['id']}")
-            assert b.client.get("/admin/whoami", headers=shown).status_code == 401
-            until(lambda: a.client.get("/admin/whoami", headers=shown).status_code == 401)
-            written = a.get("/admin/audit?limit=1000")
-            assert written == b.get("/admin/audit?limit=1000")
-            assert sorted(each["method"] for each in written) == ["DELETE", *["POST"] * 40]
-            a.kill()
-            assert ids(b) >= wanted
-
-
-def ids(one: One) -> set[str]:
-    return {each["id"] for each in one.get("/admin/tokens")}

@@ -158,6 +158,33 @@ def test_a_port_that_is_taken_is_named():
 
 
 @pytest.mark.parametrize(
+    ("store", "http"), [("", "127.0.0.1:0"), ("", "off"), ("memory://", "127.0.0.1:0")]
+)
+def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
+    tmp_path: Path, store: str, http: str
+):
+    home = {"XDG_DATA_HOME": str(tmp_path)}
+    with Served(store, folder=tmp_path) as served:
+        files = [served.data / name for name in ("server.json", "admin-token")]
+        before = [(file.read_bytes(), file.stat().st_ino) for file in files]
+        named = [f"--store={store}"] if store else []
+        done = mooring_command("serve", *named, f"--http={http}", "--etcd=off", **home)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert "already runs" in done.stderr
+        assert f"pid {served.process.pid}" in done.stderr
+        assert f"http://{served.http}" in done.stderr
+        assert [(file.read_bytes(), file.stat().st_ino) for file in files] == before
+        assert mooring_command("token", "list", **home).returncode == 0
+        again = mooring_command("serve", *named, f"--http={http}", "--etcd=off", **home)
+        assert again.returncode == 1, "the first one still holds the folder"
+        served.signal(signal.SIGKILL)
+        served.end()
+    with Served(store, folder=tmp_path) as after_a_kill:
+        assert get(f"http://{after_a_kill.http}/healthz") == (200, "ok\n")
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--etcd=0.0.0.0:0"], "--insecure"),

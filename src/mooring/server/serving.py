@@ -15,6 +15,7 @@ from mooring.durations import show
 from mooring.hub import Hub, connect, open_host
 from mooring.locks.contests import Contests
 from mooring.server.access.certificates import names
+from mooring.server.access.folder import Folder
 from mooring.server.access.tokens import ADMIN
 from mooring.server.api import endpoints
 from mooring.server.app import Application
@@ -45,6 +46,8 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
     if tls is not None:
         tls.check()
     async with contextlib.AsyncExitStack() as stack:
+        if settings.http != "off" or not settings.store:
+            stack.enter_context(Folder(settings.folder()).claimed())
         # First up and last down, so that probes are answered all the while.
         face = None
         if settings.http != "off":

@@ -24,6 +24,7 @@ ROUTINE = "routine.jsonl"
 REFUSED = "refused.jsonl"
 SERVER = "server.json"
 _LOCK = ".lock"
+_RUNNING = "server.lock"
 _WITHOUT = {
     ADMIN_TOKEN: "and the next start makes another",
     TOKENS: "which revokes all tokens but the admin's",
@@ -58,7 +59,7 @@ def new_token() -> str:
 
 
 class Folder:
-    """The data folder. Several servers may share it."""
+    """The data folder. One server at a time runs on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -168,6 +169,40 @@ class Folder:
             yield
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """While this process is the server of the folder. Raises `StoreError` if another one is,
+        which changes nothing, and if the folder cannot be used."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self.path / _RUNNING, flags, 0o600)
+        except OSError as error:
+            raise self.unusable(error) from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(self._taken(descriptor)) from None
+            except OSError:
+                pass  # a file system without locks
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _taken(self, descriptor: int) -> str:
+        pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        with contextlib.suppress(InvalidRequest):
+            # Not yet there while the other one starts, and a former one's if it has no HTTP.
+            if (running := self.running()) is not None and str(running.pid) == pid:
+                pid = f"{pid}, {running.url}"
+        return (
+            f"Mooring already runs on the data folder {self.path} (pid {pid}): stop that server, "
+            "or name another folder with --data"
+        )
 
     def announce(self, url: str, *, at: str = "") -> None:
         """Write down where the server is. Raises `StoreError`."""
