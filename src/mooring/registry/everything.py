@@ -25,6 +25,9 @@ class Everything:
         self.instances: dict[Where, Instance] = {}
         self._layout = layout
         self._services: dict[str, Assembly] = {}
+        self._emptied: set[str] = set()
+        """Services without keys. They are dropped after a whole step: an earlier change of the same
+        step may have touched their instances."""
         self._foreign: dict[bytes, Entry] = {}
 
     @property
@@ -48,8 +51,8 @@ class Everything:
                 return set()
             assembly = self._services[place.service] = Assembly(self._layout, place.service)
         touched = assembly.take(place, key, entry)
-        if not touched and not assembly.entries:
-            del self._services[place.service]
+        if not assembly.entries:
+            self._emptied.add(place.service)
         return {(place.service, id) for id in touched}
 
     def _report(self, key: bytes, entry: Entry | None) -> None:
@@ -70,8 +73,10 @@ class Everything:
         for service, ids in by_service.items():
             assembly = self._services[service]
             changes += (((service, id), after) for id, after in assembly.build(ids))
-            if not assembly.entries:
+        for service in self._emptied:
+            if not self._services[service].entries:
                 del self._services[service]
+        self._emptied.clear()
         for where, after in changes:
             if after is None:
                 self.instances.pop(where, None)

@@ -130,3 +130,27 @@ async def test_silence_grows_until_there_is_a_sign_of_life(hub: Hub, other: Hub)
 async def test_without_a_brake_there_is_none(hub: Hub):
     async with hub.register(at("a", 1)):
         assert await hub.registry.brakes() == {}
+
+
+async def test_a_service_that_is_forgotten_leaves_the_mirror_following(
+    hub: Hub, other: Hub, caplog: pytest.LogCaptureFixture
+):
+    """The last configuration of the instance and of its service are deleted in one commit."""
+    registry = other.registry
+    async with Mirror(registry.follow_all()) as mirror:
+        registration = hub.register(at("a", 1))
+        async with registration:
+            id = registration.instance.id
+            await eventually(lambda: seen(mirror) == [("a", 1)])
+            if registry.guarantees.describes:
+                await registry.configure("a", id, set={"weight": 2})
+                await registry.configure("a", set={"zone": "z"})
+            await registry.deregister("a", id)
+            await eventually(lambda: seen(mirror) == [])
+            await eventually(lambda: registration.state == "removed")
+        await registry.forget("a")
+        async with hub.register(at("b", 1)):
+            await eventually(lambda: seen(mirror) == [("b", 1)])
+        assert mirror.error is None
+        assert mirror.resyncs == 0
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
