@@ -13,6 +13,7 @@ from mooring.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -57,18 +58,36 @@ def _problem(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        labels = host.removesuffix(".").split(".")
-        if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-            return f"{host!r} is neither an IP address nor a host name"
-        if all(label.isdigit() for label in labels):
-            return f"{host!r} looks like an IP address, but is none"
+        return _problem_of_name(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.scope_id is not None:
+            return (
+                f"{host} ends in a zone (%{address.scope_id}), which names a network interface of "
+                "one machine: other machines cannot call it. Give an address without a zone"
+            )
+        address = address.ipv4_mapped or address
+    return _unspecified(host) if address.is_unspecified else ""
+
+
+def _problem_of_name(host: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        return _problem(host[1:-1]) or f"{host} has brackets: write an IPv6 host without them"
+    labels = host.removesuffix(".").split(".")
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        return f"{host!r} is neither an IP address nor a host name"
+    if not all(_NUMBER.fullmatch(label) for label in labels):
         return ""
-    if address.is_unspecified:
-        return (
-            f"{host} means every address of a machine and cannot be called from another: give the "
-            "address that others reach, or none to have it found"
-        )
-    return ""
+    # The C library reads such a name as an IPv4 address: 0x0 and 0 as 0.0.0.0.
+    if not any(int(label, 16 if label[:2] in ("0x", "0X") else 10) for label in labels):
+        return _unspecified(host)
+    return f"{host!r} looks like an IP address, but is none"
+
+
+def _unspecified(host: str) -> str:
+    return (
+        f"{host} means every address of a machine and cannot be called from another: give the "
+        "address that others reach, or none to have it found"
+    )
 
 
 def check_port(port: object) -> None:

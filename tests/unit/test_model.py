@@ -7,6 +7,12 @@ import pytest
 from mooring.errors import InvalidRequest
 from mooring.model import Config, Instance, applied
 
+UNSPECIFIED = (
+    *("0.0.0.0", "::", "0:0:0:0:0:0:0:0", "::0.0.0.0", "::ffff:0.0.0.0", "::ffff:0:0", "[::]"),
+    *("0", "00", "0x0", "0X00", "0.0", "000.0.0.0", "0x0.0.0x0.0", "0.0.0.0."),
+)
+"""Ways to write the address that means every address of a machine."""
+
 
 @pytest.mark.parametrize(
     ("fields", "says"),
@@ -15,8 +21,12 @@ from mooring.model import Config, Instance, applied
         ({"port": 70000}, "between 1 and 65535"),
         ({"port": "80"}, "between 1 and 65535"),
         ({"port": True}, "between 1 and 65535"),
-        ({"host": "0.0.0.0"}, "every address"),
-        ({"host": "::"}, "every address"),
+        *(({"host": each}, "every address") for each in UNSPECIFIED),
+        ({"host": "fe80::1%eth0"}, "zone .%eth0., which names a network interface"),
+        ({"host": "2001:db8::1%1"}, "cannot call it"),
+        ({"host": "0x7f000001"}, "looks like an IP address"),
+        ({"host": "127.1"}, "looks like an IP address"),
+        ({"host": "[::1]"}, "has brackets"),
         ({"host": "a b"}, "neither"),
         ({"service": "a//b"}, "two slashes"),
         ({"weight": -1}, "0 or more"),
@@ -32,6 +42,13 @@ from mooring.model import Config, Instance, applied
 def test_what_cannot_be_is_refused(fields: dict[str, object], says: str):
     with pytest.raises(InvalidRequest, match=says):
         Instance(**{"service": "a", "host": "10.0.0.1", "port": 80, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "host", ["web", "web.1", "0x0.example", "10.0.0.1", "::1", "fe80::1", "::ffff:10.0.0.1"]
+)
+def test_a_host_that_others_can_call_is_accepted(host: str):
+    assert Instance("a", host, 80).host == host
 
 
 def test_the_id_is_the_address_unless_another_is_given():
