@@ -88,10 +88,7 @@ async def must_be_known(hub: Hub, service: str) -> None:
     no description, and no configuration."""
     redis = on_redis(hub)
     try:
-        if redis is None:
-            known = [each.name for each in await hub.registry.services()]
-        else:
-            known = await redis.names()
+        known = await hub.registry.names()
     except InvalidRequest:
         return  # a layout without a root cannot tell which services there are
     if service in known or join_service(*split_service(service)) in known:

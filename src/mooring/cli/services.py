@@ -44,9 +44,9 @@ def services(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """List the services, and how many instances are written there.
+    """List the services with the number of their instances.
 
-    Keys are counted: one that cannot be understood, too. `instances` says which. A service on Redis
+    A record that cannot be read does not count: `instances` shows which one. A service on Redis
     that cannot be read is left out, with a warning.
     """
     run_command(_services(group, store, registry, layout, as_json))

@@ -58,7 +58,7 @@ async def _undescribe(hub: Hub, fresh: Mapping[str, bytes]) -> None:
     """Services first: a group with one that is not ours keeps its description."""
     for name, at in sorted(fresh.items(), key=lambda pair: pair[0].endswith("/")):
         entry = (await hub.store.read(key(at))).first
-        if name.endswith("/") and await hub.registry.services(name.removesuffix("/")):
+        if name.endswith("/") and await hub.registry.names(name.removesuffix("/")):
             continue
         if entry is not None and entry.version == 1:
             await hub.store.commit(Delete(key(at)), require=[unchanged(at, entry.modified)])

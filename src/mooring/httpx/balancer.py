@@ -119,7 +119,7 @@ class Balancer:
         self._unknown = {each: told for each, told in self._unknown.items() if told[0] > now}
         if name in self._unknown:
             raise NoInstance(self._unknown[name][1])
-        known = [service.name for service in await self._hub.registry.services()]
+        known = await self._hub.registry.names()
         alike = [name] if name in known else [each for each in known if each.casefold() == folded]
         if len(alike) == 1:
             return alike[0]

@@ -168,8 +168,14 @@ class Registry(ABC):
     async def groups(self) -> list[str]: ...
 
     @abstractmethod
+    async def names(self, group: str = "") -> list[str]:
+        """The names of the same services, without reading their instances."""
+
+    @abstractmethod
     async def services(self, group: str = "") -> list[ServiceCount]:
-        """The services that are known, in order; those of one group where it is given."""
+        """The services that are known, in order; those of one group where it is given. Each with
+        the number of its instances: a record that cannot be read does not count, as in
+        `instances`."""
 
     @abstractmethod
     async def instances(self, service: str) -> Listing:

@@ -25,7 +25,7 @@ from mooring.registry.contract import (
     ServiceCount,
 )
 from mooring.registry.enrolment import Shared, StoreEnrolment
-from mooring.registry.everything import everything_feed
+from mooring.registry.everything import Everything, everything_feed
 from mooring.registry.following import Assembly, service_feed
 from mooring.registry.forgetting import forget
 from mooring.registry.layouts import values
@@ -48,6 +48,7 @@ from mooring.store.contract import (
 from mooring.store.rules import check_ttl
 
 _PAGE = 1000
+_PAGE_OF_VALUES = 250
 _LEASES = 20  # of which it is asked at once how long they live
 _MUCH = 10_000  # characters of metadata from which on it is worth to count the bytes
 
@@ -180,35 +181,48 @@ class StoreRegistry(Registry):
     async def groups(self) -> list[str]:
         found: dict[str, None] = {}
         for root in self.layout.roots():
-            async for place in self._places(root, by_group=True):
+            async for place, _ in self._scan(root, by_group=True):
                 found[place.group] = None
         return list(found)
 
+    async def names(self, group: str = "") -> list[str]:
+        return sorted({place.service for place, _ in await self._of_services(group)})
+
     async def services(self, group: str = "") -> list[ServiceCount]:
-        counts: dict[str, set[str]] = {}
+        found = await self._of_services(group, values=True)
+        everything = Everything(self.layout)
+        everything.replace(entry for _, entry in found)
+        counts = dict.fromkeys((place.service for place, _ in found), 0)
+        for service, _ in everything.instances:
+            counts[service] += 1
+        return [ServiceCount(name, count) for name, count in sorted(counts.items())]
+
+    async def _of_services(self, group: str, *, values: bool = False) -> list[tuple[Place, Entry]]:
+        """The keys of all services, or of those of one group."""
         if group:
             check_name("group", group)
-        for root in self.layout.roots(group):
-            async for place in self._places(root):
-                if not place.service or (group and place.group != group):
-                    continue
-                instances = counts.setdefault(place.service, set())
-                if place.id and place.file == "data":
-                    instances.add(place.id)
-        return [ServiceCount(name, len(ids)) for name, ids in sorted(counts.items())]
+        return [
+            (place, entry)
+            for root in self.layout.roots(group)
+            async for place, entry in self._scan(root, values=values)
+            if place.service and (not group or place.group == group)
+        ]
 
-    async def _places(self, range: Range, *, by_group: bool = False) -> AsyncIterator[Place]:
-        """What the keys of a range stand for, without their values. `by_group`: once a page is
-        full, go on after the group that it ended in."""
+    async def _scan(
+        self, range: Range, *, values: bool = False, by_group: bool = False
+    ) -> AsyncIterator[tuple[Place, Entry]]:
+        """The keys of a range that belong to this layout. `by_group`: after a full page, continue
+        after the group in which it ended."""
         at: int | None = None
         while True:
-            page = await self.store.read(range, keys_only=True, limit=_PAGE, at=at)
+            limit = _PAGE_OF_VALUES if values else _PAGE
+            page = await self.store.read(range, keys_only=not values, limit=limit, at=at)
             at = page.revision
             last = None
             for entry in page.entries:
                 if (place := self.layout.locate(entry.key)) is not None:
                     last = place
-                    yield place
+                    yield place, entry
             if not page.more:
                 return
             start = page.entries[-1].key + b"\0"

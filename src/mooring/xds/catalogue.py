@@ -193,14 +193,14 @@ class Catalogue:
         while True:
             began = time.monotonic()
             try:
-                found = await self._registry.services()
+                found = await self._registry.names()
             except (StoreError, InvalidRequest) as error:
                 if not self._failing:
                     log.warning("services cannot be listed, the last list is kept: %s", error)
                 self._failing = True
             else:
                 self._failing = False
-                names = {each.name for each in found if resources.is_name(each.name)}
+                names = {name for name in found if resources.is_name(name)}
                 self._found(names, time.monotonic())
             took = time.monotonic() - began
             await asyncio.sleep(max(self._interval, took * _SHARE))

@@ -134,6 +134,8 @@ async def test_foreign_and_bad_records_are_left_out_and_told(hub: Hub, other: Hu
         listing = await other.registry.instances("echo")
         assert [instance.id for instance in listing.instances] == [one.instance.id]
         assert bad in {problem.key for problem in listing.problems}
+        assert await other.registry.services() == [("echo", 1)]
+        assert await other.registry.names() == ["echo"]
         async with other.discover("echo") as view:
             assert [instance.id for instance in view.instances] == [one.instance.id]
 

@@ -165,11 +165,14 @@ class RedisRegistry(Registry):
         found = {split_service(name)[0] for name in (*listed, *described) if _is_service(name)}
         return sorted(found | {name[:-1] for name in described if _is_group(name)})
 
-    async def names(self) -> list[str]:
-        """The services that are known, in order: those that have instances, and those that are
-        described. What is no service's name is left out."""
+    async def names(self, group: str = "") -> list[str]:
+        """As everywhere: those that have instances, and those that are described. What is no
+        service's name is left out."""
+        if group:
+            check_name("group", group)
         listed, described = await self._listed(), await self._described()
-        return sorted(name for name in {*listed, *described} if _is_service(name))
+        names = sorted(name for name in {*listed, *described} if _is_service(name))
+        return [name for name in names if not group or split_service(name)[0] == group]
 
     async def _listed(self) -> list[str]:
         told = await self.connection.call("SMEMBERS", self.keys.services, what="list of services")
@@ -192,25 +195,8 @@ class RedisRegistry(Registry):
 
     async def services(self, group: str = "") -> list[ServiceCount]:
         """As everywhere; one that cannot be read is left out, and a warning is logged."""
-        if group:
-            check_name("group", group)
-        names = [
-            name for name in await self.names() if not group or split_service(name)[0] == group
-        ]
-        counts = await of_each(names, self._count, log=log)
-        return [ServiceCount(name, count) for name, count in counts.items()]
-
-    async def _count(self, service: str) -> int:
-        """How many instances are listed; those that are overdue count where they stay when they
-        are silent, and all of them while the brake holds."""
-        keys, what = self.keys.of(service), f"read of {service}"
-        state = await self.reader.state(keys)
-        oldest = "-inf" if state.brake else state.now - self.timeout * 1000
-        heard, staying = await asyncio.gather(
-            self.connection.call("ZCOUNT", keys.heartbeats, oldest, "+inf", what=what),
-            self.connection.call("ZCOUNT", keys.persistent, "-inf", f"({oldest}", what=what),
-        )
-        return int(heard) + int(staying)
+        listings = await of_each(await self.names(group), self.instances, log=log)
+        return [ServiceCount(name, len(each.instances)) for name, each in listings.items()]
 
     async def instances(self, service: str) -> Listing:
         keys = self.keys.of(service)

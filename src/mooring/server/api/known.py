@@ -43,7 +43,7 @@ async def service_of(call: Call) -> str:
     if known is not None and known.instances:
         return service
     try:
-        names = [each.name for each in await registry.services()]
+        names = await registry.names()
     except InvalidRequest:
         return service  # a layout without a root cannot tell which services there are
     if service in names:

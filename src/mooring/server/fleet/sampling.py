@@ -139,9 +139,11 @@ class Sampling:
         return max(BRAKES, len(self._picture.names()) / BRAKES_A_SECOND)
 
     async def _names(self) -> float:
+        if not self._registry.guarantees.keeps_names:
+            self._picture.take_names(await self._registry.names())
+            return NAMES
         told = await self._registry.services()
-        keeps = self._registry.guarantees.keeps_names
-        kept = [each.name for each in told if keeps and not each.instances]
+        kept = [each.name for each in told if not each.instances]
         self._picture.take_names([each.name for each in told], kept=kept)
         return NAMES
 
