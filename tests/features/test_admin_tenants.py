@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,114 @@ async def test_a_secret_whose_key_is_not_known_stays_masked(
     password = shown["document"]["database"]["orders"]["password"]
     assert password == (MASK if sealed else "hunter2")
     assert bool(shown["problems"]) is sealed
+
+
+# A guess of each secret: where it is in a document, and the guess that is right.
+GUESSES: list[tuple[str, dict[str, Any], str]] = [
+    ("password", {"password": "hunter2"}, "guess"),
+    ("smtp.password", {"extra": {"smtp": {"host": "mail", "password": "s3cret"}}}, "guess"),
+    ("credentials", {"extra": {"credentials": {"user": "root", "pin": "s3cret"}}}, "guess"),
+    ("note", {"extra": {"note": "see https://u:s3cret@h"}}, "see https://u:guess@h"),
+    ("dsn", {"extra": {"dsn": "mysql://u:s3cret@h/x"}}, "mysql://u:guess@h/x"),
+]
+SECRET_DATABASE = {
+    **{name: value for name, value in ACME["database"]["orders"].items() if name != "extra"},
+    "extra": {
+        name: value for _, told, _ in GUESSES for name, value in told.get("extra", {}).items()
+    },
+}
+
+
+def wrong(told: Any, guess: str) -> Any:
+    """The same with another secret in it."""
+    if isinstance(told, dict):
+        return {
+            name: inner if name in ("host", "user") else wrong(inner, guess)
+            for name, inner in told.items()
+        }
+    return guess
+
+
+@pytest.mark.parametrize(("field", "right", "guess"), GUESSES, ids=[each[0] for each in GUESSES])
+async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
+    admin: Admin, field: str, right: dict[str, Any], guess: str
+):
+    told(await admin.put(ONE, {"database": {"orders": SECRET_DATABASE}}, as_="admin"), 201)
+    shown = told(await admin.get(ONE))["document"]["database"]["orders"]
+
+    def document(part: dict[str, Any]) -> dict[str, Any]:
+        extra = {**shown["extra"], **part.get("extra", {})}
+        return {"database": {"orders": {**shown, **part, "extra": extra}}}
+
+    guesses = [document(right), document(wrong(right, guess))]
+    compared = [await admin.post(f"{ONE}/diff", each) for each in guesses]
+    assert compared[0].status_code == compared[1].status_code
+    assert compared[0].text == compared[1].text
+    (entry,) = admin.parts.audit.read(limit=1)
+    assert (entry.method, entry.path, entry.status) == (
+        "POST",
+        f"{ONE}/diff",
+        compared[0].status_code,
+    )
+    if field in ("dsn", "note"):  # places that the other secrets may belong to
+        error(compared[0], 409)
+        return
+    (change,) = compared[0].json()["changes"]
+    assert change["sensitive"] == [field]
+    # An admin, who may see it, is told.
+    assert told(await admin.post(f"{ONE}/diff", guesses[0], as_="admin"))["changes"] == []
+    # Nor by publishing it, from the history, or on the way back.
+    answers: list[list[Any]] = []
+    for each in guesses:
+        published = told(await admin.put(ONE, each))
+        version = published["version"]
+        assert version
+        entry_of = told(await admin.get(f"{ONE}/history/{version}"))["changes"]
+        back = {"version": version - 1}
+        dry = told(await admin.post(f"{ONE}/rollback", {**back, "dry": True}))["changes"]
+        undone = told(await admin.post(f"{ONE}/rollback", back))
+        assert undone["version"] == version + 1
+        answers.append([published["changes"], entry_of, dry, undone["changes"], undone["lost"]])
+    assert answers[0] == answers[1]
+
+
+async def test_creation_requires_that_there_is_none(admin: Admin):
+    absent = {"If-None-Match": "*"}
+    await publish(admin, ACME, 201, headers=absent)
+    other = {"meta": {"code": "other", "name": "Other"}}
+    assert "exists already" in error(await admin.put(ONE, other, headers=absent), 412)
+    assert (await stored(admin))["meta"]["code"] == "acme"
+    racing = [
+        admin.put(
+            f"/admin/tenants/{8}", {"meta": {"code": f"c{n}", "name": f"N{n}"}}, headers=absent
+        )
+        for n in range(5)
+    ]
+    statuses = sorted(answer.status_code for answer in await asyncio.gather(*racing))
+    assert statuses == [201, 412, 412, 412, 412]
+
+
+async def test_rollback_and_delete_can_require_what_was_seen(admin: Admin):
+    await publish(admin, ACME, 201)
+    answer = await admin.get(ONE)
+    etag, base = answer.headers["ETag"], answer.json()["revision"]
+    await publish(admin, {"storage": {"uploadQuotaGb": 20}})
+    back: dict[str, Any] = {"version": 1}
+    assert "changed since" in error(
+        await admin.post(f"{ONE}/rollback", back, headers={"If-Match": etag}), 412
+    )
+    error(await admin.post(f"{ONE}/rollback", {**back, "base": base}), 409)
+    error(await admin.delete(ONE, headers={"If-Match": etag}), 412)
+    error(await admin.delete(f"{ONE}?base={base}"), 409)
+    assert (await stored(admin))["storage"]["uploadQuotaGb"] == 20
+    fresh = told(await admin.get(ONE))["revision"]
+    assert told(await admin.post(f"{ONE}/rollback", {**back, "base": fresh}))["version"] == 3
+    etag = (await admin.get(ONE)).headers["ETag"]
+    assert told(await admin.delete(ONE, headers={"If-Match": etag}))["version"] == 4
+    # One that is not there is brought back only if it still is not.
+    absent = {"If-None-Match": "*"}
+    told(await admin.post(f"{ONE}/rollback", {"version": 3}, headers=absent))
+    error(await admin.post(f"{ONE}/rollback", {"version": 3}, headers=absent), 412)
 
 
 async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):

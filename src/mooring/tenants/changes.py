@@ -3,13 +3,14 @@ changes is said, what it is is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from mooring.model import JSON
 from mooring.tenants.hiding import is_hidden, masked
 from mooring.tenants.history import is_closed
 from mooring.tenants.publishing import Difference, Unread
+from mooring.tenants.secrets import MASK
 
 Action = Literal["add", "change", "remove"]
 
@@ -53,6 +54,23 @@ def field_changes(before: JSON | Unread, after: JSON | Unread) -> list[FieldChan
     return list(found.values())
 
 
+def changed_fields(difference: Difference) -> list[FieldChange]:
+    """What changes within a part, with the secrets that count as changed."""
+    before, after = difference.before, difference.after
+    was: JSON | Unread = {} if before is None and isinstance(after, dict) else before
+    is_now: JSON | Unread = {} if after is None and isinstance(before, dict) else after
+    resent = difference.resent
+    found = [each for each in field_changes(was, is_now) if not _is_of(each.field, resent)]
+    return [*found, *(FieldChange(field, MASK, MASK) for field in resent)]
+
+
+def _is_of(field: str, resent: Sequence[str]) -> bool:
+    """Whether a change is one of a secret that counts as changed: the same is said of it, in the
+    same place, whether or not it changed."""
+    field = "password" if field == "passwordEncrypted" else field
+    return any(field == each or field.startswith(f"{each}.") for each in resent)
+
+
 def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator[FieldChange]:
     if before == after and not isinstance(before, Unread):
         return
@@ -69,9 +87,7 @@ def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator
 
 def record(difference: Difference) -> Mapping[str, JSON]:
     before, after = difference.before, difference.after
-    was: JSON | Unread = {} if before is None and isinstance(after, dict) else before
-    is_now: JSON | Unread = {} if after is None and isinstance(before, dict) else after
-    sensitive = [each.field for each in field_changes(was, is_now) if each.secret]
+    sensitive = [each.field for each in changed_fields(difference) if each.secret]
     return {
         "path": difference.path,
         "action": action_of(before, after),

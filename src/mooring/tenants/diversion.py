@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mooring.model import JSON
 from mooring.tenants.document import Document
-from mooring.tenants.hiding import is_hidden, is_secret, masked, masked_field
+from mooring.tenants.hiding import clear_secrets, is_hidden, is_secret, masked, masked_field
 from mooring.tenants.keys import kind_of
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Parts
@@ -195,25 +195,36 @@ def _moved(path: str, there: Object, told: Object) -> str:
     return next(_moves(path, there, told, within=False), "")
 
 
-def _moves(path: str, there: Object, told: Object, *, within: bool) -> Iterator[str]:
-    """What changes of all places below. `within`: a place is what this is all about."""
+def _moves(
+    path: str, there: Object, told: Object, *, within: bool, concealed: bool = False
+) -> Iterator[str]:
+    """What changes of all places below. `within`: a place is what this is all about. What is not
+    shown, such as all that is `concealed`, counts as changed if it is sent in clear text: the
+    caller must not learn whether a guess is right."""
     for name in {**there, **told}:
         old, new = there.get(name), told.get(name)
-        if new == old or (old is not None and new == masked_field(name, old)):
+        if old is not None and new == masked_field(name, old):
             continue
-        yield from _change(_at(path, name), name, old, new, within=within)
+        if new == old and not concealed and not any(clear_secrets({name: new})):
+            continue
+        yield from _change(_at(path, name), name, old, new, within=within, concealed=concealed)
 
 
-def _change(path: str, name: str, old: JSON, new: JSON, *, within: bool) -> Iterator[str]:
+def _change(
+    path: str, name: str, old: JSON, new: JSON, *, within: bool, concealed: bool
+) -> Iterator[str]:
     here = within or _may_be_place(name)
+    concealed = concealed or is_hidden(name)
     if isinstance(old, dict) and _stands_alone(old) and isinstance(new, dict | None):
         return
     if isinstance(old, dict | None) and isinstance(new, dict | None):
-        yield from _moves(path, old or {}, new or {}, within=here)
+        yield from _moves(path, old or {}, new or {}, within=here, concealed=concealed)
     elif isinstance(old, list | None) and isinstance(new, list | None):
         for n, (one, other) in enumerate(_pairs(old or [], new or [])):
-            if other not in (one, masked(one)):
-                yield from _change(f"{path}[{n}]", name, one, other, within=within)
+            same = other == one and not concealed and not any(clear_secrets({"": other}))
+            if not same and other != masked(one):
+                place = f"{path}[{n}]"
+                yield from _change(place, name, one, other, within=within, concealed=concealed)
     elif is_place(name) or any(_is_text_of_place(name, each, here) for each in (old, new)):
         yield path
 

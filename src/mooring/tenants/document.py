@@ -16,17 +16,17 @@ out of an object without being lost. A field that Mooring does not know goes und
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
-from mooring.tenants.hiding import holds_secret, is_secret, masked
+from mooring.tenants.hiding import clear_secrets, holds_secret, is_secret, masked
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
 from mooring.tenants.merging import merged
-from mooring.tenants.publishing import Parts
+from mooring.tenants.publishing import Parts, Resent
 from mooring.tenants.rules import EXTRA, FIELDS, IDENTITY, check_plain, checked
 from mooring.tenants.secrets import Keyring
 
@@ -44,15 +44,32 @@ class Document(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"<document of tenant {self.tenant}: {masked(dict(self.sections))!r}>"
 
-    def applied(self, there: Parts, ring: Keyring) -> Parts:
-        """What the tenant is to be, over what is there."""
+    @property
+    def clear_secrets(self) -> Resent:
+        """The secrets that it has in clear text, by path and field."""
+        return {
+            path: fields
+            for parts in self.sections.values()
+            for path, value in parts.items()
+            if (fields := tuple(_clear(value)))
+        }
+
+    def applied(self, there: Parts, ring: Keyring, *, reseal: bool = False) -> Parts:
+        """What the tenant is to be, over what is there. `reseal`: see `merged`."""
         wanted = {
             path: value for path, value in there.items() if kind_of(path) not in self.sections
         }
         for told in self.sections.values():
             for path, value in told.items():
-                wanted[path] = merged(self.tenant, path, there.get(path), value, ring)
+                wanted[path] = merged(
+                    self.tenant, path, there.get(path), value, ring, reseal=reseal
+                )
         return wanted
+
+
+def _clear(value: JSON) -> Iterator[str]:
+    for field in clear_secrets(value):
+        yield field.removeprefix(f"{EXTRA}.")  # which is written beside the known fields
 
 
 def parse(document: object) -> Document:

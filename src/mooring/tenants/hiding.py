@@ -9,6 +9,7 @@ looks at, for anybody may have written it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -76,6 +77,35 @@ def holds_secret(value: JSON, deep: int = DEEPEST) -> bool:
     if not isinstance(value, str):
         return False
     return bool(_secrets(value)) or holds_secret(_structure(value), deep)
+
+
+def clear_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator[str]:
+    """The fields whose secrets are in clear text and not masked, by their names with dots. A list
+    is one field."""
+    if not isinstance(value, dict):
+        if place and _is_clear(value, deep):
+            yield place
+        return
+    for name, inner in value.items():
+        field = f"{place}.{name}" if place else name
+        if is_hidden(name):
+            if inner not in (None, "", MASK):
+                yield field
+        elif deep > 0:
+            yield from clear_secrets(inner, field, deep - 1)
+
+
+def _is_clear(value: JSON, deep: int) -> bool:
+    if isinstance(value, list):
+        return deep <= 0 or any(
+            _is_clear(inner, deep - 1) or any(clear_secrets(inner, "", deep - 1)) for inner in value
+        )
+    if not isinstance(value, str):
+        return False
+    structure = _structure(value)
+    return any(each != MASK for each in _secrets(value)) or (
+        structure is not None and (any(clear_secrets(structure)) or _is_clear(structure, deep - 1))
+    )
 
 
 def masked(value: JSON, deep: int = DEEPEST) -> JSON:

@@ -15,7 +15,7 @@ from mooring.errors import Undecipherable
 from mooring.model import JSON
 from mooring.tenants.hiding import is_secret, masked
 from mooring.tenants.merging import PASSWORD
-from mooring.tenants.publishing import Difference, Parts, Unread
+from mooring.tenants.publishing import Difference, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
 
 _MARKS = _SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
@@ -27,6 +27,8 @@ class Step(msgspec.Struct, frozen=True, rename="camel"):
     path: str
     before: JSON = None
     after: JSON = None
+    resent: tuple[str, ...] = ()
+    """Secret fields that count as changed, although they may be the same."""
 
     def __repr__(self) -> str:
         return f"<{self.path}: {shown(self.before)!r} → {shown(self.after)!r}>"
@@ -55,6 +57,7 @@ def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[Step, ...]:
             each.path,
             {_OMITTED: True} if each.unwieldy else _kept(each.before, ring),
             _kept(each.after, ring),
+            each.resent,
         )
         for each in differences
     )
@@ -102,7 +105,20 @@ def differences(entry: HistoryEntry, ring: Keyring) -> list[Difference]:
         unreadable = isinstance(value, dict) and _RAW in value
         return Unread(b"") if unreadable else _as_far(value, ring)
 
-    return [Difference(step.path, side(step.before), side(step.after)) for step in entry.changes]
+    return [
+        Difference(step.path, side(step.before), side(step.after), step.resent)
+        for step in entry.changes
+    ]
+
+
+def resent(entries: Iterable[HistoryEntry]) -> Resent:
+    """The secrets that count as changed when these entries are undone."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        for step in entry.changes:
+            if step.resent:
+                found.setdefault(step.path, []).extend(step.resent)
+    return {path: tuple(dict.fromkeys(fields)) for path, fields in found.items()}
 
 
 def _as_far(value: JSON, ring: Keyring) -> JSON:
@@ -215,7 +231,7 @@ def resealed(
             return None
 
     changes = tuple(
-        Step(step.path, _again(step.before, renewed), _again(step.after, renewed))
+        Step(step.path, _again(step.before, renewed), _again(step.after, renewed), step.resent)
         for step in entry.changes
     )
     return msgspec.structs.replace(entry, changes=changes) if changes != entry.changes else None

@@ -14,8 +14,13 @@ PASSWORD = ("password", "passwordEncrypted", "passwordKeyId")
 """The fields that a password may stand in."""
 
 
-def merged(tenant: int, path: str, before: object, value: JSON, ring: Keyring) -> JSON:
-    """A part as it is to be written over what is there. Raises `InvalidRequest`."""
+def merged(
+    tenant: int, path: str, before: object, value: JSON, ring: Keyring, *, reseal: bool = False
+) -> JSON:
+    """A part as it is to be written over what is there. Raises `InvalidRequest`.
+
+    `reseal`: a password is sealed again although it is the one that is there.
+    """
     after = checked(tenant, path, value)
     if not isinstance(after, dict):
         return after
@@ -36,7 +41,7 @@ def merged(tenant: int, path: str, before: object, value: JSON, ring: Keyring) -
     if "passwordHash" in known:
         _keep(after, there, "passwordHash")
     if "password" in known:
-        return _with_password(f"tenant {tenant}: {path}", after, there, ring)
+        return _with_password(f"tenant {tenant}: {path}", after, there, ring, reseal=reseal)
     return after
 
 
@@ -48,7 +53,7 @@ def _keep(after: dict[str, JSON], there: dict[str, JSON], field: str) -> None:
 
 
 def _with_password(
-    about: str, after: dict[str, JSON], there: dict[str, JSON], ring: Keyring
+    about: str, after: dict[str, JSON], there: dict[str, JSON], ring: Keyring, *, reseal: bool
 ) -> dict[str, JSON]:
     told = after.get("password")
     rest = {name: inner for name, inner in after.items() if name not in PASSWORD}
@@ -60,7 +65,8 @@ def _with_password(
         return rest
     assert isinstance(told, str)
     sealed = there.get("passwordEncrypted")
-    if sealed and _is(told, str(sealed), str(there.get("passwordKeyId") or ""), ring):
+    of = str(there.get("passwordKeyId") or "")
+    if sealed and not reseal and _is(told, str(sealed), of, ring):
         return rest | {name: there[name] for name in PASSWORD if there.get(name)}
     if sealed and not ring.current:
         raise InvalidRequest(

@@ -33,7 +33,17 @@ from mooring.tenants.erasing import erase
 from mooring.tenants.history import HistoryEntry, Undone
 from mooring.tenants.keys import Keys, check_id, is_path
 from mooring.tenants.merging import merged, resealed
-from mooring.tenants.publishing import ROOM, Difference, Parts, batches, differences, held
+from mooring.tenants.publishing import (
+    NOTHING_RESENT,
+    ROOM,
+    Difference,
+    Held,
+    Parts,
+    Resent,
+    batches,
+    differences,
+    held,
+)
 from mooring.tenants.rekeying import Progress, rekey
 from mooring.tenants.rekeying import Rekeyed as Rekeyed
 from mooring.tenants.scribe import (
@@ -41,6 +51,7 @@ from mooring.tenants.scribe import (
     Plan,
     Scribe,
     Seen,
+    resending,
     room_beside,
     sign_of_life,
     understood,
@@ -60,6 +71,8 @@ KEEP_FOR = 90 * 86400.0
 _TRIES = 200  # lost races in a row, each of which somebody else won
 
 Change = Callable[[Parts], Parts]
+Require = Callable[[Held], None]
+"""Raises unless what the store has is what the caller expects."""
 History = Sequence[HistoryEntry]
 
 
@@ -94,21 +107,33 @@ class Publisher:
             self.keys, tenant, (await self._store.read(self.keys.parts(tenant))).entries
         ).parts
 
-    async def diff(self, document: Document) -> list[Difference]:
-        """What `apply` would change. Raises what it would raise."""
-        seen = await self._scribe.look(document.tenant)
-        return await self._would_change(
-            document.tenant, seen, document.applied(seen.held.parts, self._ring)
-        )
+    async def diff(
+        self,
+        document: Document,
+        *,
+        require: Require | None = None,
+        resent: Resent = NOTHING_RESENT,
+    ) -> list[Difference]:
+        """What `apply` would change. Raises what it would raise. `resent`: see `change`."""
+        seen = resending(await self._scribe.look(document.tenant), resent)
+        if require is not None:
+            require(seen.held)
+        wanted = document.applied(seen.held.parts, self._ring, reseal=bool(resent))
+        return await self._would_change(document.tenant, seen, wanted)
 
     async def _would_change(self, tenant: int, seen: Seen, wanted: Parts) -> list[Difference]:
         await self._planned(tenant, seen, wanted, ROOM)
-        return differences(seen.held.parts, wanted)
+        return differences(seen.held.parts, wanted, seen.held.resent)
 
-    async def apply(self, document: Document, *, note: str = "") -> Published:
-        """Make a tenant what a document says."""
+    async def apply(
+        self, document: Document, *, note: str = "", require: Require | None = None
+    ) -> Published:
+        """Make a tenant what a document says. `require`: see `change`."""
         return await self.change(
-            document.tenant, lambda there: document.applied(there, self._ring), note=note
+            document.tenant,
+            lambda there: document.applied(there, self._ring),
+            note=note,
+            require=require,
         )
 
     async def put(self, tenant: int, path: str, value: JSON) -> Published:
@@ -142,21 +167,37 @@ class Publisher:
         action: str = "publish",
         note: str = "",
         also: Also | None = None,
+        require: Require | None = None,
+        resent: Resent = NOTHING_RESENT,
     ) -> Published:
         """Make a tenant what `change` makes of what is there. It may be asked several times.
 
-        `also` says from what is wanted what else to write in the last commit, and under which
-        checks. Raises `Taken` where a name is another tenant's, and `TooLarge`: then nothing was
-        written, save where somebody took the name between two transactions of a publish that is too
-        large for one, of which a note at the error tells.
+        `require` is called with what the store has before anything is written; what it raises ends
+        the publish, and nothing was written. The secrets in `resent` count as changed even if they
+        are not. `also` says from what is wanted what else to write in the last commit, and under
+        which checks. Raises `Taken` where a name is another tenant's, and `TooLarge`: then nothing
+        was written, save where somebody took the name between two transactions of a publish that is
+        too large for one, of which a note at the error tells.
         """
-        return await self._change(Work(tenant, action, note, also), change)
+        work = Work(tenant, action, note, also)
+        return await self._change(work, change, require=require, resent=resent)
 
-    async def _change(self, work: Work, change: Change, *, only_at: int | None = None) -> Published:
+    async def _change(
+        self,
+        work: Work,
+        change: Change,
+        *,
+        only_at: int | None = None,
+        require: Require | None = None,
+        resent: Resent = NOTHING_RESENT,
+    ) -> Published:
         """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
         tenant = check_id(work.tenant)
 
         async def attempt(seen: Seen) -> None:
+            seen = resending(seen, resent)
+            if require is not None and not work.written:
+                require(seen.held)
             if only_at is not None and seen.last != (work.number or only_at):
                 raise Moved(tenant)
             wanted = change(seen.held.parts)
@@ -175,13 +216,18 @@ class Publisher:
 
         return await self._persist(work, attempt)
 
-    async def delete(self, tenant: int, *, note: str = "") -> Published:
+    async def delete(
+        self, tenant: int, *, note: str = "", require: Require | None = None
+    ) -> Published:
         """Delete a tenant with all that leads to it: indexes first, its data last, in one commit
-        where it fits. Its history stays. Raises `NotConfigured` where there is none."""
+        where it fits. Its history stays. Raises `NotConfigured` where there is none. `require`:
+        see `change`."""
         check_id(tenant)
         work = Work(tenant, "delete", note)
 
         async def attempt(seen: Seen) -> None:
+            if require is not None and not work.written:
+                require(seen.held)
             if seen.held.revisions or seen.held.strange:
                 await erase(self._scribe, work, seen)
             elif not work.changes:
@@ -254,9 +300,12 @@ class Publisher:
         found = await self._store.read(self.keys.history_of(tenant))
         return [understood(entry) for entry in found.entries if self.keys.history_number(entry.key)]
 
-    async def rollback(self, tenant: int, number: int, *, note: str = "") -> Published:
+    async def rollback(
+        self, tenant: int, number: int, *, note: str = "", require: Require | None = None
+    ) -> Published:
         """Make a tenant what it was after the entry `number` of its history; 0: before the first.
-        What was not changed since stays as it is. Raises `NotConfigured` where that is not kept."""
+        What was not changed since stays as it is. Raises `NotConfigured` where that is not kept.
+        `require`: see `change`."""
         tried = 0
         for _ in range(_TRIES):
             newest, undone = await self._to_undo(tenant, number)
@@ -272,7 +321,9 @@ class Publisher:
                 return found.parts
 
             try:
-                return await self._change(work, change, only_at=newest)
+                return await self._change(
+                    work, change, only_at=newest, require=require, resent=chronicle.resent(undone)
+                )
             except Moved:
                 continue
         raise _lost(f"tenant {tenant}")
@@ -280,7 +331,7 @@ class Publisher:
     async def diff_rollback(self, tenant: int, number: int) -> list[Difference]:
         """What `rollback` would change. Raises what it would raise."""
         _, undone = await self._to_undo(tenant, number)
-        seen = await self._scribe.look(tenant)
+        seen = resending(await self._scribe.look(tenant), chronicle.resent(undone))
         return await self._would_change(tenant, seen, self._undone(seen.held.parts, undone).parts)
 
     async def _to_undo(self, tenant: int, number: int) -> tuple[int, list[HistoryEntry]]:

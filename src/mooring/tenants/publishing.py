@@ -4,6 +4,7 @@ writes with the checks under which they are right."""
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
@@ -50,6 +51,11 @@ class Unread(msgspec.Struct, frozen=True):
 Parts: TypeAlias = "Mapping[str, JSON | Unread]"
 """What a tenant has, by path."""
 
+Resent: TypeAlias = "Mapping[str, Sequence[str]]"
+"""Secrets that count as changed whatever they are, by path and field: an answer that says whether
+they changed would tell the caller whether a guess is right."""
+NOTHING_RESENT: Resent = MappingProxyType({})
+
 
 class Held(msgspec.Struct, frozen=True):
     """What the store has of a tenant."""
@@ -58,9 +64,17 @@ class Held(msgspec.Struct, frozen=True):
     revisions: dict[str, int]
     strange: tuple[bytes, ...] = ()
     """Keys below the tenant's that are none of its parts."""
+    resent: Resent = NOTHING_RESENT
 
     def __repr__(self) -> str:
         return f"<{', '.join(self.parts) or 'nothing'}>"
+
+    @property
+    def revision(self) -> str:
+        """Identifies this state. It depends on when each part was written and not on its value, so
+        that it does not help to guess a secret."""
+        told = "\n".join(f"{path} {number}" for path, number in sorted(self.revisions.items()))
+        return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
     @property
     def obscure(self) -> bool:
@@ -112,6 +126,8 @@ class Difference(msgspec.Struct, frozen=True):
     path: str
     before: JSON | Unread
     after: JSON | Unread
+    resent: tuple[str, ...] = ()
+    """Secret fields that count as changed: see `Resent`."""
 
     def __repr__(self) -> str:
         return f"<{self.path}: {shown(self.before)!r} → {shown(self.after)!r}>"
@@ -146,12 +162,13 @@ def _sealing(value: JSON) -> int:
     )
 
 
-def differences(before: Parts, after: Parts) -> list[Difference]:
+def differences(before: Parts, after: Parts, resent: Resent = NOTHING_RESENT) -> list[Difference]:
     paths = sorted(before.keys() | after.keys(), key=_place)
+    again = {path: tuple(fields) for path, fields in resent.items() if path in before}
     return [
-        Difference(path, before.get(path), after.get(path))
+        Difference(path, before.get(path), after.get(path), again.get(path, ()))
         for path in paths
-        if not _same(before.get(path), after.get(path))
+        if not _same(before.get(path), after.get(path)) or (path in again and path in after)
     ]
 
 
@@ -244,7 +261,7 @@ def units(
     former, now = claims(keys, tenant, had.parts), claims(keys, tenant, wanted)
     blind = isinstance(wanted.get("meta"), Unread)  # what an index tells of it is more than we know
     drafts: dict[str, _Draft] = {}
-    for each in differences(had.parts, wanted):
+    for each in differences(had.parts, wanted, had.resent):
         name = keys.part(tenant, each.path)
         draft = drafts.setdefault(_object(each.path), _Draft())
         draft.changes.append(each)

@@ -35,6 +35,7 @@ from mooring.tenants.publishing import (
     ROOM,
     Held,
     Parts,
+    Resent,
     Unit,
     batches,
     contested,
@@ -69,6 +70,13 @@ class Seen(msgspec.Struct, frozen=True):
     first: int
     aged: int
     """Up to this number, entries are too old."""
+
+
+def resending(seen: Seen, resent: Resent) -> Seen:
+    """The same, with secrets that count as changed."""
+    if not resent:
+        return seen
+    return msgspec.structs.replace(seen, held=msgspec.structs.replace(seen.held, resent=resent))
 
 
 class Plan(msgspec.Struct, frozen=True):

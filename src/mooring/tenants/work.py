@@ -68,6 +68,11 @@ class Work:
         self.unsure = [each for each in self.unsure if each.number > attempt.number]
 
     @property
+    def written(self) -> bool:
+        """Whether anything was written for certain."""
+        return bool(self.transactions or self.aside)
+
+    @property
     def begun(self) -> bool:
         """Whether anything was written, or may have been."""
         return bool(self.transactions or self.aside or self.unsure)

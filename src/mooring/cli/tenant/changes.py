@@ -10,7 +10,7 @@ import typer
 
 from mooring.cli.telling import printable
 from mooring.model import JSON
-from mooring.tenants.changes import UNREADABLE, Action, FieldChange, action_of, field_changes
+from mooring.tenants.changes import UNREADABLE, Action, FieldChange, action_of, changed_fields
 from mooring.tenants.hiding import is_hidden, masked
 from mooring.tenants.history import is_closed
 from mooring.tenants.keys import kind_of
@@ -37,7 +37,7 @@ def lines(difference: Difference) -> Iterator[tuple[Action, str]]:
     path, before, after = difference.path, difference.before, difference.after
     action = action_of(before, after)
     if action == "change":
-        for each in field_changes(before, after):
+        for each in changed_fields(difference):
             name = f"{path}.{each.field}" if each.field else path
             yield "change", f"{name}: {_told(each)}"
     elif action == "add" and isinstance(after, dict):

@@ -13,11 +13,13 @@ from mooring.server.api.tenants import (
     NO_STORE,
     PUBLISHING,
     TENANT,
+    Base,
     Note,
     PartChange,
     PublishedShown,
     discreet,
     padded,
+    precondition,
     published_shown,
     publisher_of,
     tell,
@@ -58,6 +60,8 @@ class RollingBack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dry: bool = False
     """Only say what would change."""
     note: Note = ""
+    base: Base = ""
+    """The `revision` that the caller saw: 409 if the tenant has changed since."""
 
 
 async def history(call: Call) -> Answer:
@@ -123,7 +127,9 @@ async def rollback(call: Call) -> Answer:
             return Answer(
                 would_change(tenant, await publisher.diff_rollback(tenant, wanted.version))
             )
-        published = await publisher.rollback(tenant, wanted.version, note=wanted.note)
+        published = await publisher.rollback(
+            tenant, wanted.version, note=wanted.note, require=precondition(call, wanted.base)
+        )
     tell(call, published)
     return Answer(published_shown(published))
 
@@ -170,8 +176,9 @@ ENDPOINTS = (
         f"{TENANT}/rollback",
         PUBLISHING,
         rollback,
-        "Make a tenant what it was after a version of its history",
+        "Make a tenant what it was after a version of its history. 409, 412: see PUT",
         body=RollingBack,
         answers={200: PublishedShown},
+        fails=(412,),
     ),
 )

@@ -8,13 +8,12 @@ needs, the answer is 409 and names it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 
-from mooring.errors import MooringError, NotConfigured, Taken
+from mooring.errors import NotConfigured, Taken
 from mooring.server.access.principals import READING, need
 from mooring.server.api.known import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
@@ -22,16 +21,15 @@ from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may
 from mooring.server.http.answers import Answer, matches
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused, refusal
+from mooring.server.http.errors import Refused
 from mooring.server.http.paging import Page, cut
 from mooring.tenants.changes import Action, records
 from mooring.tenants.diversion import of_document
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import Keys, check_id
 from mooring.tenants.masks import restored, shown
-from mooring.tenants.publisher import Publisher
-from mooring.tenants.publishing import Difference, Held, Parts, held
-from mooring.tenants.publishing import differences as between
+from mooring.tenants.publisher import Publisher, Require
+from mooring.tenants.publishing import NOTHING_RESENT, Difference, Held, Parts, Resent, held
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.work import Published
 
@@ -108,9 +106,12 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Why, for the history and the audit."""
 
 
+Base = Annotated[str, msgspec.Meta(max_length=100)]
+
+
 class Publishing(Noted, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    base: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    """The `revision` that the document was made from: 409 where the tenant has changed since."""
+    base: Base = ""
+    """The `revision` that the caller saw: 409 if the tenant has changed since."""
 
 
 async def list_tenants(call: Call) -> Answer:
@@ -141,7 +142,7 @@ async def show_tenant(call: Call) -> Answer:
     if not found.parts:
         raise NotConfigured(f"there is no tenant {call.tenant}")
     told = shown(call.tenant, found.parts, Keyring.from_environment() if unmask else None)
-    revision = _revision(found)
+    revision = found.revision
     answer = TenantShown(
         tenant=call.tenant, revision=revision, document=told.document, problems=told.problems
     )
@@ -153,12 +154,6 @@ async def _held(call: Call) -> Held:
     keys, tenant = keys_of(call), check_id(call.tenant)
     found = await store_of(call).read(keys.parts(tenant))
     return held(keys, tenant, found.entries)
-
-
-def _revision(found: Held) -> str:
-    """Of when each part was written, not of what it is: nobody can guess a secret by it."""
-    told = "\n".join(f"{path} {number}" for path, number in sorted(found.revisions.items()))
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def keys_of(call: Call) -> Keys:
@@ -186,20 +181,31 @@ def _document(call: Call) -> Document:
 
 async def publish(call: Call) -> Answer:
     document, ring = _document(call), Keyring.from_environment()
-    publisher = publisher_of(call, ring)
-    before = await _held(call)
-    guarded = _check_base(call, before)
+    publisher, resent = publisher_of(call, ring), _resent(call, document)
+    condition = precondition(call, call.query.base)
+    existed = False
+
+    def require(there: Held) -> None:
+        nonlocal existed
+        condition(there)
+        existed = bool(there.parts)
 
     def change(there: Parts) -> Parts:
-        if guarded and between(before.parts, there):
-            raise _moved(call)
-        return _restored(call, document, there).applied(there, ring)
+        return _restored(call, document, there).applied(there, ring, reseal=bool(resent))
 
     with discreet(call):
-        published = await publisher.change(document.tenant, change, note=_reason(call))
+        published = await publisher.change(
+            document.tenant, change, note=_reason(call), require=require, resent=resent
+        )
     tell(call, published)
-    created = published.number and not before.parts
+    created = published.number and not existed
     return Answer(published_shown(published), 201 if created else 200)
+
+
+def _resent(call: Call, document: Document) -> Resent:
+    """Secrets that count as changed: the caller sends them in clear text, may not see those that
+    are there, and must not learn whether they are the same."""
+    return NOTHING_RESENT if may_unmask(call) else document.clear_secrets
 
 
 def _restored(call: Call, document: Document, there: Parts) -> Document:
@@ -223,22 +229,24 @@ def discreet(call: Call) -> Iterator[None]:
         raise Refused(409, "taken", message) from None
 
 
-def _check_base(call: Call, before: Held) -> bool:
-    """Whether it is to be written over one state alone. Raises `Refused` where it is another."""
-    expected, base = call.request.headers.get("if-match", ""), call.query.base
-    revision = _revision(before)
-    if expected and not (before.parts and matches(expected, f'"{revision}"')):
-        raise _moved(call)
-    if base and base != revision:
-        raise _moved(call)
-    return bool(expected or base)
+def precondition(call: Call, base: str = "") -> Require:
+    """What the caller expects to be there: `If-Match`, `If-None-Match`, or the `base`. It raises
+    `Refused` if something else is."""
+    expected = call.request.headers.get("if-match", "")
+    unwanted = call.request.headers.get("if-none-match", "")
 
+    def check(there: Held) -> None:
+        etag = f'"{there.revision}"'
+        if unwanted and there.parts and matches(unwanted, etag):
+            message = f"tenant {call.tenant} exists already: open it and edit it instead"
+            raise Refused(412, "conflict", message)
+        moved = f"tenant {call.tenant} was changed since: look at it again, and merge"
+        if expected and not (there.parts and matches(expected, etag)):
+            raise Refused(412, "conflict", moved)
+        if base and base != there.revision:
+            raise Refused(409, "conflict", moved)
 
-def _moved(call: Call) -> Refused:
-    status = 412 if call.request.headers.get("if-match") else 409
-    return Refused(
-        status, "conflict", f"tenant {call.tenant} was changed since: look at it again, and merge"
-    )
+    return check
 
 
 def _reason(call: Call) -> str:
@@ -275,29 +283,22 @@ def _changes(found: list[Difference] | tuple[Difference, ...]) -> list[PartChang
 
 
 async def diff(call: Call) -> Answer:
-    """What is refused is written down: it tells what others have."""
-    try:
-        return Answer(await _diff(call))
-    except Refused as error:
-        call.parts.audit.write(call, error.status)
-        raise
-    except MooringError as error:
-        call.parts.audit.write(call, refusal(error).status)
-        raise
-
-
-async def _diff(call: Call) -> PublishedShown:
     document, ring = _document(call), Keyring.from_environment()
     publisher = publisher_of(call, ring)
     there = await publisher.read(document.tenant)
     with discreet(call):
-        found = await publisher.diff(_restored(call, document, there))
-    return would_change(document.tenant, found)
+        found = await publisher.diff(
+            _restored(call, document, there), resent=_resent(call, document)
+        )
+    call.notes["dry"] = True
+    return Answer(would_change(document.tenant, found))
 
 
 async def delete(call: Call) -> Answer:
     ring = Keyring.from_environment()
-    published = await publisher_of(call, ring).delete(check_id(call.tenant), note=_reason(call))
+    published = await publisher_of(call, ring).delete(
+        check_id(call.tenant), note=_reason(call), require=precondition(call, call.query.base)
+    )
     tell(call, published)
     return Answer(published_shown(published))
 
@@ -332,7 +333,8 @@ ENDPOINTS = (
         PUBLISHING,
         publish,
         "Make a tenant what a document says. 409: changed since `base`, a name is taken, or what "
-        "passwords need is not installed; 412: it is no longer what If-Match names",
+        "passwords need is not installed; 412: it is no longer what If-Match names, or it exists "
+        "and If-None-Match is `*`",
         query=Publishing,
         body=TenantDocument,
         answers={200: PublishedShown, 201: PublishedShown},
@@ -341,20 +343,20 @@ ENDPOINTS = (
     Endpoint(
         "POST",
         f"{TENANT}/diff",
-        PUBLISHING,  # who could look only would learn by it whether a guess of a secret is right
+        PUBLISHING,
         diff,
-        "What publishing a document would change; nothing is written",
+        "What publishing a document would change; nothing is written, but the audit has it",
         body=TenantDocument,
         answers={200: PublishedShown},
-        acts=False,
     ),
     Endpoint(
         "DELETE",
         TENANT,
         PUBLISHING,
         delete,
-        "Delete a tenant with all that leads to it; its history stays",
-        query=Noted,
+        "Delete a tenant with all that leads to it; its history stays. 409, 412: see PUT",
+        query=Publishing,
         answers={200: PublishedShown},
+        fails=(412,),
     ),
 )
