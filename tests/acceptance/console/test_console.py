@@ -193,6 +193,50 @@ async def test_a_tenant_is_edited_and_rolled_back(visitor: Visitor, admin: Admin
     await expect(page.get_by_role("row").filter(has_text="rollback")).to_have_count(1)
 
 
+async def test_a_new_tenant_never_replaces_one_that_exists(visitor: Visitor, admin: Admin):
+    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
+    await visitor.go("tenants")
+    await page.get_by_role("button", name="New tenant…").click()
+    await dialog.get_by_label("Id of the tenant").fill("7")
+    await dialog.get_by_role("button", name="Write it").click()
+    editor = page.get_by_role("textbox", name="Document")
+    await editor.fill('{"meta": {"name": "Mine", "code": "mine"}}')
+    theirs = {"meta": {"name": "Theirs", "code": "theirs"}}
+    assert (await admin.put("/admin/tenants/7", theirs)).status_code == 201
+    visitor.forgiven = "Failed to load resource"  # 404 before it exists, 412 when it does
+    await page.get_by_role("button", name="Show what changes").click()
+    await dialog.get_by_role("button", name="Publish").click()
+    await expect(dialog.get_by_role("alert")).to_contain_text("tenant 7 exists already")
+    await dialog.get_by_role("button", name="Cancel").click()
+    await visitor.go("tenants")
+    await expect(page.get_by_role("link", name="Theirs")).to_be_visible()
+    await page.get_by_role("button", name="New tenant…").click()
+    await dialog.get_by_label("Id of the tenant").fill("7")
+    await dialog.get_by_role("button", name="Write it").click()
+    await expect(dialog.get_by_role("alert")).to_contain_text("Tenant 7 exists already")
+
+
+async def test_a_tenant_that_changed_meanwhile_is_neither_rolled_back_nor_deleted(
+    visitor: Visitor, admin: Admin
+):
+    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
+    for name in ("Harbour", "Lighthouse"):
+        await admin.put("/admin/tenants/7", {"meta": {"name": name, "code": "harbour"}})
+    visitor.forgiven = "412"
+    for button, yes in (("Roll back to this…", "Roll back"), ("Delete…", "Delete")):
+        await visitor.go("tenants")
+        await visitor.go("tenant", "7")
+        await page.get_by_role("button", name=button).first.click()
+        await expect(dialog).to_be_visible()
+        document = {"storage": {"uploadQuotaGb": len(button)}}
+        assert (await admin.put("/admin/tenants/7", document)).status_code == 200
+        await dialog.get_by_role("button", name=yes).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("was changed since")
+        await dialog.get_by_role("button", name="Cancel").click()
+    shown = (await admin.get("/admin/tenants/7")).json()["document"]
+    assert shown["meta"]["name"] == "Lighthouse"
+
+
 async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin: Admin):
     page = visitor.page
     async with holding(admin, "jobs/report") as holder, holding(admin, "jobs/report"):

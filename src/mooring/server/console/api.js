@@ -46,14 +46,19 @@ export async function find(url, options) {
   }
 }
 
-export async function send(method, url, body) {
+/** `expected`: headers that say what the caller has seen, such as those of `over`. */
+export async function send(method, url, body, expected = {}) {
   const response = await ask(url, {
     method,
-    headers: body === undefined ? {} : { "Content-Type": "application/json" },
+    headers: body === undefined ? expected : { ...expected, "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   });
   return response.status === 204 ? null : response.json();
 }
+
+/** Write only over this revision; without one, only if nothing is there. */
+export const over = (revision) =>
+  revision ? { "If-Match": `"${revision}"` } : { "If-None-Match": "*" };
 
 async function ask(url, options) {
   let response;

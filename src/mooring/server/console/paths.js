@@ -19,13 +19,6 @@ export const unmasked = (id) => `${tenant(id)}?unmask=true`;
 export const tenantDiff = (id) => `${tenant(id)}/diff`;
 export const tenantHistory = (id) => `${tenant(id)}/history`;
 export const tenantVersion = (id, version) => `${tenantHistory(id)}/${e(version)}`;
-export const publish = (id, base, reason) => {
-  const told = new URLSearchParams({
-    ...(base && { base }),
-    ...(reason.trim() && { reason: reason.trim() }),
-  });
-  return told.size ? `${tenant(id)}?${told}` : tenant(id);
-};
 export const tenantRollback = (id) => `${tenant(id)}/rollback`;
 
 export const locks = () => "/admin/locks";

@@ -1,6 +1,6 @@
 // One tenant: its document, changed only after what changes was shown; its history, and back again.
 
-import { find, get, send } from "../api.js";
+import { find, get, over, send } from "../api.js";
 import { ask, note, show } from "../dialogs.js";
 import { changes } from "../diff.js";
 import { h } from "../dom.js";
@@ -54,7 +54,8 @@ export function page(app, [id, verb]) {
       wide: true,
       fields: [{ name: "reason", label: t("tenant.note") }],
       yes: t("tenant.publish.yes"),
-      act: ({ reason }) => send("PUT", paths.publish(id, editing.base, reason), wanted),
+      act: ({ reason }) =>
+        send("PUT", paths.because(paths.tenant(id), reason), wanted, over(editing.base)),
     });
     if (!done) return;
     editing = null;
@@ -62,6 +63,7 @@ export function page(app, [id, verb]) {
     app.soon();
   };
   const rollback = async (version) => {
+    const base = tenant?.revision;
     let would;
     try {
       would = await send("POST", paths.tenantRollback(id), { version, dry: true });
@@ -75,20 +77,23 @@ export function page(app, [id, verb]) {
       wide: true,
       fields: [{ name: "note", label: t("tenant.note") }],
       yes: t("tenant.rollback.yes"),
-      act: ({ note: words }) => send("POST", paths.tenantRollback(id), { version, note: words }),
+      act: ({ note: words }) =>
+        send("POST", paths.tenantRollback(id), { version, note: words }, over(base)),
     });
     if (!done) return;
     note(t("tenant.rollback.done", names));
     app.soon();
   };
   const remove = async () => {
+    const base = tenant.revision;
     const done = await ask({
       title: t("tenant.delete.title", names),
       text: t("tenant.delete.text"),
       danger: true,
       fields: [{ name: "reason", label: t("tenant.note") }],
       yes: t("tenant.delete.yes"),
-      act: ({ reason }) => send("DELETE", paths.because(paths.tenant(id), reason)),
+      act: ({ reason }) =>
+        send("DELETE", paths.because(paths.tenant(id), reason), undefined, over(base)),
     });
     if (!done) return;
     note(t("tenant.delete.done", names));

@@ -3,7 +3,7 @@
 import { Failed } from "../api.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { brief } from "../hostile.js";
+import { brief, plain } from "../hostile.js";
 import { mark } from "../marks.js";
 import { tenantHref } from "../names.js";
 import * as paths from "../paths.js";
@@ -110,6 +110,8 @@ export function page(app) {
         },
       ],
       act: async ({ id }) => {
+        if (tenants.some((tenant) => String(tenant.id) === String(Number(id))))
+          throw new Error(t("tenants.new.exists", { id: plain(id, 30) }));
         location.hash = `${tenantHref(id)}/new`;
       },
     });

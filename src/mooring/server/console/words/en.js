@@ -209,6 +209,7 @@ export default {
   "tenants.new": "New tenant…",
   "tenants.new.label": "Id of the tenant",
   "tenants.new.yes": "Write it",
+  "tenants.new.exists": "Tenant {id} exists already. Open it and edit it instead.",
   "tenant.title": "Tenant {id}",
   "tenant.document": "Document",
   "tenant.edit": "Edit",

@@ -207,6 +207,7 @@ export default {
   "tenants.new": "新建租户…",
   "tenants.new.label": "租户 ID",
   "tenants.new.yes": "编写",
+  "tenants.new.exists": "租户 {id} 已存在，请打开并编辑它。",
   "tenant.title": "租户 {id}",
   "tenant.document": "文档",
   "tenant.edit": "编辑",
