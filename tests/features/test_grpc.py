@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -253,6 +254,20 @@ async def test_who_does_not_serve_leaves_the_rotation_and_comes_back(
         well.health.set("", False)
         await ready(opened, 1)
         assert {await by(stub) for _ in range(4)} == {"ill"}
+
+
+async def test_a_service_config_of_the_callers_keeps_health_checks(hub: mooring.Hub, serve: Serve):
+    ill, _ = await serve("ill"), await serve("well")
+    limit = {"methodConfig": [{"name": [{"service": "echo.Echo"}], "maxRequestMessageBytes": 99}]}
+    options = [("grpc.service_config", json.dumps(limit))]
+    async with calling(hub, options=options) as (opened, stub):
+        await ready(opened, 2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await by(stub, "long" * 99)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        ill.health.set("", False)
+        await ready(opened, 1)
+        assert {await by(stub) for _ in range(4)} == {"well"}
 
 
 async def test_the_health_of_one_service_is_asked_for_or_of_none(hub: mooring.Hub, serve: Serve):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -225,6 +226,31 @@ def test_tls_needs_a_name_for_all(hub: Any, serve: Serve, certificates: Path):
         mooring.grpc.channel("etcdv3:///echo", hub=hub, credentials=trusted)
 
 
+def test_a_service_config_of_the_callers_keeps_balancing_and_health_checks(hub: Any, serve: Serve):
+    ill, _ = serve("ill"), serve("well")
+    limit = {"methodConfig": [{"name": [{"service": "echo.Echo"}], "maxRequestMessageBytes": 99}]}
+    options = [("grpc.service_config", json.dumps(limit))]
+    with calling(hub, options=options, retry=[SAY]) as (_, stub):
+        until(lambda: called(stub) == {"ill", "well"}, within=20)
+        with pytest.raises(grpc.RpcError) as caught:
+            by(stub, "long" * 99)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        ill.health.set("", False)
+        until(lambda: called(stub) == {"well"}, within=20)
+
+
+def test_a_service_may_have_a_thousand_instances(hub: Any, serve: Serve):
+    """Calls to an address that was joined from all of theirs are rejected by servers."""
+    serve("a")
+    with contextlib.ExitStack() as stack:
+        port = free_port()
+        for number in range(1000):
+            away = here(port, host=f"127.1.{number // 250}.{number % 250 + 1}")
+            stack.enter_context(hub.register(away))
+        with calling(hub, health=False) as (_, stub):
+            assert by(stub, wait_for_ready=True, timeout=20) == "a"
+
+
 def test_names_are_resolved(hub: Any, serve: Serve):
     serve("a", host="localhost")
     with hub.register(here(1, host="no-such-host.invalid")), calling(hub) as (_, stub):
@@ -287,8 +313,8 @@ def test_bad_input_is_refused_as_the_channel_is_made(hub: Any):
         channel("etcdv3:///echo", hub=hub, policy="fastest")
     with pytest.raises(InvalidRequest, match=r"mooring\.grpc\.aio\.channel"):
         channel("etcdv3:///echo", hub=hub, policy="weighted")
-    with pytest.raises(InvalidRequest, match="exclude each other"):
-        channel("etcdv3:///echo", hub=hub, retry=[SAY], options=[("grpc.service_config", "{}")])
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        channel("etcdv3:///echo", hub=hub, retry=[SAY], options=[("grpc.service_config", "{")])
     with pytest.raises(InvalidRequest, match=r"mooring\.sync\.connect"):
         channel("etcdv3:///echo", hub=mooring.connect("memory://"))  # type: ignore[arg-type]
     with pytest.raises(Closed):

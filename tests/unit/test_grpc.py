@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc.blocking.methods import never_left
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
-from mooring.grpc.options import SERVER_OPTIONS, check_health, link_options, target_of
+from mooring.grpc.options import SERVER_OPTIONS, authority, link_options, target_of
+from mooring.grpc.service_config import merged
 from mooring.grpc.statuses import verdict
 from mooring.grpc.target import Repeatable, check_policy, check_tries, service_of
 from mooring.model import Instance
@@ -100,18 +103,93 @@ def test_an_instance_is_found_by_its_address(instance, target):
 
 
 def test_the_callers_options_come_first_and_win():
-    given_options = [("grpc.use_local_subchannel_pool", 0), ("grpc.service_config", "{}")]
-    options = link_options(given_options, True)
+    options = link_options([("grpc.use_local_subchannel_pool", 0)], True)
     assert dict(reversed(options))["grpc.use_local_subchannel_pool"] == 0
-    assert [value for name, value in options if name == "grpc.service_config"] == ["{}"]
 
 
-def test_a_service_config_of_ones_own_says_itself_whose_health_is_asked_for():
-    check_health([("grpc.service_config", "{}")], True)
-    with pytest.raises(InvalidRequest, match="exclude each other"):
-        check_health([("grpc.service_config", "{}")], "echo")
-    with pytest.raises(InvalidRequest, match="True, False or a service"):
-        check_health([], 3)  # type: ignore[arg-type]
+IN_TURN: list[Any] = [{"round_robin": {}}]
+
+
+def config_of(config: object, *arguments: Any) -> dict[str, Any]:
+    given_options = [("grpc.service_config", json.dumps(config)), ("grpc.service_config", "not it")]
+    merged_config: dict[str, Any] = json.loads(merged(given_options, *arguments))
+    return merged_config
+
+
+def test_a_service_config_of_the_callers_is_completed():
+    theirs = {
+        "methodConfig": [{"name": [{}], "timeout": "1s"}],
+        "retryThrottling": {"maxTokens": 1},
+    }
+    ours = {"loadBalancingConfig": IN_TURN, "healthCheckConfig": {"serviceName": "echo"}}
+    assert config_of(theirs, "echo") == {**theirs, **ours}
+    (first, *_) = link_options([("grpc.service_config", json.dumps(theirs))], "echo")
+    assert json.loads(first[1]) == {**theirs, **ours}
+
+
+def test_what_a_service_config_of_the_callers_sets_wins():
+    theirs = {"loadBalancingPolicy": "pick_first", "healthCheckConfig": {"serviceName": "mine"}}
+    assert config_of(theirs, True) == theirs
+    other: dict[str, Any] = {"loadBalancingConfig": [{"pick_first": {}}]}
+    assert config_of(other, False) == other
+
+
+def test_retries_keep_what_the_caller_set_for_the_method():
+    theirs = [
+        {"name": [{}], "timeout": "1s"},
+        {"name": [{"service": "a.A"}, {"service": "b.B", "method": "Get"}], "timeout": "2s"},
+    ]
+    repeatable = Repeatable(["a.A/Get", "b.B", "c.C/Get"])
+    config = config_of({"methodConfig": theirs}, False, repeatable, 2)
+    assert config["retryThrottling"]["maxTokens"] == 100
+    methods = {
+        (name.get("service", ""), name.get("method", "")): (
+            entry["timeout"],
+            entry.get("retryPolicy", {}).get("maxAttempts"),
+        )
+        for entry in config["methodConfig"]
+        for name in entry["name"]
+    }
+    assert methods == {
+        ("", ""): ("1s", None),
+        ("a.A", ""): ("2s", None),
+        ("a.A", "Get"): ("2s", 2),
+        ("b.B", ""): ("1s", 2),
+        ("b.B", "Get"): ("2s", 2),
+        ("c.C", "Get"): ("1s", 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "told"),
+    [
+        ({"healthCheckConfig": {}}, ["echo"], "has a healthCheckConfig"),
+        ([], [True], "must be a JSON object"),
+        ({"methodConfig": {}}, [True], "a list of objects"),
+        ({"methodConfig": [{"name": ["a"]}]}, [True, Repeatable(["a.A"]), 2], "is an object"),
+        (
+            {"methodConfig": [{"name": [{"service": "a.A"}], "retryPolicy": {}}]},
+            [True, Repeatable(["a.A"]), 2],
+            "has a retryPolicy",
+        ),
+        ({}, [3], "True, False or a service"),
+    ],
+)
+def test_a_service_config_that_contradicts_the_arguments_is_refused(
+    config: object, arguments: list[Any], told: str
+):
+    with pytest.raises(InvalidRequest, match=told):
+        config_of(config, *arguments)
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        merged([("grpc.service_config", "{")], True)
+
+
+@pytest.mark.parametrize(
+    ("service", "written"),
+    [("echo", "echo"), ("Common/Mail", "Common%2FMail"), ("邮", "%E9%82%AE")],
+)
+def test_the_authority_is_the_service(service: str, written: str):
+    assert authority(service) == (("grpc.default_authority", written),)
 
 
 def test_servers_have_an_option_only_once():

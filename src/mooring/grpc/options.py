@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from mooring.addresses import join
-from mooring.errors import InvalidRequest
+from mooring.grpc import service_config
+from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.model import Instance
-
-Options: TypeAlias = Sequence[tuple[str, Any]]
 
 _NEVER = 2**31 - 1
 
@@ -45,80 +42,29 @@ _OURS: Options = (
     ("grpc.max_reconnect_backoff_ms", 3_000),
 )
 
-Health: TypeAlias = bool | str
-
 
 def link_options(options: Options, health: Health) -> Options:
     """For a channel to one instance. The caller's options win."""
     return (
+        (service_config.OPTION, service_config.merged(options, health)),
         *options,
         # What another channel found out of an address says nothing: a new process may be there.
         ("grpc.use_local_subchannel_pool", 1),
         *_OURS,
-        *_service_config(options, _checked(health)),
     )
 
 
 def route_options(options: Options, health: Health, repeatable: Repeatable, tries: int) -> Options:
-    """For a channel to all instances, which gRPC calls in turn, and again where it may."""
-    config = {**_IN_TURN, **_checked(health), **_retried(repeatable, tries)}
-    if "methodConfig" in config and _has_config(options):
-        raise InvalidRequest(
-            "retry and the option grpc.service_config exclude each other: put a retryPolicy into "
-            "the service config"
-        )
-    return (*options, *_OURS, *_service_config(options, config))
+    """For a channel to all instances, which gRPC calls in turn, and again if it may."""
+    config = service_config.merged(options, health, repeatable, tries)
+    return ((service_config.OPTION, config), *options, *_OURS)
 
 
-def check_health(options: Options, health: Health) -> None:
-    if not isinstance(health, bool | str):
-        raise InvalidRequest(f"health is True, False or a service's name, not {health!r}")
-    if _has_config(options) and isinstance(health, str):
-        raise InvalidRequest(
-            "health and the option grpc.service_config exclude each other: put a healthCheckConfig "
-            "into the service config"
-        )
-
-
-_IN_TURN: Mapping[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
-
-
-def _checked(health: Health) -> Mapping[str, Any]:
-    if health is False:
-        return {}
-    # gRPC asks for health with this policy and not otherwise.
-    return {**_IN_TURN, "healthCheckConfig": {"serviceName": "" if health is True else health}}
-
-
-def _retried(repeatable: Repeatable, tries: int) -> Mapping[str, Any]:
-    if tries == 1 or not repeatable.names:
-        return {}
-    policy = {
-        "maxAttempts": tries,  # of which gRPC makes five at the most
-        "initialBackoff": "0.01s",
-        "maxBackoff": "0.1s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    }
-    named = [
-        {"service": service, "method": method} if method else {"service": service}
-        for service, method in repeatable.names
-    ]
-    return {
-        "methodConfig": [{"name": named, "retryPolicy": policy}],
-        # Fifty failures, and one for every five successes, as on asyncio.
-        "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.2},
-    }
-
-
-def _has_config(options: Options) -> bool:
-    return any(name == "grpc.service_config" for name, _ in options)
-
-
-def _service_config(options: Options, config: Mapping[str, Any]) -> Options:
-    if not config or _has_config(options):
-        return ()
-    return (("grpc.service_config", json.dumps(config)),)
+def authority(service: str) -> Options:
+    """The `:authority` of calls to a service on a channel to all of its instances. Without it gRPC
+    sends all addresses, which servers refuse if they are many. Written as gRPC writes the name in
+    `etcdv3:///group/service`."""
+    return (("grpc.default_authority", quote(service, safe="!$&'()*+,;=:[]@")),)
 
 
 def target_of(instance: Instance) -> str:

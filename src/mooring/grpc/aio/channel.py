@@ -26,7 +26,8 @@ from mooring.grpc.aio.methods import (
     UnaryUnary,
 )
 from mooring.grpc.choosing import RESILIENCE, Discovery
-from mooring.grpc.options import Health, Options, check_health, link_options
+from mooring.grpc.options import link_options
+from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
 
@@ -59,8 +60,8 @@ def channel(
     service = targets.service_of(target)
     targets.check_policy(policy)
     targets.check_tries(tries)
-    check_health(options, health)
     repeatable = Repeatable(retry)
+    all_options = link_options(options, health)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -72,7 +73,6 @@ def channel(
     if not owned:
         service = opened.registry.canonical(service)
     discovery.setdefault("resilience", RESILIENCE)
-    all_options = link_options(options, health)
     return Channel(
         Links(
             service,

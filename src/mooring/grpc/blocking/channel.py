@@ -22,7 +22,8 @@ from mooring.grpc.blocking.methods import (
 )
 from mooring.grpc.blocking.swapping import Route, Swapping
 from mooring.grpc.choosing import Discovery
-from mooring.grpc.options import Health, Options, check_health, route_options
+from mooring.grpc.options import authority, route_options
+from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.sync.proxy import Blocking, behind
 
@@ -62,10 +63,11 @@ def channel(
             "policies are for mooring.grpc.aio.channel"
         )
     targets.check_tries(tries)
-    check_health(options, health)
     repeatable = Repeatable(retry)
     all_options = route_options(options, health, repeatable, tries)
-    if credentials is not None and not any(name in _NAMED for name, _ in options):
+    if credentials is None:
+        all_options = (*all_options, *authority(service))
+    elif not any(name in _NAMED for name, _ in options):
         raise InvalidRequest(
             "over TLS all instances of a blocking channel must be known by one name: say it with "
             "options=[('grpc.ssl_target_name_override', 'the name in their certificates')]"
