@@ -240,6 +240,21 @@ async def test_nobody_who_can_be_reached_is_unavailable(hub: mooring.Hub, serve:
         ]
 
 
+async def test_a_channel_that_cannot_be_made_is_the_cause_that_calls_report(
+    hub: mooring.Hub, serve: Serve
+):
+    await serve("a")
+    async with calling(hub, options=[("grpc.primary_user_agent", object())]) as (opened, stub):
+        for wait_for_ready in (False, True):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await by(stub, wait_for_ready=wait_for_ready, timeout=1)
+            assert "can be made: TypeError: " in str(caught.value.details())
+            deadline = grpc.StatusCode.DEADLINE_EXCEEDED
+            unavailable = grpc.StatusCode.UNAVAILABLE
+            assert caught.value.code() is (deadline if wait_for_ready else unavailable)
+        assert opened.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+
 async def test_who_does_not_serve_leaves_the_rotation_and_comes_back(
     hub: mooring.Hub, serve: Serve
 ):

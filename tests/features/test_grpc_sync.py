@@ -157,6 +157,14 @@ def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
         assert "its instances are not known yet" in failed.details()
 
 
+def test_a_channel_that_cannot_be_made_is_the_cause_that_calls_report(hub: Any, serve: Serve):
+    serve("a")
+    with calling(hub, options=[("grpc.primary_user_agent", object())]) as (_, stub):
+        with pytest.raises(grpc.RpcError, match="no channel can be made: TypeError: ") as caught:
+            by(stub, timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 def test_who_does_not_serve_leaves_the_rotation(hub: Any, serve: Serve):
     ill, _ = serve("ill"), serve("well")
     with calling(hub) as (_, stub):

@@ -94,9 +94,11 @@ def _connect(
     compression: grpc.Compression | None,
     target: str,
 ) -> grpc.aio.Channel:
+    # By name: instrumentation that wraps these functions takes the interceptors by name only.
+    given = {"options": options, "compression": compression, "interceptors": interceptors}
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options, compression, interceptors)
-    return grpc.aio.secure_channel(target, credentials, options, compression, interceptors)
+        return grpc.aio.insecure_channel(target, **given)
+    return grpc.aio.secure_channel(target, credentials, **given)
 
 
 class Channel(grpc.aio.Channel):  # type: ignore[misc]

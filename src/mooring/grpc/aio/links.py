@@ -17,10 +17,10 @@ import grpc.aio
 from mooring.discovery.balance import Node
 from mooring.discovery.rotation import Rotation, Seat
 from mooring.discovery.view import View
-from mooring.errors import MooringError, NoInstance, Unavailable
+from mooring.errors import NoInstance, Unavailable
 from mooring.grpc.aio.link import READY, Link
 from mooring.grpc.options import target_of
-from mooring.grpc.statuses import verdict
+from mooring.grpc.statuses import reason, verdict
 from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
@@ -63,6 +63,8 @@ class Links:
         self._methods: WeakSet[Method] = WeakSet()
         self._unresolved = "the registry has not answered yet"
         self._failure = ""
+        self._unconnected: dict[str, str] = {}
+        """Why no channel to an instance can be made, by instance."""
         self._changed, self._waiting = asyncio.Event(), 0
         self._opened = AsyncExitStack()
         self.tasks = Tasks()
@@ -83,9 +85,9 @@ class Links:
                         log.warning("%s: no call can be made yet: %s", self.service, error)
                     self._unresolved = str(error)
                     await asyncio.sleep(backoff.next())
-        except MooringError as error:
-            log.error("%s: no call can be made: %s", self.service, error)
-            self._failure = str(error)
+        except Exception as error:  # noqa: BLE001 - every call reports it
+            log.error("%s: no call can be made: %s", self.service, reason(error))
+            self._failure = f"{self.service}: {reason(error)}"
             self._tell()
             return
         self.view.subscribe(self._update)
@@ -119,6 +121,7 @@ class Links:
 
     def _put(self, id: str, seat: Seat | None) -> None:
         if seat is None:
+            self._unconnected.pop(id, None)
             if (gone := self._links.pop(id, None)) is not None:
                 self._leave(gone)
             return
@@ -130,12 +133,26 @@ class Links:
         if link is None or not link.fits(seat.instance, target):
             if link is not None:
                 self._leave(link)
-            link = Link(seat.instance, target, self._connect(target), self._look)
-            self._links[id] = link
-            self._connecting += 1
-            self.tasks.start(link.follow(), name=f"connection to {id} of {self.service}")
+            link = self._links[id] = self._connected(seat.instance, target)
         assert self._rotation is not None
-        self._rotation.reach(id, link.ready)
+        self._rotation.reach(id, link is not None and link.ready)
+
+    def _connected(self, instance: Instance, target: str) -> Link | None:
+        """A link to an instance; None if gRPC, or what wraps it, refuses to make a channel."""
+        id = instance.id
+        try:
+            channel = self._connect(target)
+        except Exception as error:  # noqa: BLE001 - one instance's failure must not hide the others
+            why = f"no channel to {id} can be made: {reason(error)}"
+            if self._unconnected.get(id) != why:
+                log.error("%s: %s", self.service, why)
+            self._unconnected[id] = why
+            return None
+        self._unconnected.pop(id, None)
+        link = Link(instance, target, channel, self._look)
+        self._connecting += 1
+        self.tasks.start(link.follow(), name=f"connection to {id} of {self.service}")
+        return link
 
     def _leave(self, link: Link) -> None:
         """Its instance is gone: what is under way there is finished."""
@@ -221,7 +238,7 @@ class Links:
         try:
             self._rotation.pick()
         except NoInstance as error:
-            return str(error)
+            return "; ".join((str(error), *self._unconnected.values()))
         return ""
 
     def why_waiting(self) -> str:

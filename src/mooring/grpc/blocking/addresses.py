@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mooring.addresses import is_ip, join
 from mooring.discovery.view import View
-from mooring.errors import MooringError, NoInstance, Unavailable
+from mooring.errors import NoInstance, Unavailable
+from mooring.grpc.statuses import reason
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
@@ -61,9 +62,9 @@ class Addresses:
     async def _follow(self) -> None:
         try:
             view = await self._opened()
-        except MooringError as error:
-            log.error("%s: no call can be made: %s", self._service, error)
-            self._told("", str(error))
+        except Exception as error:  # noqa: BLE001 - every call reports it
+            log.error("%s: no call can be made: %s", self._service, reason(error))
+            self._told("", f"{self._service}: {reason(error)}")
             return
         view.subscribe(lambda _: self._changed.set())
         before: tuple[str, str] | None = None

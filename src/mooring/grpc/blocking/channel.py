@@ -87,9 +87,9 @@ def _connect(
     target: str,
 ) -> Route:
     if credentials is None:
-        made = grpc.insecure_channel(target, options, compression)
+        made = grpc.insecure_channel(target, options=options, compression=compression)
     else:
-        made = grpc.secure_channel(target, credentials, options, compression)
+        made = grpc.secure_channel(target, credentials, options=options, compression=compression)
     return Route(made, grpc.intercept_channel(made, *interceptors) if interceptors else made)
 
 

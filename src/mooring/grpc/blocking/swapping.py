@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,12 @@ import grpc
 
 from mooring.grpc.blocking.failed import Failed
 from mooring.grpc.health import SERVICE
+from mooring.grpc.statuses import reason
 
 if TYPE_CHECKING:
     from mooring.grpc.blocking.methods import Method
+
+log = logging.getLogger(__name__)
 
 _CONNECT_WITHIN = 1.0  # seconds that a new channel has before it is used all the same
 _POLL = 0.3  # in which gRPC's thread sees that nobody listens: it fails on a channel that is closed
@@ -103,17 +107,24 @@ class Swapping:
                 return
             self._known, self._why = True, why
             overtaken, self._next = self._next, None
-            if not target:
+            following = self._next = self._connected(target) if target else None
+            if following is None and (not target or self._route is None):
                 self._use(None)
-            else:
-                self._next = self._connect(target)
-                if self._route is None:
-                    self._use(self._next)
-            following = self._next
+            elif self._route is None:
+                self._use(following)
         if overtaken is not None:
             overtaken.close()  # nobody called on it yet
         if following is not None:
             self._use_when_ready(following)
+
+    def _connected(self, target: str) -> Route | None:
+        """A route; None if gRPC, or what wraps it, refuses to make a channel."""
+        try:
+            return self._connect(target)
+        except Exception as error:  # noqa: BLE001 - every call reports it
+            self._why = f"{self._service}: no channel can be made: {reason(error)}"
+            log.error("%s", self._why)
+            return None
 
     def _use_when_ready(self, route: Route) -> None:
         def use(_: object) -> None:
