@@ -536,8 +536,8 @@ class TestLeastRequests:
             world.do(*operation)
             if world.there:
                 node = world.picker.pick()
-                loads = [(other.active + 1) / other.weight for other in world.there]
-                assert (node.active + 1) / node.weight == min(loads)
+                loads = [other.active / other.weight for other in world.there]
+                assert node.active / node.weight == min(loads)
 
     def test_ties_are_broken_at_random(self):
         picker = LeastRequests(rng())
@@ -546,6 +546,19 @@ class TestLeastRequests:
         taken = picks(picker, 8000)
         assert taken[busy] == 0
         assert all(taken[node] == pytest.approx(2000, rel=0.1) for node in idle)
+
+    @pytest.mark.parametrize("shares", [(1, 2, 3, 4), (1.0, *[0.1] * 9), (1e-6, 1, 1.5, 1e6)])
+    def test_idle_nodes_share_sequential_requests_by_weight(self, shares):
+        picker = LeastRequests(rng())
+        nodes, taken = filled(picker, *shares), Counter[Node]()
+        for _ in range(20_000):
+            node = picker.pick()
+            taken[node] += 1
+            answer(picker, node, 0.01)
+        total = sum(shares)
+        for node, share in zip(nodes, shares, strict=True):
+            expected = 20_000 * share / total
+            assert taken[node] == pytest.approx(expected, rel=0.1, abs=5)
 
     def test_requests_that_stay_are_spread_by_weight(self):
         picker = LeastRequests(rng())
@@ -559,7 +572,8 @@ class TestLeastRequests:
         nodes = filled(picker, *[1] * 100)
         for number in range(10_000):
             picker.reweight(nodes[number % 100], chance.uniform(0.1, 10))
-            assert len(picker._heap) == len(picker._buckets) <= 300
+            for home in picker._classes.values():
+                assert len(home.heap) == len(home.buckets) <= 300
 
 
 class TestConsistentHash:

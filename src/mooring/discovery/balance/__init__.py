@@ -6,7 +6,7 @@
 | `round_robin`     | O(1)         | ignored                       | like nodes, like requests |
 | `weighted`        | O(log n)     | exact over every turn         | unlike nodes, like requests |
 | `p2c`             | O(1)         | on average, and under load    | slow nodes get less |
-| `least_requests`  | O(log n)     | requests under way, relative  | calls of very unlike length |
+| `least_requests`  | O(log n)     | on average, and under load    | calls of very unlike length |
 | `consistent_hash` | O(log n)     | roughly                       | caches, sticky keys |
 
 Pickers do no I/O and know nothing of health: who keeps them adds those that may be called and

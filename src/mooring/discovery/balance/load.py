@@ -6,7 +6,7 @@ import random
 import time
 from array import array
 from heapq import heappop, heappush
-from math import exp, log
+from math import exp, frexp, inf, ldexp, log
 
 from mooring.discovery.balance.contract import (
     SLACK,
@@ -138,71 +138,137 @@ _LEAST = 1e-6  # seconds, of which a logarithm can be taken
 
 
 class LeastRequests:
-    """Who has the fewest requests under way, relative to weight; among equals, anyone.
+    """The node with the fewest requests under way relative to its weight: the least active/weight.
 
-    Exact for any weights: the least (active + 1) / weight wins, so that of idle nodes the heaviest
-    come first. Nodes of the same load share a bucket, and a heap holds the loads that occur; with
-    equal weights these are only a few, and everything is O(1) in effect.
+    Ties are broken at random by weight. So idle nodes share sequential calls in proportion to their
+    weights, and a node in slow start is neither starved nor flooded.
+
+    Nodes are classed by the power of two in their weight. Among ties a class is drawn by what it
+    would weigh if all its nodes weighed that power, then one of its nodes, and a lighter one is put
+    back as often as it is lighter: never if all weights are equal, else at most half of the time.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._random = (rng or random.Random()).random
-        self._buckets: dict[float, list[Node]] = {}
-        self._heap: list[float] = []  # the keys of the buckets, empty ones too
-        self._places: dict[Node, tuple[list[Node], int]] = {}
+        self._classes: dict[int, _WeightClass] = {}
+        self._weights: dict[float, int] = {}
+        self._size = 0
 
     def add(self, node: Node) -> None:
-        admit(node, there=node in self._places)
-        self._put(node)
+        admit(node, there=node.shelf is not None)
+        exponent = frexp(node.weight)[1]
+        if (home := self._classes.get(exponent)) is None:
+            home = self._classes[exponent] = _WeightClass(exponent)
+        node.shelf = home
+        home.put(node)
+        self._weights[node.weight] = self._weights.get(node.weight, 0) + 1
+        self._size += 1
 
     def remove(self, node: Node) -> None:
-        self._take(node)
+        must_be_there(node, there=node.shelf is not None)
+        home, node.shelf = node.shelf, None
+        home.take(node)
+        if not home.places:
+            del self._classes[home.exponent]
+        self._weights[node.weight] -= 1
+        if not self._weights[node.weight]:
+            del self._weights[node.weight]
+        self._size -= 1
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, there=node in self._places)
-        node.weight = effective(weight, node.id)
-        self._take(node)
-        self._put(node)
+        must_be_there(node, there=node.shelf is not None)
+        weight = effective(weight, node.id)
+        self.remove(node)
+        node.weight = weight
+        self.add(node)
 
     def pick(self, key: str | bytes | None = None) -> Node:
-        heap, buckets = self._heap, self._buckets
-        while heap:
-            bucket = buckets[heap[0]]
-            if bucket:
-                return bucket[int(self._random() * len(bucket))]
-            del buckets[heappop(heap)]
+        if len(self._weights) > 1:
+            return self._pick_by_weight()
+        for home in self._classes.values():
+            nodes = home.idlest()
+            return nodes[int(self._random() * len(nodes))]
         raise nobody()
+
+    def _pick_by_weight(self) -> Node:
+        draw = self._random
+        least, ties, total = inf, [], 0.0
+        for home in self._classes.values():
+            nodes = home.idlest()
+            load = home.heap[0]
+            if load < least:
+                least, ties, total = load, [], 0.0
+            if load == least:
+                width = home.top * len(nodes)
+                ties.append((width, home.top, nodes))
+                total += width
+        while True:
+            at = draw() * total
+            for width, top, nodes in ties:
+                if at < width:
+                    at /= top
+                    place = int(at)
+                    # What is left of the random number decides whether the node is put back.
+                    if place < len(nodes) and (at - place) * top < nodes[place].weight:
+                        return nodes[place]
+                    break
+                at -= width
 
     def started(self, node: Node) -> None:
         node.active += 1
-        if node in self._places:
-            self._take(node)
-            self._put(node)
+        if (home := node.shelf) is not None:
+            home.take(node)
+            home.put(node)
 
     def finished(self, node: Node, seconds: float, ok: bool) -> None:
         node.active -= 1
-        if node in self._places:
-            self._take(node)
-            self._put(node)
+        if (home := node.shelf) is not None:
+            home.take(node)
+            home.put(node)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._size
 
-    def _put(self, node: Node) -> None:
-        load = (node.active + 1) / node.weight
-        bucket = self._buckets.get(load)
+
+class _WeightClass:
+    """Nodes of about the same weight, by load.
+
+    Nodes of the same load share a bucket, and a heap holds the loads that occur; with equal weights
+    these are only a few, and everything is O(1) in effect.
+    """
+
+    __slots__ = ("buckets", "exponent", "heap", "places", "top")
+
+    def __init__(self, exponent: int) -> None:
+        self.exponent = exponent
+        self.top = ldexp(1.0, exponent)
+        """More than each of its nodes weighs, and at most twice as much."""
+        self.buckets: dict[float, list[Node]] = {}
+        self.heap: list[float] = []  # the keys of the buckets, empty ones too
+        self.places: dict[Node, tuple[list[Node], int]] = {}
+
+    def idlest(self) -> list[Node]:
+        """The nodes of the least load, which is then the first in the heap. There must be one."""
+        heap, buckets = self.heap, self.buckets
+        while not (bucket := buckets[heap[0]]):
+            del buckets[heappop(heap)]
+        return bucket
+
+    def put(self, node: Node) -> None:
+        load = node.active / node.weight
+        bucket = self.buckets.get(load)
         if bucket is None:
-            if len(self._heap) > 2 * len(self._places) + SLACK:
-                self._buckets = {key: full for key, full in self._buckets.items() if full}
-                self._heap = sorted(self._buckets)
-            bucket = self._buckets[load] = []
-            heappush(self._heap, load)
-        self._places[node] = (bucket, len(bucket))
+            if len(self.heap) > 2 * len(self.places) + SLACK:
+                self.buckets = {key: full for key, full in self.buckets.items() if full}
+                self.heap = sorted(self.buckets)
+            bucket = self.buckets[load] = []
+            heappush(self.heap, load)
+        self.places[node] = (bucket, len(bucket))
         bucket.append(node)
 
-    def _take(self, node: Node) -> None:
-        bucket, at = self._places.pop(node)
+    def take(self, node: Node) -> None:
+        bucket, at = self.places.pop(node)
         last = bucket.pop()
         if last is not node:
             bucket[at] = last
-            self._places[last] = (bucket, at)
+            self.places[last] = (bucket, at)
