@@ -28,7 +28,7 @@ from mooring.mirror import Update
 from mooring.store import Delete, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.waiting import eventually
+from tests.waiting import eventually, retried_at_once
 
 
 @pytest.fixture
@@ -256,6 +256,20 @@ async def test_nobody_there_is_an_error_in_words(hub: Hub):
                 pass
         with pytest.raises(NoInstance, match="has 0 of 1 instances"):
             await view.wait(timeout=0.05)
+
+
+@pytest.mark.parametrize("way", ["pick", "call"])
+async def test_who_retries_at_once_does_not_starve_the_loop(hub: Hub, way: str):
+    async with hub.discover("echo") as view:
+
+        async def pick() -> None:
+            async with view.pick():
+                pass
+
+        async def call() -> None:
+            await view.call(lambda _: asyncio.sleep(0))
+
+        assert await retried_at_once(pick if way == "pick" else call, NoInstance) > 1
 
 
 async def test_waiting_for_instances(hub: Hub):

@@ -24,7 +24,7 @@ from mooring.grpc.aio import Channel, channel
 from mooring.model import Instance
 from mooring.testing.servers import free_port
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
-from tests.waiting import eventually
+from tests.waiting import eventually, retried_at_once
 
 SAY = "echo.Echo/Say"
 COUNT = "echo.Echo/Count"
@@ -74,6 +74,11 @@ async def by(stub: Any, text: str = "hello", **options: Any) -> str:
 
 async def ready(opened: Channel, count: int) -> None:
     await eventually(lambda: sum(each.called for each in opened.explain()) == count, within=20)
+
+
+async def test_who_retries_at_once_does_not_starve_the_loop(hub: mooring.Hub):
+    async with calling(hub) as (_, stub):
+        assert await retried_at_once(lambda: by(stub), grpc.aio.AioRpcError) > 1
 
 
 async def test_calls_are_spread_over_the_instances(hub: mooring.Hub, serve: Serve):

@@ -28,7 +28,7 @@ from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.servers import free_port
 from tests.features.hprose_server import HproseServer
-from tests.waiting import eventually, until
+from tests.waiting import eventually, retried_at_once, until
 
 DOMAIN = "http.hello"
 FOLDER = b"hprose-service/http.hello/"
@@ -382,6 +382,10 @@ class TestNobody:
             assert remote.primary is None
             with pytest.raises(NoInstance, match=r"no server of http\.hello is registered"):
                 await remote.hello("x")
+
+    async def test_who_retries_at_once_does_not_starve_the_loop(self, hub: Hub):
+        async with mooring.hprose.client(hub, DOMAIN) as remote:
+            assert await retried_at_once(lambda: remote.invoke("hello", ["x"]), NoInstance) > 1
 
     async def test_a_server_that_comes_later_is_called(
         self, hub: Hub, serve: Callable[..., HproseServer]

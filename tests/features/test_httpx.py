@@ -26,7 +26,7 @@ from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.servers import free_port
-from tests.waiting import eventually, until
+from tests.waiting import eventually, retried_at_once, until
 
 Answer = Callable[["Backend", str, bytes], Awaitable[bytes]]
 
@@ -54,7 +54,7 @@ class Backend:
         self.answer = answer
         self.heads: list[str] = []
         self.bodies: list[bytes] = []
-        self.port = 0
+        self.port = self.connections = 0
         self._tls = tls
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
@@ -78,6 +78,7 @@ class Backend:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self.connections += 1
         self._serving.add(task)
         self._writers.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -292,6 +293,31 @@ async def test_without_an_instance_it_says_why(hub: mooring.Hub, serve: Serve):
             await using.get(ECHO)
         assert isinstance(caught.value.__cause__, NoInstance)
         assert caught.value.request.url == ECHO
+
+
+async def test_who_retries_at_once_does_not_starve_the_loop(hub: mooring.Hub, serve: Serve):
+    await serve()
+    async with client(hub, version="7") as using:
+        assert await retried_at_once(lambda: using.get(ECHO), httpx.ConnectError) > 1
+
+
+async def test_idle_connections_expire_before_servers_close_them(hub: mooring.Hub, serve: Serve):
+    """A request that meets a connection as its server closes it is lost: gunicorn does that after
+    2 s, uvicorn after 5 s."""
+    backend = await serve()
+    async with client(hub) as using:
+        await using.post(ECHO)
+        await using.post(ECHO)
+        assert backend.connections == 1
+        await asyncio.sleep(1.8)
+        await using.post(ECHO)
+        assert backend.connections == 2
+
+
+async def test_limits_of_the_caller_s_own_are_kept(hub: mooring.Hub):
+    own = httpx.AsyncHTTPTransport(limits=httpx.Limits(keepalive_expiry=60))
+    async with AsyncTransport(hub, transport=own) as transport:
+        assert transport._transport is own
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])

@@ -323,7 +323,12 @@ class Pick:
             log.warning("%s: %s is ejected: its calls fail", view.service, node.id)
 
     async def __aenter__(self) -> Instance:
-        return self.__enter__()
+        try:
+            return self.__enter__()
+        except NoInstance:
+            # A caller that retries at once must not starve the loop that would add an instance.
+            await asyncio.sleep(0)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

@@ -132,6 +132,8 @@ class Calls:
             await self._read(time.monotonic())
             self._check_open()
         if self.primary is None:
+            # A caller that retries at once must not starve the loop that would add a server.
+            await asyncio.sleep(0)
             raise self._nobody()
         return self.primary
 

@@ -35,6 +35,6 @@ if importlib.util.find_spec("httpx") is None:
     raise MissingExtra("mooring.httpx", "httpx")
 
 from mooring.httpx.balancer import Discovery
-from mooring.httpx.transports import RETRIES, AsyncTransport, Transport, url
+from mooring.httpx.transports import LIMITS, RETRIES, AsyncTransport, Transport, url
 
-__all__ = ["RETRIES", "AsyncTransport", "Discovery", "Transport", "url"]
+__all__ = ["LIMITS", "RETRIES", "AsyncTransport", "Discovery", "Transport", "url"]

@@ -90,6 +90,8 @@ class Balancer:
             view.retries.request(time.monotonic())
             return Call(view, view.rotation.pick(tries.key), tries.key)
         except MooringError as error:
+            # A caller that retries at once must not starve the loop that would add an instance.
+            await asyncio.sleep(0)
             raise httpx.ConnectError(str(error), request=tries.request) from error
 
     async def _open(self, name: str) -> View:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 RETRIES = 2
 """How often a request is tried again at the most."""
 
+LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=1.5)
+"""httpx's own, except that idle connections expire before servers close them: gunicorn does so
+after 2 s, uvicorn after 5 s, as httpx itself would. A request that meets a connection as it is
+closed fails, and one that may not be repeated is lost."""
+
 
 def url(service: str, path: str = "/", *, scheme: str = "http") -> str:
     """The URL of a path at a service. `scheme` is `http` or `https`."""
@@ -31,7 +36,8 @@ def url(service: str, path: str = "/", *, scheme: str = "http") -> str:
 class AsyncTransport(httpx.AsyncBaseTransport):
     """For `httpx.AsyncClient(mounts={"http+mooring://": …, "https+mooring://": …})`.
 
-    `transport` makes the connections (`httpx.AsyncHTTPTransport(verify=…, http2=…)`). Views of
+    `transport` makes the connections (`httpx.AsyncHTTPTransport(verify=…, http2=…)`); the default
+    one has the `LIMITS` of this module. Views of
     services are opened when they are first asked for, and closed with the transport, which the
     client closes. Raises `httpx.ConnectError` where there is no instance to call.
     """
@@ -47,7 +53,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._balancer = Balancer(hub, services, discovery)
         self._retries = retries
-        self._transport = transport or httpx.AsyncHTTPTransport()
+        self._transport = transport or httpx.AsyncHTTPTransport(limits=LIMITS)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         tries = Tries(request, self._retries)
@@ -89,7 +95,7 @@ class Transport(httpx.BaseTransport):
         self._portal, opened = behind(hub)
         self._balancer = Balancer(opened, services, discovery)
         self._retries = retries
-        self._transport = transport or httpx.HTTPTransport()
+        self._transport = transport or httpx.HTTPTransport(limits=LIMITS)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         tries = Tries(request, self._retries)
