@@ -192,7 +192,8 @@ class LeastRequests:
 
     def _pick_by_weight(self) -> Node:
         draw = self._random
-        least, ties, total = inf, [], 0.0
+        ties: list[tuple[float, float, list[Node]]] = []
+        least, total = inf, 0.0
         for home in self._classes.values():
             nodes = home.idlest()
             load = home.heap[0]
