@@ -123,6 +123,7 @@ def _open_etcd(url: StoreURL) -> Store:
         tls=tls if url.scheme == "etcds" else None,
         user=url.user,
         password=url.password,
+        password_file=url.path("password_file"),
         timeout=url.seconds("timeout", 5.0),
     )
     return EtcdStore(settings, url=str(url))
@@ -167,6 +168,7 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         database=int(segments[0]) if segments else 0,
         user=url.user,
         password=url.password,
+        password_file=url.path("password_file"),
         sentinel_password=url.options.get("sentinel_password", ""),
         tls=tls,
         timeout=url.seconds("timeout", told.connection_timeout),

@@ -82,6 +82,34 @@ class TestUsers:
                 await eventually(lambda: len(mirror.items) == 0)
             assert (await hub.store.status()).members[0].problem == ""
 
+    async def test_a_rotated_password_file_is_read_at_the_next_login(
+        self, guarded: EtcdServer, tmp_path: Path
+    ):
+        """Between the rotation and the new file no login works; the lease lives on meanwhile."""
+        root = ["--user=root:root"]
+        guarded.ctl("user", "add", "rotating:first", flags=root)
+        guarded.ctl("user", "grant-role", "rotating", "mooring", flags=root)
+        file = tmp_path / "password"
+        file.write_text("first\n")
+        url = f"etcd://rotating@{guarded.address}?timeout=3s&password_file={file}"
+        try:
+            async with open_store(url) as store, Session(store, ttl=3) as session:
+                await store.commit(Put(b"/team/rotating", b"1", session.lease))
+                guarded.ctl(
+                    "user", "passwd", "rotating", "--interactive=false", flags=root, stdin="second"
+                )
+                with pytest.raises(AccessDenied):
+                    await store.commit(Put(b"/team/rotating", b"2", session.lease))
+                file.unlink()
+                with pytest.raises(AccessDenied, match="cannot be read"):
+                    await store.read(key(b"/team/rotating"))
+                await asyncio.sleep(session.ttl + 1)  # time itself is the subject
+                assert session.state == "alive"
+                file.write_text("second\n")
+                await store.commit(Put(b"/team/rotating", b"2", session.lease))
+        finally:
+            guarded.ctl("user", "delete", "rotating", flags=root)
+
     async def test_an_expired_token_is_renewed(self, guarded: EtcdServer):
         async with (
             open_store(self.url(guarded)) as store,

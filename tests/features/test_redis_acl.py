@@ -206,3 +206,17 @@ async def test_who_hears_no_changes_still_sees_who_leaves(server: RedisServer):
         async with fleet(provider, 1, first=7):
             await eventually(lambda: len(view.instances) == 3)
         await eventually(lambda: len(view.instances) == 2)
+
+
+async def test_a_rotated_password_file_is_read_for_the_next_connection(
+    server: RedisServer, tmp_path: Path
+):
+    file = tmp_path / "password"
+    file.write_text("secret\n")
+    url = server.url.replace("redis://", "redis://provider@") + f"?password_file={file}"
+    async with mooring.connect(url, settings=SETTINGS) as hub, fleet(hub, 1) as (echo,):
+        server.command("ACL", "SETUSER", "provider", "resetpass", ">rotated")
+        server.command("CLIENT", "KILL", "USER", "provider")
+        await eventually(lambda: echo.state == "suspended")
+        file.write_text("rotated\n")
+        await eventually(lambda: echo.state == "registered")

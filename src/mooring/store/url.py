@@ -205,11 +205,13 @@ def parse(text: str) -> StoreURL:
         except ValueError as error:
             raise InvalidURL(f"{name}={value} for {scheme}://: {error}") from error
     user, password, location = _place(scheme, where.rstrip("/"))
+    if password := options.pop("password", "") or unquote(password):
+        options.pop("password_file", None)
     url = StoreURL(
         scheme,
         location,
         options.pop("user", "") or unquote(user),
-        _password(scheme, options.pop("password", "") or unquote(password), options),
+        _password(scheme, password, options),
         options,
     )
     if scheme == "sqlite" and not location:
@@ -273,9 +275,14 @@ def _password(scheme: str, given: str, options: Mapping[str, str]) -> str:
         kind = "REDIS" if scheme in REDIS else "ETCD"
         return given or os.environ.get(f"MOORING_{kind}_PASSWORD", "")
     try:
-        return Path(file).expanduser().read_text().strip()
+        return read_password(Path(file).expanduser())
     except OSError as error:
         raise InvalidURL(f"password_file={file} cannot be read: {error.strerror}") from error
+
+
+def read_password(file: Path) -> str:
+    """The password in a `password_file`. Read it at every login: operators rotate passwords."""
+    return file.read_text().strip()
 
 
 def _with_port(number: int, host: str, port: int) -> str:

@@ -116,7 +116,7 @@ class EtcdServer(Server):
             return True
         return False
 
-    def ctl(self, *arguments: str, flags: Sequence[str] = ()) -> str:
+    def ctl(self, *arguments: str, flags: Sequence[str] = (), stdin: str = "") -> str:
         """Run etcdctl against this member."""
         run = subprocess.run(
             [
@@ -126,6 +126,7 @@ class EtcdServer(Server):
                 *arguments,
             ],
             env={**os.environ, "ETCDCTL_API": "3"},
+            input=stdin,
             capture_output=True,
             text=True,
             check=True,

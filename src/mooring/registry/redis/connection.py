@@ -19,6 +19,7 @@ from redis import exceptions as driver
 from redis.asyncio import Redis, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
 from mooring.errors import Closed, StoreError
 from mooring.registry.redis.calls import LANES, Call, plain, scripted, send
@@ -27,6 +28,7 @@ from mooring.registry.redis.cluster import Cluster
 from mooring.registry.redis.failures import LOST, code_of, judge, kind_of, translate
 from mooring.registry.redis.scripts import Script
 from mooring.registry.redis.settings import Settings
+from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ class Connection:
         if settings.kind == "cluster":
             return Cluster(hosts, options)
         if settings.kind == "sentinel":
-            asking = {**_without_db(options), "username": None}
+            asking = {**_without_db(options), "username": None, "credential_provider": None}
             asking["password"] = settings.sentinel_password or None
             # They are asked in turn: one that is silent must leave time for the others, and more.
             patience = min(settings.timeout / (len(hosts) + 1), _SENTINEL_WITHIN)
@@ -249,8 +251,9 @@ def options_of(settings: Settings) -> dict[str, Any]:
     """What clients of this driver are made with."""
     options: dict[str, Any] = {
         "db": settings.database,
-        "username": settings.user or None,
-        "password": settings.password or None,
+        "username": None if settings.password_file else settings.user or None,
+        "password": None if settings.password_file else settings.password or None,
+        "credential_provider": _PasswordFile(settings) if settings.password_file else None,
         "socket_timeout": settings.timeout,
         "socket_connect_timeout": min(settings.timeout, 2.0),
         "protocol": 2,
@@ -264,6 +267,21 @@ def options_of(settings: Settings) -> dict[str, Any]:
             "ssl_keyfile": str(tls.key) if tls.key else None,
         }
     return options
+
+
+class _PasswordFile(CredentialProvider):
+    """Reads the password for every new connection: operators rotate it while a hub runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        assert self._settings.password_file is not None
+        password = read_password(self._settings.password_file)
+        return (self._settings.user, password) if self._settings.user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
 
 
 def _without_db(options: dict[str, Any]) -> dict[str, Any]:

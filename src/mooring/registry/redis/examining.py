@@ -179,7 +179,12 @@ async def _ask_sentinels(settings: Settings) -> Sentinels:
 
 async def _sentinel(settings: Settings, address: str) -> tuple[Server, str, str]:
     """A sentinel, the master by its account, and why there could be no failover."""
-    login = {"db": 0, "username": None, "password": settings.sentinel_password or None}
+    login = {
+        "db": 0,
+        "username": None,
+        "password": settings.sentinel_password or None,
+        "credential_provider": None,
+    }
     try:
         async with (
             asyncio.timeout(_PATIENCE + settings.timeout),

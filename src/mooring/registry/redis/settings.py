@@ -35,6 +35,8 @@ class Settings:
     database: int = 0
     user: str = ""
     password: str = field(default="", repr=False)
+    password_file: Path | None = None
+    """Read for every new connection, in place of `password`."""
     sentinel_password: str = field(default="", repr=False)
     tls: TLS | None = None
     timeout: float = 3.0

@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.errors import Closed, OutcomeUnknown, StoreError, Unavailable
+from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.forks import check_process
 from mooring.store.etcd.proto import AuthenticateRequest, Methods
 from mooring.store.etcd.settings import Settings
+from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
@@ -262,7 +263,7 @@ class Cluster:
 
     async def _token(self) -> Sequence[tuple[str, str]]:
         what = f"login of user {self.settings.user!r}"
-        request = AuthenticateRequest(name=self.settings.user, password=self.settings.password)
+        request = AuthenticateRequest(name=self.settings.user, password=self._password())
         deadline = time.monotonic() + self.settings.timeout
         while True:
             endpoint = self.endpoint
@@ -281,6 +282,17 @@ class Cluster:
                 if time.monotonic() + 0.1 >= deadline:
                     raise await self._failure(error, what, endpoint, False) from error
                 await asyncio.sleep(0.1)
+
+    def _password(self) -> str:
+        if (file := self.settings.password_file) is None:
+            return self.settings.password
+        try:
+            return read_password(file)
+        except OSError as error:
+            raise AccessDenied(
+                f"login of user {self.settings.user!r}: password_file={file} cannot be read: "
+                f"{error.strerror}; the next call reads it again"
+            ) from error
 
     def broken(self, what: str, reason: str) -> StoreError:
         """The error for the users of a stream that ended."""

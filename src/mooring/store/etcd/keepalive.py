@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
-from mooring.errors import LeaseNotFound, Unavailable
+from mooring.errors import AccessDenied, LeaseNotFound, Unavailable
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.streams import Stream
@@ -30,14 +30,17 @@ class KeepAlives:
         deadline = time.monotonic() + self._cluster.settings.timeout
         backoff = Backoff()
         tries = 0
+        denied: AccessDenied | None = None
         while True:
-            await self._cluster.ready()
             if self._renewals is None or not self._renewals.stream.alive:
+                denied = await self._log_in()
                 self._renewals = _Renewals(self._cluster, self._tasks)
             left = max(deadline - time.monotonic(), 0.05)
             try:
                 ttl = await self._renewals.renew(lease, min(left, self._cluster.attempt))
             except Unavailable as error:
+                if denied is not None:
+                    raise denied from error
                 pause = backoff.next()
                 if time.monotonic() + pause >= deadline:
                     raise await self._cluster.explained(error) from error
@@ -50,6 +53,16 @@ class KeepAlives:
             if ttl <= 0:
                 raise LeaseNotFound(lease)
             return ttl
+
+    async def _log_in(self) -> AccessDenied | None:
+        """Log in before a new stream; returns a refusal instead of raising it. etcd renews leases
+        for expired tokens too, so a lease survives the moments in which a password was rotated and
+        its file is not written yet."""
+        try:
+            await self._cluster.ready()
+        except AccessDenied as error:
+            return error
+        return None
 
 
 class _Renewals:

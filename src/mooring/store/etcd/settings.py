@@ -45,4 +45,6 @@ class Settings:
     tls: TLS | None = None
     user: str = ""
     password: str = field(default="", repr=False)
+    password_file: Path | None = None
+    """Read at every login, in place of `password`."""
     timeout: float = 5.0
