@@ -23,7 +23,7 @@ State = Literal["alive", "suspended", "lost", "closed"]
 _REVOKE_WITHIN = 3.0
 
 
-def _now() -> float:
+def clock() -> float:
     """A clock that only goes forward, and that goes on while the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -39,7 +39,7 @@ class Session:
     renewed or `lost`. What is lost stays lost: open another.
 
     Entering raises what `Store.grant` raises. Leaving revokes the lease, and with it its keys.
-    Cancellation of the body revokes it too.
+    Cancellation revokes it too, of the body and of entering.
     """
 
     def __init__(self, store: Store, *, ttl: float = 15.0) -> None:
@@ -54,12 +54,35 @@ class Session:
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
-        sent = _now()
-        granted = await self._store.grant(self.ttl)
-        self.lease, self.ttl = granted.id, granted.ttl
-        self._deadline = sent + granted.ttl
+        granting = self._tasks.start(self._grant(), name="grant of a session's lease")
+        try:
+            await asyncio.wait([granting])
+        except asyncio.CancelledError:
+            await cleanup(self._abandon(granting), within=_REVOKE_WITHIN)
+            raise
+        if isinstance(error := granting.result(), Exception):
+            raise error
         self._tasks.start(self._keep(), name=f"session {self.lease:x}")
         return self
+
+    async def _grant(self) -> Exception | None:
+        """In a task of its own: cancelling the call would lose the id of a lease that exists."""
+        sent = clock()
+        try:
+            granted = await self._store.grant(self.ttl)
+        except Exception as error:  # noqa: BLE001 - entering raises it
+            return error
+        self.lease, self.ttl = granted.id, granted.ttl
+        self._deadline = sent + granted.ttl
+        return None
+
+    async def _abandon(self, granting: asyncio.Task[object]) -> None:
+        """Entering was cancelled: revoke the lease as soon as it is granted."""
+        self._closed = True
+        try:
+            await asyncio.wait([granting])
+        finally:
+            await self._end(revoke=bool(self.lease))
 
     @property
     def state(self) -> State:
@@ -72,7 +95,7 @@ class Session:
     @property
     def remaining(self) -> float:
         """Seconds for which the lease is certain to live; 0 once it is lost."""
-        return 0.0 if self.lost.is_set() else max(self._deadline - _now(), 0.0)
+        return 0.0 if self.lost.is_set() else max(self._deadline - clock(), 0.0)
 
     def check(self) -> None:
         """Raise `SessionLost` unless the lease is certain to live."""
@@ -89,7 +112,7 @@ class Session:
             await asyncio.sleep(min(pause, self.remaining))
             if not self.remaining:
                 return self._lose("it was not renewed in time")
-            sent = _now()
+            sent = clock()
             try:
                 async with asyncio.timeout(min(self.ttl / 3, self.remaining)):
                     ttl = await self._store.renew(self.lease)
@@ -104,7 +127,7 @@ class Session:
             self._deadline = sent + ttl
             self._resume()
             backoff.reset()
-            pause = max(self.ttl / 3 - (_now() - sent), 0.0)
+            pause = max(self.ttl / 3 - (clock() - sent), 0.0)
 
     def _suspend(self, error: Exception) -> None:
         if not self._suspended:

@@ -268,6 +268,18 @@ async def test_closing_a_session_is_bounded(wire: Wire):
     assert time.monotonic() - started < 4
 
 
+async def test_cancelling_the_entry_of_a_session_is_bounded(wire: Wire):
+    await wire.through.read(key(b"/a"))
+    wire.proxy.blackhole()
+    entering = asyncio.get_running_loop().create_task(Session(wire.through).__aenter__())
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert time.monotonic() - started < 4
+
+
 async def test_a_mirror_opened_before_the_store_is_up(wire: Wire):
     await wire.direct.commit(Put(PREFIX + b"a", b""))
     wire.proxy.refuse()

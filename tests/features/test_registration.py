@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -252,6 +253,36 @@ async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str]
                 proxy.heal()
                 await eventually(lambda: registration.state == "registered", within=2)
     assert states == ["registering", "registered", "suspended", "registered", "closed"]
+
+
+@pytest.mark.timed
+async def test_its_state_is_right_before_a_blocked_loop_runs_again():
+    """Nothing of ours has run since, and its record is gone."""
+    async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
+        time.sleep(3)  # noqa: ASYNC251 - that is the point
+        assert one.state == "suspended"
+        assert "TTL" in one.reason
+        await eventually(lambda: one.state == "registered", within=2)
+
+
+@pytest.mark.timed
+async def test_its_state_on_redis_is_right_before_a_blocked_loop_runs_again(
+    redis: Callable[[str], RedisServer],
+):
+    settings = parse(
+        {
+            "registry": {
+                "heartbeat": {"heartbeat-interval": "200ms"},
+                "metrics": {"enabled-metrics": []},
+                "cleanup": {"global-timeout": "1s"},
+            }
+        }
+    )
+    url = f"{redis('7.0').url}?namespace={uuid.uuid4().hex}"
+    async with mooring.connect(url, settings=settings) as hub, hub.register(ONE) as one:
+        time.sleep(2)  # noqa: ASYNC251 - that is the point
+        assert one.state == "suspended"
+        await eventually(lambda: one.state == "registered", within=2)
 
 
 @pytest.mark.timed

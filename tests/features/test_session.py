@@ -8,8 +8,8 @@ import time
 import pytest
 
 from mooring.errors import LeaseNotFound, SessionLost
-from mooring.session import Session
-from mooring.store import Put, Store, key
+from mooring.session import Session, clock
+from mooring.store import Lease, Put, Store, key
 from tests.waiting import eventually
 
 
@@ -72,6 +72,65 @@ async def test_a_cancelled_body_revokes_the_lease(store: Store):
     task.cancel()  # whoever is in a hurry cancels twice
     with pytest.raises(asyncio.CancelledError):
         await task
+    with pytest.raises(LeaseNotFound):
+        await store.renew(leases[0])
+
+
+async def test_its_time_counts_from_when_the_grant_was_sent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """The store's clock may have started right after that, however late its reply comes."""
+    grant = store.grant
+
+    async def slow(ttl: float) -> Lease:
+        lease = await grant(ttl)
+        await asyncio.sleep(0.5)
+        return lease
+
+    monkeypatch.setattr(store, "grant", slow)
+    sent = clock()
+    async with Session(store, ttl=10) as session:
+        assert clock() + session.remaining < sent + session.ttl + 0.4
+
+
+async def test_its_time_counts_from_when_the_renewal_was_sent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    renew, sent = store.renew, list[float]()
+
+    async def slow(lease: int) -> float:
+        sent.append(clock())
+        ttl = await renew(lease)
+        await asyncio.sleep(0.5)
+        return ttl
+
+    monkeypatch.setattr(store, "renew", slow)
+    async with Session(store, ttl=3) as session:
+        end = clock() + session.remaining
+        await eventually(lambda: clock() + session.remaining > end + 0.3)
+        assert len(sent) == 1, "renewed for the first time"
+        assert clock() + session.remaining < sent[0] + session.ttl + 0.4
+
+
+async def test_cancelling_the_entry_revokes_the_lease(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """The store has granted the lease, and its reply is still under way."""
+    leases: list[int] = []
+    grant = store.grant
+
+    async def slow(ttl: float) -> Lease:
+        lease = await grant(ttl)
+        leases.append(lease.id)
+        await asyncio.sleep(0.2)
+        return lease
+
+    monkeypatch.setattr(store, "grant", slow)
+    entering = asyncio.get_running_loop().create_task(Session(store, ttl=30).__aenter__())
+    await eventually(lambda: bool(leases))
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
     with pytest.raises(LeaseNotFound):
         await store.renew(leases[0])
 

@@ -70,6 +70,12 @@ class Enrolment(ABC):
 
     @property
     @abstractmethod
+    def expired(self) -> bool:
+        """Whether the record may have expired, by this machine's clock alone. Right also before a
+        blocked event loop had a chance to notice, and from any thread."""
+
+    @property
+    @abstractmethod
     def config(self) -> Config:
         """The operator's word on the instance and its service, live."""
 

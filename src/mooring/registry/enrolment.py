@@ -160,6 +160,10 @@ class StoreEnrolment(Enrolment):
         self._in_doubt = bool(reason)  # as it is known to who asks: `pulse` tells when it changes
         return reason
 
+    @property
+    def expired(self) -> bool:
+        return self._lease.expired
+
     def _reason_to_doubt(self) -> str:
         if self._lease.in_doubt:
             return "the lease could not be renewed in time"

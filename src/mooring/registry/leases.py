@@ -64,7 +64,12 @@ class SharedLease:
 
     @property
     def in_doubt(self) -> bool:
-        return self._session is not None and self._session.state == "suspended"
+        return self._session is not None and self._session.state in ("suspended", "lost")
+
+    @property
+    def expired(self) -> bool:
+        """Whether the lease is lost by this machine's clock, though its users may not know yet."""
+        return self._session is not None and self._session.state == "lost"
 
     def acquire(self, user: User) -> None:
         if not self._users:

@@ -161,12 +161,20 @@ class Registration:
 
     @property
     def state(self) -> RegistrationState:
-        return self._state if self._process == os.getpid() else "closed"
+        """By this machine's clock: right also just after the event loop was blocked for longer than
+        the TTL, when no callback has run yet."""
+        if self._process != os.getpid():
+            return "closed"
+        return "suspended" if self._is_expired else self._state
 
     @property
     def reason(self) -> str:
         """Why it is in this state, where there is something to say."""
-        return self._reason
+        return "no sign of life within its TTL" if self._is_expired else self._reason
+
+    @property
+    def _is_expired(self) -> bool:
+        return self._state == "registered" and self._enrolment.expired
 
     @property
     def config(self) -> Config:

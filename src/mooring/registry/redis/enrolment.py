@@ -17,6 +17,7 @@ from mooring.registry.redis import fields
 from mooring.registry.redis.beats import Beat
 from mooring.registry.redis.failures import refused
 from mooring.registry.redis.service import LiveService
+from mooring.session import clock
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class RedisEnrolment(Enrolment):
         self._registered = ""
         self._entered = False
         """It was registered, and has not left since."""
+        self._beaten = 0.0
+        """When the last heartbeat that Redis answered was sent, on the session's clock."""
         self._callbacks: list[Callable[[], None]] = []
         self._too_large = self._in_doubt = ""
         self._metadata: Mapping[str, str] | None = None
@@ -48,6 +51,10 @@ class RedisEnrolment(Enrolment):
     @property
     def suspended(self) -> str:
         return self._in_doubt
+
+    @property
+    def expired(self) -> bool:
+        return self._entered and clock() - self._beaten > self._service.timeout
 
     @property
     def config(self) -> Config:
@@ -90,7 +97,7 @@ class RedisEnrolment(Enrolment):
         told = self._fields(instance)
         self.disturbed = False
         self._head = self._service.head(self.id, instance)
-        moment = time.monotonic()
+        moment, sent = time.monotonic(), clock()
         self._tried = self._tried or moment
         self._registered = await self._service.register(
             *(instance, told),
@@ -100,7 +107,7 @@ class RedisEnrolment(Enrolment):
             fresh=fresh,
             tried=moment - self._tried,
         )
-        self._entered = True
+        self._entered, self._beaten = True, sent
         self._certain()
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
@@ -127,8 +134,10 @@ class RedisEnrolment(Enrolment):
 
     async def _beat(self, beat: Beat) -> bool:
         """Whether the record still stands as ours."""
+        sent = clock()
         result = await self._service.beating.beat(beat)
         if result == "ok":
+            self._beaten = sent
             return True
         if result not in ("gone", "superseded"):
             what = f"heartbeat of {self._service.name} {self.id}"

@@ -51,7 +51,7 @@ class LiveService:
         self.config: Mapping[str, Config] = {}
         self._connection, self._all_keys, self._changes = connection, keys, changes
         self._keys = keys.of(service)
-        self._timeout = timeout
+        self.timeout = timeout
         self._members: list[Member] = []
         self.beating = Beating(connection, keys, self._keys)
         self._reader = Reader(connection, keys)
@@ -150,7 +150,7 @@ class LiveService:
                 instance.incarnation,
                 place,
                 registered,
-                int(self._timeout * 1000),
+                int(self.timeout * 1000),
                 keys.changes,
                 head,
                 "true" if instance.status.healthy else "false",
