@@ -8,6 +8,10 @@ import pytest
 
 from mooring.errors import Closed, LeaseNotFound
 from mooring.locks.leases import Leases
+from mooring.locks.line import ALONE
+from mooring.locks.lock import Lock
+from mooring.locks.queue import Queue
+from mooring.session import clock
 from mooring.store import Store
 from mooring.store.contract import Lease
 from tests.waiting import eventually
@@ -27,6 +31,37 @@ async def test_a_lease_that_has_ended_leaves_no_task(store: Store):
 
     await eventually(none)
     await leases.aclose()
+
+
+async def test_the_time_of_a_lease_counts_from_when_it_was_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """For a grant and for a renewal: a holder must not trust a lease that the store has ended."""
+    grant, renew, sent = store.grant, store.renew, list[float]()
+
+    async def slow_grant(ttl: float) -> Lease:
+        sent.append(clock())
+        lease = await grant(ttl)
+        await asyncio.sleep(0.5)
+        return lease
+
+    async def slow_renew(lease: int) -> float:
+        sent.append(clock())
+        ttl = await renew(lease)
+        await asyncio.sleep(0.5)
+        return ttl
+
+    monkeypatch.setattr(store, "grant", slow_grant)
+    monkeypatch.setattr(store, "renew", slow_renew)
+    queue = Queue(store)
+    lock = Lock(queue, "sends", rule=ALONE, value=b"", ttl=3, timeout=None)
+    async with lock as held:
+        assert clock() + held.remaining < sent[0] + 3.4
+        end = clock() + held.remaining
+        await eventually(lambda: clock() + held.remaining > end + 0.3)
+        assert len(sent) == 2, "renewed for the first time"
+        assert clock() + held.remaining < sent[1] + 3.4
+    await queue.aclose()
 
 
 async def test_closed_while_one_is_granted_it_leaves_none(

@@ -270,6 +270,21 @@ async def test_what_was_missed_is_found_when_everything_is_read_anew(store: Stor
         assert mirror.error is None
 
 
+async def test_everything_is_read_again_within_half_an_hour(monkeypatch: pytest.MonkeyPatch):
+    """At a random moment of its last fifth, so that not all mirrors read at once."""
+    loop, ahead = asyncio.get_running_loop(), 0.0
+    elapsed = loop.time
+    monkeypatch.setattr(loop, "time", lambda: elapsed() + ahead)
+    async with open_store("memory://") as store, mirror_of(store) as mirror:
+        await eventually(lambda: mirror._steps is not None)
+        ahead = 0.8 * 1800 - 30
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        assert mirror.resyncs == 0
+        ahead = 1800
+        await eventually(lambda: mirror.resyncs == 1)
+
+
 def test_merging_keeps_first_and_last_and_puts_removals_first():
     one = Update(1, (Change("a", None, 1), Change("b", 1, 2), Change("c", None, 1)))
     two = Update(2, (Change("a", 1, None), Change("b", 2, None), Change("c", 1, 3)))

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mooring
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
 from mooring.registry.layouts import CARRIES, File, Layout, layout_of
 from mooring.registry.layouts.contract import Malformed
 from mooring.registry.tombstones import tombstone_key
-from mooring.store import Entry
+from mooring.store import Entry, everything
 
 LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]
 
@@ -356,3 +357,16 @@ def test_what_an_instance_may_not_say_of_itself_is_told(name: str):
     expected = ["ephemeral", "enabled", "config", *([] if name == "hprose" else ["id"])]
     assert sorted(lost) == sorted(expected)
     assert layout_of(name).cannot_carry(Instance("a", "10.0.0.1", 80)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ttl"), [("tree", 15), ("plain:/s/", 5), ("endpoints:/e/", 15), ("hprose", 10)]
+)
+async def test_the_default_lease_of_each_layout(name: str, ttl: float):
+    one = Instance("echo", "10.0.0.1", 80, protocol="http")
+    async with mooring.connect(layout=name) as hub, hub.register(one):
+        entries = (await hub.store.read(everything())).entries
+        (lease,) = {entry.lease for entry in entries} - {0}
+        granted = await hub.store.remaining(lease)
+        assert granted is not None
+        assert granted.ttl == ttl
