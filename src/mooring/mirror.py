@@ -21,7 +21,14 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from mooring.errors import CannotResume, Closed, FutureRevision, StoreError
+from mooring.errors import (
+    CannotResume,
+    Closed,
+    FutureRevision,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
 from mooring.store.contract import Entry, Range, Store, Watch
 from mooring.tasks import Backoff, Tasks
 
@@ -122,6 +129,8 @@ class Mirror(Generic[K, V]):
         self._steps: Steps[K, V] | None = None
         self._heard = self._known = 0.0
         self._loaded = self._started = self._followed = False
+        self._unreadable = False
+        """The other side answers, but the answer is an error."""
         self._returned = returned
         self._turn = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
@@ -171,8 +180,9 @@ class Mirror(Generic[K, V]):
 
     @property
     def stale(self) -> bool:
-        """Whether the state may be old, since nothing was heard for too long."""
-        return self.age > self._stale_after
+        """Whether the state may be old: nothing was heard for too long, or the other side answers
+        that it cannot be read."""
+        return self._unreadable or self.age > self._stale_after
 
     def subscribe(self, callback: Callable[[Update[K, V]], None]) -> Callable[[], None]:
         """Call back at each update, after it was applied. It must not block. What is returned
@@ -275,6 +285,7 @@ class Mirror(Generic[K, V]):
 
     def _follows(self) -> None:
         self._heard = time.monotonic()
+        self._unreadable = False
         if self.error is not None:
             self.error = None
             log.log(self._level, "%s: followed again", self._feed.name)
@@ -291,6 +302,7 @@ class Mirror(Generic[K, V]):
                 error,
             )
         self.error, self._followed = error, self._loaded
+        self._unreadable = not isinstance(error, Unavailable | OutcomeUnknown)
         self._turn.set()
 
     def _stumbles(self, error: Exception) -> None:

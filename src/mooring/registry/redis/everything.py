@@ -149,8 +149,12 @@ class EverythingFeed:
 
     @property
     def heard(self) -> float:
-        """Where the node of some service does not answer, when that began."""
-        return min([self.pulse.answered, *self._away.values()])
+        """Where the node of some service does not answer, when that began; where no service can be
+        read, when one last could."""
+        times = [self.pulse.answered, *self._away.values()]
+        if self._feeds and self.unread.keys() >= self._feeds.keys():
+            times.append(max(feed.read for feed in self._feeds.values()))
+        return min(times)
 
     @asynccontextmanager
     async def follow(

@@ -19,13 +19,16 @@ from mooring.registry.redis.reading import Reader, State, with_config
 
 log = logging.getLogger(__name__)
 
-LOOK = 5.0
-"""Seconds between looks at who is there; every sixth reads all details again."""
+LOOK = 4.0
+"""Seconds between looks at who is there; every sixth reads all details again. A service that cannot
+be read must be stale within five seconds, and its channel does not say so."""
 LOOK_DEAF = 1.5
 """The same while the change channel is not heard."""
 SILENCE = 6.0
 """Seconds without an answer of Redis after which what is missing may be missing because of it."""
 _WHOLE = 6
+_FRESH = 1.0
+"""Seconds for which a snapshot counts as read just now."""
 
 
 Changed = list[tuple[str, Instance | None]]
@@ -81,6 +84,8 @@ class ServiceFeed:
         self._since: dict[str, float] = {}
         """When those who are missing were first missed."""
         self._looks = 0
+        self.read = 0.0
+        """When all of it was last read, on the monotonic clock."""
         self._braked = self._unheard = False
         self._late: set[str] = set()
         self._mark = 0
@@ -130,6 +135,7 @@ class ServiceFeed:
         self._late = overdue(scores, state.now, self._timeout)
         self._hear_of_the_brake(state)
         self._shown = self._standing(self._raw, self._shown, gone)
+        self.read = time.monotonic()
 
     async def look_at(self, ids: Set[str], gone: Set[str]) -> Changed:
         """The details of some instances, of which something was heard."""
@@ -232,7 +238,8 @@ class ServiceFeed:
         following = _Following(self, held)
         end = self.listen(following.attention)
         try:
-            await self._reader.state(self._service)  # who does not answer is not followed
+            if time.monotonic() - known > _FRESH:
+                await following.begin()  # a service that cannot be read is not followed
             yield following
         finally:
             end()
@@ -301,12 +308,21 @@ class _Following:
         self._feed, self._held = feed, held
         self._wake = asyncio.Event()
         self.attention = Attention(feed, self._wake.set)
+        self._missed: Changed = []
+        """What changed before it was followed."""
 
     @property
     def heard(self) -> float:
         return self._feed.heard()
 
+    async def begin(self) -> None:
+        """Read everything."""
+        self.attention.whole = True
+        self._missed = await self.attention.look(self._held)
+
     async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
+        if self._missed:
+            yield Step(self._feed.mark, self._missed)
         due = time.monotonic() + LOOK_DEAF  # the channel being heard comes first, as a rule
         while True:
             await self._wait(due)

@@ -1,0 +1,75 @@
+"""A key of the registry on Redis that holds another type: the last list is kept and flagged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+import mooring
+from mooring.discovery.view import View
+from mooring.mirror import Mirror
+from mooring.model import Instance
+from mooring.testing.redis import RedisServer
+from tests.faults.redis_actors import fleet, namespaced, quick, registry_of
+from tests.waiting import eventually
+
+SETTINGS = quick(timeout=6.0)
+KINDS = ("heartbeats", "brake", "config")
+
+
+def said(caplog: pytest.LogCaptureFixture, *phrases: str) -> list[int]:
+    """How often each was logged."""
+    told = [record.getMessage() for record in caplog.records]
+    return [sum(phrase in line for line in told) for phrase in phrases]
+
+
+async def holds(view: View | Mirror[tuple[str, str], Instance], seconds: float) -> None:
+    """It stays flagged for so long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert view.stale
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
+    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture, kind: str
+):
+    server = redis("7.0")
+    async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
+        key = getattr(registry_of(hub).keys.of("echo"), kind)
+        async with fleet(hub, 2), hub.discover("echo") as view:
+            assert len(view.instances) == 2
+            server.command("SET", key, "something else")
+            await eventually(lambda: view.stale, within=5)
+            await holds(view, 3)
+            assert len(view.instances) == 2
+            assert said(caplog, "no longer followed", "followed again") == [1, 0]
+            assert said(caplog, f"{key} is a string and should be a") == [1]
+            server.command("DEL", key)
+            await eventually(lambda: not view.stale)
+            await eventually(lambda: len(view.instances) == 2)
+            assert said(caplog, "no longer followed", "followed again") == [1, 1]
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
+    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture, kind: str
+):
+    server = redis("7.0")
+    async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
+        key = getattr(registry_of(hub).keys.of("echo"), kind)
+        async with fleet(hub, 2), Mirror(hub.registry.follow_all()) as mirror:
+            server.command("SET", key, "something else")
+            await eventually(lambda: mirror.stale, within=5)
+            await holds(mirror, 3)
+            assert len(mirror.items) == 2
+            assert said(caplog, "echo cannot be read", "echo can be read again") == [1, 0]
+            server.command("DEL", key)
+            await eventually(lambda: not mirror.stale)
+            assert said(caplog, "echo cannot be read", "echo can be read again") == [1, 1]
