@@ -7,6 +7,7 @@ key they are left out, and a rollback keeps what is there, or says that there is
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -17,6 +18,9 @@ from mooring.tenants.hiding import is_secret, masked
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Difference, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
+
+UNREADABLE = "(unreadable)"
+"""The action of an entry that cannot be understood."""
 
 _MARKS = _SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
 
@@ -46,9 +50,51 @@ class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
     note: str = ""
     token: str = ""
     """By which a publisher knows its own entry again."""
+    page: int = 1
+    """A publish that took several transactions has as many pages, each with the same number."""
+    more: bool = False
+    """Whether another page was to follow. In the last page: the publish was interrupted."""
+    since: int = 0
+    """The number of an earlier entry that this one completes, or found incomplete; 0: none."""
 
     def __repr__(self) -> str:
         return f"<{self.number} {self.at} {self.by} {self.action}>"
+
+
+def publishes(pages: Iterable[HistoryEntry]) -> list[HistoryEntry]:
+    """One entry for each publish, from all pages in their order."""
+    found: list[HistoryEntry] = []
+    for number, group in itertools.groupby(pages, key=lambda page: page.number):
+        first, *more = those = list(group)
+        changes: dict[str, Step] = {}
+        for step in itertools.chain.from_iterable(page.changes for page in those):
+            before = changes[step.path].before if step.path in changes else step.before
+            changes[step.path] = Step(step.path, before, step.after)
+        whole = [page.page for page in those] == list(range(1, len(those) + 1))
+        readable = whole and all(page.action != UNREADABLE for page in those)
+        found.append(
+            msgspec.structs.replace(
+                first,
+                number=number,
+                action=first.action if readable else UNREADABLE,
+                changes=tuple(changes.values()),
+                page=len(those),
+                more=those[-1].more,
+            )
+            if more
+            else first
+        )
+    return found
+
+
+def versions(entries: Sequence[HistoryEntry]) -> list[int]:
+    """The versions that a rollback may go to: none of them lies in the middle of a publish."""
+    if not entries:
+        return []
+    within = {number for each in entries if each.since for number in range(each.since, each.number)}
+    within |= {each.number for each in entries if each.more}
+    known = [entries[0].number - 1, *(each.number for each in entries)]
+    return [number for number in known if number not in within]
 
 
 def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[Step, ...]:

@@ -9,7 +9,7 @@
     {namespace}/common/resolver | storage-directory
     {namespace}/platform/configs/{key}
     {namespace}/_health/sentinel
-    {namespace}/_history/{id}/{number} | last
+    {namespace}/_history/{id}/{number} | {number}.{page} | last
 
 What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`.
 """
@@ -43,7 +43,8 @@ INDEXES: tuple[IndexKind, ...] = ("ftp-user", "host", "by-code", "by-name")
 """In the order in which they are deleted."""
 
 _ID = re.compile(r"[1-9][0-9]{0,18}")
-_DIGITS = 12  # of a number in the history: keys are ordered as text
+_DIGITS, _PAGE = 12, 6  # of a number in the history and of its page: keys are ordered as text
+_NUMBER = re.compile(rb"([0-9]{%d})(?:\.[0-9]{%d})?" % (_DIGITS, _PAGE))
 
 
 class PartOf(msgspec.Struct, frozen=True):
@@ -117,22 +118,26 @@ class Keys:
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"{path!r} is not text") from error
 
-    def history(self, tenant: int, number: int) -> bytes:
-        return f"{self.namespace}/_history/{check_id(tenant)}/{number:0{_DIGITS}d}".encode()
+    def history(self, tenant: int, number: int, page: int = 1) -> bytes:
+        """An entry. A publish that took several transactions has a page for each of them."""
+        more = f".{page:0{_PAGE}d}" if page > 1 else ""
+        return f"{self.namespace}/_history/{check_id(tenant)}/{number:0{_DIGITS}d}{more}".encode()
 
     def history_head(self, tenant: int) -> bytes:
-        """Written with every entry, so that who finds it unchanged knows that none came."""
+        """The newest number, followed by ` open` while further pages are to come. It is written
+        with every page: a publisher that finds it unchanged knows that nobody else published."""
         return f"{self.namespace}/_history/{check_id(tenant)}/last".encode()
 
     def history_of(self, tenant: int) -> Range:
         return prefix(f"{self.namespace}/_history/{check_id(tenant)}/".encode())
 
     def history_number(self, key: bytes) -> int:
-        """The number of an entry of a history; 0 for a key that is none."""
+        """The number of an entry of a history, whichever page of it; 0 for a key that is none."""
         folder, _, last = key.rpartition(b"/")
         above = folder.rpartition(b"/")[0]
+        number = _NUMBER.fullmatch(last)
         known = above == f"{self.namespace}/_history".encode()
-        return int(last) if known and len(last) == _DIGITS and last.isdigit() else 0
+        return int(number[1]) if known and number else 0
 
     def tenant(self, key: bytes) -> int:
         """Whose part or history a key is; 0 for none."""

@@ -30,7 +30,7 @@ from mooring.tasks import Backoff
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
 from mooring.tenants.erasing import erase
-from mooring.tenants.history import HistoryEntry, Undone
+from mooring.tenants.history import UNREADABLE, HistoryEntry, Undone
 from mooring.tenants.keys import Keys, check_id, is_path
 from mooring.tenants.merging import merged, resealed
 from mooring.tenants.publishing import (
@@ -47,7 +47,6 @@ from mooring.tenants.publishing import (
 from mooring.tenants.rekeying import Progress, rekey
 from mooring.tenants.rekeying import Rekeyed as Rekeyed
 from mooring.tenants.scribe import (
-    UNREADABLE,
     Plan,
     Scribe,
     Seen,
@@ -296,16 +295,19 @@ class Publisher:
         await self._store.commit(sign_of_life(self.keys))
 
     async def history(self, tenant: int) -> list[HistoryEntry]:
-        """What is kept of a tenant's history, oldest first; also of one that was deleted."""
+        """What is kept of a tenant's history, oldest first; also of one that was deleted. A publish
+        is one entry, however many transactions it took."""
         found = await self._store.read(self.keys.history_of(tenant))
-        return [understood(entry) for entry in found.entries if self.keys.history_number(entry.key)]
+        return chronicle.publishes(
+            understood(entry) for entry in found.entries if self.keys.history_number(entry.key)
+        )
 
     async def rollback(
         self, tenant: int, number: int, *, note: str = "", require: Require | None = None
     ) -> Published:
         """Make a tenant what it was after the entry `number` of its history; 0: before the first.
-        What was not changed since stays as it is. Raises `NotConfigured` where that is not kept.
-        `require`: see `change`."""
+        What was not changed since stays as it is. Raises `NotConfigured` if that is not kept, or
+        lies in the middle of a publish. `require`: see `change`."""
         tried = 0
         for _ in range(_TRIES):
             newest, undone = await self._to_undo(tenant, number)
@@ -343,6 +345,9 @@ class Publisher:
             raise NotConfigured(
                 f"tenant {tenant} has no version {number} in its history (there are {known})"
             )
+        allowed = chronicle.versions(entries)
+        if number not in allowed:
+            raise _in_the_middle(tenant, number, allowed)
         undone = [entry for entry in reversed(entries) if entry.number > number]
         whole = number + len(undone) == kept[-1]
         if not whole or any(entry.action == UNREADABLE for entry in undone):
@@ -381,6 +386,16 @@ def _fits(tenant: int, plan: Plan, room: int) -> bool:
 
 class Moved(Exception):
     """The history went on, so that what was decided from it no longer holds."""
+
+
+def _in_the_middle(tenant: int, number: int, allowed: Sequence[int]) -> NotConfigured:
+    below = [str(each) for each in allowed if each < number][-1:]
+    above = [str(each) for each in allowed if each > number][:1]
+    others = f"choose {' or '.join(below + above)}" if below or above else "publish it again"
+    return NotConfigured(
+        f"tenant {tenant} cannot go back to {number}, which is in the middle of a publish that "
+        f"took several transactions: {others}"
+    )
 
 
 def _torn(tenant: int, number: int) -> NotConfigured:

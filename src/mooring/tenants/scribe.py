@@ -28,7 +28,7 @@ from mooring.store.contract import (
     key,
     unchanged,
 )
-from mooring.tenants.history import HistoryEntry, steps
+from mooring.tenants.history import UNREADABLE, HistoryEntry, steps
 from mooring.tenants.indexing import ANY_CASE, claims, holder
 from mooring.tenants.keys import IndexEntry, Keys
 from mooring.tenants.publishing import (
@@ -49,10 +49,9 @@ from mooring.tenants.work import Published as Published
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "(unreadable)"
-"""The action of an entry that cannot be understood."""
-
 _AGED = 8  # entries looked at for their age at each publish
+
+_OPEN = b" open"  # after the number in the head of a history
 
 _TOLD = ("meta", "domain/primary")
 """Parts that what leads to a tenant tells of: every commit holds only where they are as read."""
@@ -67,6 +66,9 @@ class Seen(msgspec.Struct, frozen=True):
     head: int
     """The revision at which its history last went on; 0: it has none."""
     last: int
+    """The newest number of its history."""
+    incomplete: bool
+    """Whether that entry has more pages to come, or was interrupted."""
     first: int
     aged: int
     """Up to this number, entries are too old."""
@@ -116,14 +118,15 @@ class Scribe:
             held(self.keys, tenant, parts),
             heads[0].modified if heads else 0,
             max([*numbers, *(_number(head.value) for head in heads)], default=0),
+            any(head.value.endswith(_OPEN) for head in heads),
             min(numbers, default=0),
             max(aged, default=0),
         )
 
-    async def plan(self, tenant: int, there: Held, wanted: Parts) -> Plan:
+    async def plan(self, tenant: int, there: Held, wanted: Parts, *, claiming: bool = True) -> Plan:
         """Raises `Taken` where something belongs to another tenant. What leads to a tenant that
         does not lay claim to it leads nowhere, and is taken over unless that tenant is published
-        meanwhile."""
+        meanwhile. `claiming=False`: for a deletion, which lays no claims."""
         now = claims(self.keys, tenant, wanted)
         former = claims(self.keys, tenant, there.parts)
         index = await self._entries({*now, *former}, there.parts, wanted)
@@ -131,7 +134,7 @@ class Scribe:
             index |= await self.leading(tenant)
         guards: dict[bytes, list[Check]] = {}
         looked: dict[int, Seen] = {}
-        for claim, entry, other in contested(tenant, now, self.keys, index):
+        for claim, entry, other in contested(tenant, now if claiming else {}, self.keys, index):
             theirs = looked[other] = looked.get(other) or await self.look(other)
             if theirs.held.may_claim(self.keys, other, claim):
                 raise Taken(
@@ -145,7 +148,8 @@ class Scribe:
                     unchanged(entry.key, entry.modified),
                 ]
             )
-        return Plan(units(self.keys, tenant, there, wanted, index, guards), bool(guards))
+        found = units(self.keys, tenant, there, wanted, index, guards, claiming=claiming)
+        return Plan(found, bool(guards))
 
     async def write(
         self, work: Work, seen: Seen, plan: Plan, wanted: Parts, *, closing: bool = True
@@ -153,6 +157,7 @@ class Scribe:
         """One commit, or several where it is too large for one; where the history's head is then.
         `closing`: nothing comes after it."""
         tenant, number, head = work.tenant, seen.last, seen.head
+        incomplete = seen.incomplete
         told_of = {path: seen.held.revisions.get(path, 0) for path in _TOLD}
         ours = work.also if closing else None
         writes, checks = ours(wanted) if ours is not None else ((), ())
@@ -164,9 +169,11 @@ class Scribe:
             made: list[Write] = [write for unit in part for write in unit.writes]
             attempt = None
             if part:
-                attempt = work.attempt(number + 1, changes, closing=last and closing)
+                attempt = work.attempt(
+                    number, changes, closing=last and closing, incomplete=incomplete
+                )
                 made += self.recorded(work, attempt)
-                made += self.trimmed(tenant, number + 1, seen) if place == 0 else []
+                made += self.trimmed(tenant, attempt.number, seen) if place == 0 else []
             done = await self.commit(
                 work,
                 attempt,
@@ -178,8 +185,8 @@ class Scribe:
                     *(checks if last else ()),
                 ],
             )
-            if part:
-                number, head = number + 1, done.revision
+            if attempt is not None:
+                number, head = attempt.number, done.revision
             for change in changes:
                 if change.path in told_of:
                     told_of[change.path] = 0 if change.after is None else done.revision
@@ -222,9 +229,17 @@ class Scribe:
         """After lost answers: whether all was written. Raises `OutcomeUnknown` where that cannot be
         told any more."""
         for attempt in tuple(work.unsure):
-            name = self.keys.history(work.tenant, attempt.number)
-            entry = (await self.store.read(key(name))).first
-            if entry is None and seen.last >= attempt.number:
+            number, page = attempt.place
+            there = [
+                self.keys.history(work.tenant, number, each) for each in dict.fromkeys((page, 1))
+            ]
+            answer = await self.store.commit(read=[Query(key(name)) for name in there])
+            entry, first = answer.reads[0].first, answer.reads[-1].first
+            if entry is None and page > 1 and first is not None and seen.last > number:
+                # Another publisher came after the page before it: it was not written.
+                work.unsure = [each for each in work.unsure if each is not attempt]
+                continue
+            if entry is None and seen.last >= number + (page > 1):
                 raise OutcomeUnknown(
                     f"tenant {work.tenant}: the answer was lost, and its place in the history "
                     f"({attempt.number}) is trimmed already: it may have been written or not"
@@ -259,11 +274,15 @@ class Scribe:
             steps(attempt.told, self._ring),
             work.note,
             attempt.token,
+            attempt.page,
+            not attempt.closing,
+            attempt.since,
         )
-        name = self.keys.history(work.tenant, attempt.number)
+        name = self.keys.history(work.tenant, *attempt.place)
+        head = b"%d" % attempt.number + (b"" if attempt.closing else _OPEN)
         return [
             Put(name, msgspec.json.encode(entry)),
-            Put(self.keys.history_head(work.tenant), b"%d" % attempt.number),
+            Put(self.keys.history_head(work.tenant), head),
             sign_of_life(self.keys),
         ]
 
@@ -296,10 +315,12 @@ def understood(entry: Entry) -> HistoryEntry:
         return msgspec.json.decode(entry.value, type=HistoryEntry)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         log.warning("%s cannot be understood: %s", entry.key.decode(errors="replace"), error)
-        return HistoryEntry(int(entry.key.rpartition(b"/")[2]), "", "", UNREADABLE, ())
+        number, _, page = entry.key.rpartition(b"/")[2].partition(b".")
+        return HistoryEntry(int(number), "", "", UNREADABLE, (), page=int(page or 1))
 
 
 def _number(raw: bytes) -> int:
+    raw = raw.removesuffix(_OPEN)
     return int(raw) if raw.isdigit() and len(raw) <= 12 else 0
 
 

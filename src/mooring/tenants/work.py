@@ -21,10 +21,9 @@ class Published(msgspec.Struct, frozen=True):
     changes: tuple[Difference, ...]
     """Empty where everything was so already."""
     number: int = 0
-    """Of the newest entry in the history that it made."""
+    """Of its entry in the history."""
     transactions: int = 0
-    """How many wrote parts, each with an entry of the history; more than one where it was too large
-    for one."""
+    """How many wrote parts; more than one if it was too large for one."""
     aside: int = 0
     """How many came before those, and only took away what led to a tenant that was deleted."""
     lost: tuple[str, ...] = ()
@@ -35,12 +34,20 @@ class Attempt(msgspec.Struct, frozen=True):
     """A commit that was sent."""
 
     number: int
-    """Of its entry in the history."""
+    """Of its entry in the history…"""
+    page: int
+    """…and the page of that entry."""
     token: str
-    """By which that entry is known again."""
+    """By which that page is known again."""
     told: Sequence[Difference]
     closing: bool
     """Whether nothing comes after it."""
+    since: int
+    """The number of an entry that was incomplete before this one, and maybe is still; 0: none."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.number, self.page
 
 
 class Work:
@@ -49,7 +56,9 @@ class Work:
     def __init__(self, tenant: int, action: str, note: str, also: Also | None = None) -> None:
         self.tenant, self.action, self.note, self.also = tenant, action, note, also
         self.changes: list[Difference] = []
-        self.number = self.transactions = self.aside = 0
+        self.number = self.page = self.transactions = self.aside = 0
+        self._began = 0
+        """The number of its first entry."""
         self.lost: tuple[str, ...] = ()
         self.unsure: list[Attempt] = []
         """Commits whose answers were lost: each may have been written, or may be yet, for as long
@@ -57,15 +66,24 @@ class Work:
         self._token = secrets.token_hex(8)
         self._attempts = 0
 
-    def attempt(self, number: int, told: Sequence[Difference], *, closing: bool) -> Attempt:
+    def attempt(
+        self, last: int, told: Sequence[Difference], *, closing: bool, incomplete: bool = False
+    ) -> Attempt:
+        """The next commit. `last` is the newest number of the history, and `incomplete` says
+        whether that entry has more pages to come: if it is ours, this is the next one. If another
+        publisher came between, this begins another entry."""
         self._attempts += 1
-        return Attempt(number, f"{self._token}.{self._attempts}", told, closing)
+        ours = last == self.number != 0
+        number, page = (last, self.page + 1) if ours else (last + 1, 1)
+        since = 0 if ours else self._began or (last if incomplete else 0)
+        return Attempt(number, page, f"{self._token}.{self._attempts}", told, closing, since)
 
     def happened(self, attempt: Attempt) -> None:
-        self.number = attempt.number
+        self.number, self.page = attempt.place
+        self._began = self._began or self.number
         self.changes += attempt.told
         self.transactions += 1
-        self.unsure = [each for each in self.unsure if each.number > attempt.number]
+        self.unsure = [each for each in self.unsure if each.place > attempt.place]
 
     @property
     def written(self) -> bool:

@@ -34,7 +34,7 @@ class TestTooMuchForOneTransaction:
     ):
         told = await publisher.apply(parse(huge()))
         assert told.transactions > 1
-        assert told.number == told.transactions
+        assert told.number == 1
         assert len(told.changes) == 301
         assert f"written in {told.transactions}" in caplog.text
         await whole(store)
@@ -64,11 +64,8 @@ class TestTooMuchForOneTransaction:
                 await with_faults(store, 1, "stop").delete(1)
             except Stopped:
                 stopped += 1
-                data = (await store.read(KEYS.parts(1), keys_only=True)).entries
-                left = (await store.read(KEYS.indexes)).entries
-                mine = [entry for entry in left if b"user" in entry.key.rpartition(b"/")[2]]
-                assert data
-                assert len(data) == 301 or mine == []
+                assert "meta" in await publisher.read(1)
+                await whole(store)
                 continue
             except NotConfigured:
                 pass
@@ -113,7 +110,7 @@ class TestTooMuchForOneTransaction:
                 f"h{n}.example" for n in numbers
             ]
             await whole(store)
-        await publisher.rollback(1, 3)
+        await publisher.rollback(1, 1)
         assert len(cast(list[JSON], (await publisher.read(1))["domain/aliases"])) == 300
         await whole(store)
 
@@ -133,7 +130,7 @@ class TestTooMuchForOneTransaction:
         else:
             assert (await interrupted.apply(told)).transactions == 4
         assert (await publisher.read(1))["domain/aliases"] == aliases
-        assert len(await publisher.history(1)) == 4
+        assert len(await publisher.history(1)) == (2 if how == "stop" and after else 1)
         await whole(store)
 
     async def test_a_host_that_is_taken_stops_all_stages(self, store: Store, publisher: Publisher):
@@ -217,7 +214,7 @@ class TestTooMuchForOneTransaction:
 
         told = await hooked(store, hook).delete(1)
         assert told.aside + told.transactions == count > 2
-        assert told.number - told.transactions == newest
+        assert told.number - 1 == newest
         assert f"written in {count}" in caplog.text
 
     async def test_a_value_that_no_store_takes_is_refused_whole(

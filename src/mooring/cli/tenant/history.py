@@ -55,7 +55,9 @@ def history(
                 "by": lambda entry: entry.by,
                 "action": lambda entry: entry.action,
                 "what": lambda entry: ", ".join(step.path for step in entry.changes),
-                "note": lambda entry: entry.note,
+                "note": lambda entry: ", ".join(
+                    filter(None, ["interrupted" if entry.more else "", entry.note])
+                ),
             },
             lambda entry: _record(entry, ring),
             as_json=as_json,
@@ -92,6 +94,7 @@ def _record(entry: HistoryEntry, ring: Keyring) -> Mapping[str, JSON]:
         "by": entry.by,
         "action": entry.action,
         "note": entry.note or None,
+        "interrupted": entry.more,
         "changes": records(differences(entry, ring)),
     }
 

@@ -30,6 +30,7 @@ from mooring.tenants.changes import records
 from mooring.tenants.document import Document
 from mooring.tenants.files import load, read
 from mooring.tenants.hiding import is_secret
+from mooring.tenants.history import versions
 from mooring.tenants.keys import NAMESPACE
 from mooring.tenants.publishing import Difference, Parts
 from mooring.tenants.scribe import Published
@@ -186,10 +187,10 @@ def delete(
             "set: the history keeps none in clear text"
         )
     must_agree(f"Delete {called(tenant, parts)} with its {_in_words(parts)}?", yes)
-    published = run_command(_delete(tenant, by, text, store, namespace))
+    published, before = run_command(_delete(tenant, by, text, store, namespace))
     _show(published, as_json)
-    undo = how_to_roll_back(tenant, published.number - published.transactions, namespace)
-    note(f"to undo: {printable(undo)}")
+    if before is not None:
+        note(f"to undo: {printable(how_to_roll_back(tenant, before, namespace))}")
 
 
 async def _look(tenant: int, store: str, namespace: str) -> Parts:
@@ -200,9 +201,14 @@ async def _look(tenant: int, store: str, namespace: str) -> Parts:
     return parts
 
 
-async def _delete(tenant: int, by: str, text: str, store: str, namespace: str) -> Published:
+async def _delete(
+    tenant: int, by: str, text: str, store: str, namespace: str
+) -> tuple[Published, int | None]:
+    """What it did, and the version before it; None if that is not kept."""
     async with publisher(store, namespace, by) as publishing:
-        return await publishing.delete(tenant, note=text)
+        published = await publishing.delete(tenant, note=text)
+        known = versions(await publishing.history(tenant))
+    return published, max((each for each in known if each < published.number), default=None)
 
 
 def _in_words(parts: Parts) -> str:

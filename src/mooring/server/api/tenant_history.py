@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -34,7 +35,7 @@ from mooring.server.http.paging import Page, cut
 from mooring.tenants.changes import records
 from mooring.tenants.diversion import of_value
 from mooring.tenants.hiding import masked
-from mooring.tenants.history import HistoryEntry, differences, omits
+from mooring.tenants.history import HistoryEntry, differences, omits, versions
 from mooring.tenants.keys import check_id
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
@@ -48,6 +49,10 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None
     paths: list[str]
     """The parts that changed."""
+    interrupted: bool
+    """Whether it was to take several transactions, and not all of them were written."""
+    restorable: bool
+    """Whether a rollback may go to it: not if it lies in the middle of a publish."""
 
 
 class VersionDetail(Version, frozen=True, kw_only=True):
@@ -68,7 +73,8 @@ async def history(call: Call) -> Answer:
     entries = await _history(call)
     page = msgspec.structs.replace(call.query, after=padded(call.query.after))
     some, headers = cut(entries, page, lambda each: padded(str(each.number)), path=call.here)
-    return Answer([_version(each) for each in some], headers=headers)
+    allowed = frozenset(versions(entries))
+    return Answer([_version(each, allowed) for each in some], headers=headers)
 
 
 async def _history(call: Call) -> list[HistoryEntry]:
@@ -79,7 +85,7 @@ async def _history(call: Call) -> list[HistoryEntry]:
     return entries
 
 
-def _version(entry: HistoryEntry) -> Version:
+def _version(entry: HistoryEntry, allowed: Collection[int]) -> Version:
     return Version(
         version=entry.number,
         at=entry.at,
@@ -87,6 +93,8 @@ def _version(entry: HistoryEntry) -> Version:
         action=entry.action,
         note=entry.note or None,
         paths=[step.path for step in entry.changes],
+        interrupted=entry.more,
+        restorable=entry.number in allowed,
     )
 
 
@@ -98,7 +106,7 @@ async def version(call: Call) -> Answer:
         raise NotConfigured(
             f"tenant {call.tenant} has no version {number[:20]!r} in its history (there are {kept})"
         )
-    told = _version(entry)
+    told = _version(entry, versions(entries))
     changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
     return Answer(
         VersionDetail(
@@ -108,6 +116,8 @@ async def version(call: Call) -> Answer:
             action=told.action,
             note=told.note,
             paths=told.paths,
+            interrupted=told.interrupted,
+            restorable=told.restorable,
             changes=msgspec.convert(changes, list[PartChange]),
         )
     )

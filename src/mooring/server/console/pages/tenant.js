@@ -277,7 +277,7 @@ function historyTable(app, id, newest, rollback) {
       {
         name: "act",
         title: () => "",
-        cell: ({ version }) =>
+        cell: ({ version, restorable }) =>
           h(
             "span",
             { class: "actions" },
@@ -287,6 +287,7 @@ function historyTable(app, id, newest, rollback) {
               t("tenant.look"),
             ),
             app.may("operator") &&
+              restorable &&
               version !== newest() &&
               h(
                 "button",
