@@ -68,8 +68,9 @@ def publishes(pages: Iterable[HistoryEntry]) -> list[HistoryEntry]:
         first, *more = those = list(group)
         changes: dict[str, Step] = {}
         for step in itertools.chain.from_iterable(page.changes for page in those):
-            before = changes[step.path].before if step.path in changes else step.before
-            changes[step.path] = Step(step.path, before, step.after)
+            earlier = changes.get(step.path, step)
+            resent = dict.fromkeys((*earlier.resent, *step.resent))
+            changes[step.path] = Step(step.path, earlier.before, step.after, tuple(resent))
         whole = [page.page for page in those] == list(range(1, len(those) + 1))
         readable = whole and all(page.action != UNREADABLE for page in those)
         found.append(

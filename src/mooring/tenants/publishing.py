@@ -255,13 +255,17 @@ def units(
     wanted: Parts,
     index: Mapping[bytes, Entry],
     guards: Guards = MappingProxyType({}),
+    *,
+    claiming: bool = True,
 ) -> list[Unit]:
     """Everything that is to be written, object by object. `index` is what the store has of all
-    claims, former and wanted."""
+    claims, former and wanted. `claiming=False`: a claim that does not lead to the tenant yet is
+    left alone."""
     former, now = claims(keys, tenant, had.parts), claims(keys, tenant, wanted)
     blind = isinstance(wanted.get("meta"), Unread)  # what an index tells of it is more than we know
     drafts: dict[str, _Draft] = {}
-    for each in differences(had.parts, wanted, had.resent):
+    changed = {each.path: each for each in differences(had.parts, wanted, had.resent)}
+    for each in changed.values():
         name = keys.part(tenant, each.path)
         draft = drafts.setdefault(_object(each.path), _Draft())
         draft.changes.append(each)
@@ -269,20 +273,26 @@ def units(
         draft.checks[unchanged(name, had.revisions.get(each.path, 0))] = None
     for claim in now.values():
         entry = index.get(claim.key)
+        if not claiming and (entry is None or holder(entry.value) != tenant):
+            continue
         moved = entry is None or (
             entry.value != claim.value and not (blind and holder(entry.value) == tenant)
         )
         if not moved and claim.key in former:
             continue  # it is this tenant's, and nobody takes what a tenant lays claim to
-        # What is only told anew, as after a rename, need not go with the object.
-        place = claim.key.decode() if claim.key in former else _object(claim.path)
+        place = _object(claim.path)
+        if claim.key in former:
+            # What is only told anew, as after a rename, need not go with the object.
+            told = claim.kind == "by-name" and "domain/primary" in changed
+            place = "domain" if told else claim.key.decode()
         draft = drafts.setdefault(place, _Draft())
         draft.checks[unchanged(claim.key, 0 if entry is None else entry.modified)] = None
         draft.checks |= dict.fromkeys(guards.get(claim.key, ()))
         if moved:
             draft.writes.append(Put(claim.key, claim.value))
+    origins = _origins(keys, former, index)
     for name in _left(keys, tenant, former, wanted, index):
-        draft = drafts.setdefault(_came_from(former, name), _Draft())
+        draft = drafts.setdefault(origins.get(folded(keys, name), name.decode()), _Draft())
         draft.writes.append(Delete(key(name)))
         draft.checks[unchanged(name, index[name].modified)] = None
     return [drafts[place].unit() for place in sorted(drafts, key=_place)]
@@ -335,12 +345,18 @@ def _kind(keys: Keys, name: bytes) -> IndexKind | None:
     return place.kind if isinstance(place, IndexEntry) else None
 
 
-def _came_from(former: Mapping[bytes, Claim], name: bytes) -> str:
-    """The object that a key of an index goes with. What none of the parts explains goes by itself:
-    there may be more of it than one commit takes."""
-    if name in former:
-        return _object(former[name].path)
-    return name.decode()
+def _origins(
+    keys: Keys, former: Mapping[bytes, Claim], index: Mapping[bytes, Entry]
+) -> dict[bytes, str]:
+    """The object that a key of an index goes with, by its folded key. A spelling of another
+    publisher goes with the object if no key of ours leads to it. What none of the parts explains
+    goes by itself: there may be more of it than one commit takes."""
+    found = {
+        folded(keys, keys.as_written(claim.kind, claim.name)): _object(claim.path)
+        for claim in former.values()
+        if claim.key not in index
+    }
+    return found | {folded(keys, name): _object(claim.path) for name, claim in former.items()}
 
 
 def _written(name: bytes, path: str, value: JSON | Unread) -> Write:
