@@ -380,7 +380,9 @@ class TestAFullDisk:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         def fail(*_: object) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
 
         host = durable_host(tmp_path / "store")
         async with (

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -17,57 +18,52 @@ from mooring.errors import Conflict, OutOfSpace, StoreError
 from mooring.hub import open_store
 from mooring.store import Committed, Put, Query, Store, absent, exists, key, prefix
 from mooring.store.embedded import journal
+from tests.faults.faulty_disk import faulty_disk
 from tests.faults.test_durable import python
 from tests.waiting import eventually
 
 
 def fail(*_: object) -> None:
-    raise sqlite3.OperationalError("database or disk is full")
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
 
 
 async def all_keys(store: Store) -> list[bytes]:
     return [entry.key for entry in (await store.read(prefix(b"/"))).entries]
 
 
-FULL = """
-import asyncio, resource, sys
-from mooring.errors import OutOfSpace
-from mooring.hub import open_store
-from mooring.store import Put, key, prefix
-
-async def main(path):
-    async with open_store(f"sqlite://{path}") as store:
-        lease = await store.grant(3)
-        await store.commit(Put(b"/kept", b"1"), Put(b"/leased", b"", lease.id))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
-        refused = 0
-        for n in range(100):
-            try:
-                await store.commit(Put(b"/big/%d" % n, b"x" * 10_000), Put(b"/pair/%d" % n, b""))
-            except OutOfSpace as error:
-                refused += 1
-                assert path in str(error), error
-        assert refused > 10
-        for half in (b"/big/", b"/pair/"):
-            assert len((await store.read(prefix(half))).entries) == 100 - refused
-        assert (await store.read(key(b"/kept"))).first.value == b"1"
-        await asyncio.sleep(1.5)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        done = await store.commit(Put(b"/after", b""))
-        async with store.watch(key(b"/leased")) as watch, asyncio.timeout(20):
-            if (await store.read(key(b"/leased"))).first is not None:
-                await anext(watch)
-        print("refused", refused, "revision", done.revision)
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-async def test_a_full_disk_refuses_writes_and_heals(tmp_path: Path):
+async def test_a_full_disk_refuses_writes_and_heals(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     path = tmp_path / "store"
-    run = await asyncio.to_thread(python, FULL, str(path))
-    assert run.returncode == 0, run.stderr
-    assert run.stderr.count("writes are refused") <= 1
+    with faulty_disk() as disk:
+        async with open_store(f"sqlite://{path}") as store:
+            lease = await store.grant(3)
+            await store.commit(Put(b"/kept", b"1"), Put(b"/leased", b"", lease.id))
+            disk.room = 300_000
+            errors = []
+            for n in range(100):
+                try:
+                    await store.commit(
+                        Put(b"/big/%d" % n, b"x" * 10_000), Put(b"/pair/%d" % n, b"")
+                    )
+                except OutOfSpace as error:
+                    errors.append(str(error))
+            assert len(errors) > 10
+            assert all(str(path) in text for text in errors)
+            for half in (b"/big/", b"/pair/"):
+                assert len((await store.read(prefix(half))).entries) == 100 - len(errors)
+            entry = (await store.read(key(b"/kept"))).first
+            assert entry is not None
+            assert entry.value == b"1"
+            await asyncio.sleep(1.5)
+            disk.room = inf
+            await store.commit(Put(b"/after", b""))
+            async with store.watch(key(b"/leased")) as watch, asyncio.timeout(20):
+                if (await store.read(key(b"/leased"))).first is not None:
+                    await anext(watch)
+    assert caplog.text.count("writes are refused") == 1
     assert journal.check(path) == []
     async with open_store(f"sqlite://{path}") as store:
         assert (await store.read(key(b"/after"))).first is not None

@@ -6,6 +6,10 @@ synchronisation of the disk. Where the journal cannot be written (the disk is fu
 read-only) everything of that round is taken back and its writers are told; reads go on, the clock
 of the leases stands still, and the thread tries again. Where it is a single write that the journal
 cannot take, which would be a mistake of ours, that one alone is refused.
+
+If COMMIT itself fails, the outcome of that round is unknown. It is taken back here, and no write is
+accepted until the journal was opened again: what the file turns out to hold is then taken up, and
+watchers see it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mooring.errors import Closed, OutOfSpace, StoreError
+from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
 from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import (
     FORGET,
@@ -37,7 +41,13 @@ from mooring.store.embedded.engine import (
 )
 from mooring.store.embedded.history import size
 from mooring.store.embedded.host import Host, call_in
-from mooring.store.embedded.journal import Changes, Journal
+from mooring.store.embedded.journal import (
+    Changes,
+    CommitFailed,
+    Journal,
+    NotWritable,
+    refuses_writes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +63,8 @@ class _Request:
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
     arrived: float
+    changed: bool = False
+    """Whether it changed something when it was applied last."""
 
 
 class DurableHost(Host):
@@ -78,8 +90,10 @@ class DurableHost(Host):
         self._users = 0
         self._written = uptime
         self._told = ""
+        self._in_doubt: Exception | None = None  # why COMMIT, or the recovery after it, failed
+        self._recover_at = 0.0
         if not self._journal.writable:
-            self._failed(sqlite3.OperationalError("it is read-only"))
+            self._failed(NotWritable("it is read-only"))
         self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
         self._thread.start()
 
@@ -146,6 +160,8 @@ class DurableHost(Host):
 
     def _rest(self) -> float:
         """Seconds until something is due by itself."""
+        if self._in_doubt is not None:
+            return max(0.0, self._recover_at - time.monotonic())
         if self._stopped_at is not None:
             return _RETRY
         with self.lock:
@@ -178,17 +194,41 @@ class DurableHost(Host):
     def _round(self, requests: list[_Request]) -> None:
         """Answer requests, and let time pass."""
         # A renewal that came in time saves its lease, however long it has waited here.
+        if self._in_doubt is not None and not self._recover():
+            _deliver(requests, self._without_writing(requests, self._refused(self._in_doubt)))
+            return
         oldest = self._waiting[0].arrived - self._started if self._waiting else self.now()
         until = min(oldest, self.now())
         try:
             answers = self._write(requests, until)
         except Exception as error:  # noqa: BLE001 - nothing may end the thread
             if _of_the_disk(error):
-                answers = self._without_writing(requests, error)
+                answers = self._without_writing(requests, self._failed(error))
             else:
                 self._mistaken(error)
                 answers = self._one_by_one(requests, until)
         _deliver(requests, answers)
+
+    def _recover(self) -> bool:
+        """After COMMIT failed: see what the file holds, and take it up. False: not yet."""
+        if time.monotonic() < self._recover_at:
+            return False
+        try:
+            kept = self._journal.recover(after=self._engine.confirmed)
+            with self.lock:
+                self._engine.catch_up(
+                    kept.entries,
+                    kept.leases,
+                    revision=kept.revision,
+                    compacted=kept.compacted,
+                    now=self.now(),
+                )
+        except Exception as error:  # noqa: BLE001 - nothing may end the thread
+            self._doubt(error, pause=_RETRY)
+            return False
+        # The next round writes the clock, and goes on if that succeeds.
+        self._in_doubt = None
+        return True
 
     def _write(self, requests: list[_Request], until: float | None) -> list[object]:
         """Apply requests, let leases run out up to a time, and keep what has changed; the answers.
@@ -212,14 +252,15 @@ class DurableHost(Host):
             self._wrote(now)
         return answers
 
-    def _without_writing(self, requests: list[_Request], error: Exception) -> list[object]:
-        """The answers while the journal cannot be written: who changes nothing has one."""
-        failure = self._failed(error)
+    def _without_writing(self, requests: list[_Request], failure: StoreError) -> list[object]:
+        """The answers while the journal cannot be written. What changes nothing is answered, unless
+        it changed something in the round that failed: then it may be on disk."""
         answers: list[object] = []
         with self.lock:
             for request in requests:
+                changed = request.changed
                 answer = self._apply(request, self.now())
-                answers.append(failure if self._engine.mark() else answer)
+                answers.append(failure if changed or request.changed else answer)
                 self._engine.undo()
         return answers
 
@@ -231,7 +272,7 @@ class DurableHost(Host):
                 answers += self._write([request], None)
             except Exception as error:  # noqa: BLE001 - nothing may end the thread
                 if _of_the_disk(error):
-                    answers += self._without_writing([request], error)
+                    answers += self._without_writing([request], self._failed(error))
                 else:
                     answers.append(self._mistaken(error))
         try:
@@ -247,10 +288,12 @@ class DurableHost(Host):
         """An operation's answer, or its error."""
         mark = self._engine.mark()
         try:
-            return request.operation(self._engine, now)
+            answer: object = request.operation(self._engine, now)
         except Exception as error:  # noqa: BLE001 - a caller's mistake must not end the thread
             self._engine.undo(mark)
-            return error
+            answer = error
+        request.changed = self._engine.mark() > mark
+        return answer
 
     def _changes(self, now: float) -> Changes | None:
         """What the journal must hold; None where there is nothing to write."""
@@ -302,17 +345,35 @@ class DurableHost(Host):
             log.info("%s: writes are possible again", self._journal.path)
 
     def _failed(self, error: Exception) -> StoreError:
-        """The journal cannot be written: what its writers are told. Nobody can renew a lease, so
-        the clock stands still until it can be."""
-        text = f"{self._journal.path} cannot be written ({error}): "
+        """The journal cannot be written: the answer to those who would have. No lease can be
+        renewed, so the clock stands still until it can be."""
         if self._stopped_at is None:
             self._stopped_at = self.now()
-            self.problem = f"{text}writes are refused, reads go on"
+            self.problem = f"{self._cannot(error)}: writes are refused, reads go on"
             log.error(self.problem)
-        return OutOfSpace(
-            f"{text}nothing was written, reads go on; make room or the file writable, and writes "
-            "resume by themselves"
-        )
+        if isinstance(error, CommitFailed):
+            self._doubt(error, pause=0.0)
+            return OutcomeUnknown(
+                f"{self._cannot(error)} while it was committing: the write may be on disk or not. "
+                "Read before you write again; writes resume when the file can be written"
+            )
+        return self._refused(error)
+
+    def _doubt(self, error: Exception, *, pause: float) -> None:
+        if self._in_doubt is None or str(error) != str(self._in_doubt):
+            log.error(
+                "%s: no write is accepted until it is known what it holds", self._cannot(error)
+            )
+        self._in_doubt, self._recover_at = error, time.monotonic() + pause
+
+    def _refused(self, error: Exception) -> StoreError:
+        text = f"{self._cannot(error)}: nothing was written, reads go on"
+        if refuses_writes(error):
+            return OutOfSpace(f"{text}; make room or the file writable, and writes resume")
+        return Unavailable(f"{text}; writes resume when the file can be written")
+
+    def _cannot(self, error: Exception) -> str:
+        return f"{self._journal.path} cannot be written ({error})"
 
     def _mistaken(self, error: Exception) -> StoreError:
         """A write that the journal does not take: what its writer is told."""

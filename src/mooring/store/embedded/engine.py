@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from math import inf
+from operator import attrgetter
 
 from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, StoreError, TooLarge
 from mooring.store.contract import (
@@ -115,6 +116,36 @@ class Engine:
             if entry.lease:
                 self.leases.attach(entry.key, entry.lease)
         return forgotten
+
+    def catch_up(
+        self,
+        entries: Iterable[Entry],
+        leases: Sequence[tuple[int, int, float]],
+        *,
+        revision: int,
+        compacted: int,
+        now: float,
+    ) -> None:
+        """Take up what a journal turned out to hold after the newest confirmed revision, which is
+        everything here: its entries, and all leases there are. Everyone sees it then."""
+        batches = {at: list(group) for at, group in groupby(entries, attrgetter("modified"))}
+        expected = [*range(self.revision + 1, revision + 1)]
+        if revision < self.revision or [*batches] != expected:
+            raise StoreError(
+                f"it is at revision {revision}, but {self.revision} was confirmed: it has lost "
+                "writes, put a backup in its place"
+            )
+        self.leases.restore(leases)
+        for batch in batches.values():
+            transaction = self.begin()
+            for entry in batch:
+                if entry.version:
+                    transaction.put(entry.key, entry.value, entry.lease)
+                else:
+                    transaction.delete_key(entry.key)
+            self.end(transaction, now)
+        self.compacted = max(self.compacted, compacted)
+        self.confirm()
 
     # Reading
 

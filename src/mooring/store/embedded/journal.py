@@ -6,12 +6,9 @@ synchronisation: when it returns, it is on disk.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import socket
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +16,9 @@ from importlib import resources
 from pathlib import Path
 from tempfile import mkstemp
 
-from mooring.errors import InUse, StoreError
+from mooring.errors import StoreError
 from mooring.store.contract import Batch, Entry
+from mooring.store.embedded import file_lock
 from mooring.store.embedded.keyspace import tombstone
 
 SCHEMA = 2
@@ -47,6 +45,17 @@ class Kept:
     leases: list[tuple[int, int, float]] = field(default_factory=list)
     """(id, ttl, deadline)"""
     entries: list[Entry] = field(default_factory=list)
+
+
+class CommitFailed(sqlite3.OperationalError):
+    """COMMIT failed: SQLite may find the transaction when the file is opened again, or not. What
+    the file holds is not known until `Journal.recover` returns."""
+
+
+class NotWritable(sqlite3.OperationalError):
+    """The file was opened for reading, and cannot be taken over for writing."""
+
+    sqlite_errorcode = sqlite3.SQLITE_READONLY
 
 
 @dataclass(slots=True)
@@ -93,7 +102,8 @@ class Journal:
         )
 
     def write(self, changes: Changes) -> None:
-        """All of it, on disk when this returns; raises `sqlite3.Error` and leaves nothing."""
+        """All of it, on disk when this returns. Raises `CommitFailed`; after any other
+        `sqlite3.Error` nothing was written."""
         if not self.writable:
             self._take_over()
         self._synchronise("FULL")
@@ -103,6 +113,22 @@ class Journal:
             database.executemany(SQL["drop_lease"], ((lease,) for lease in changes.ended))
             meta = ("revision", "compacted", "uptime")
             database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
+
+    def recover(self, after: int) -> Kept:
+        """After `CommitFailed`: open the file again, put on disk what it turns out to hold, and
+        return that: the leases, and the entries after a revision. Raises `sqlite3.Error` while the
+        disk fails.
+
+        A sync that succeeds after one that failed proves nothing: the kernel drops what it could
+        not write. So everything in SQLite's log is written again, into the database file.
+        """
+        self._database.close()
+        self._database = _connect(self.path)
+        self._synchronised = "FULL"
+        (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise sqlite3.OperationalError("another process is reading it")
+        return _load(self._database, after)
 
     def forget(self, entries: Iterable[Entry], *, compacted: int) -> None:
         """Drop versions that are compacted, those of one key in their order.
@@ -134,22 +160,22 @@ class Journal:
 
     def _take_over(self) -> None:
         if not _may_write(self.path):
-            raise sqlite3.OperationalError("it is read-only")
+            raise NotWritable("it is read-only")
         self.close()
         try:
             self._owner, self._database = _open(self.path)
         except StoreError as error:
             self._owner, self._database = _open_for_reading(self.path)
-            raise sqlite3.OperationalError(str(error)) from error
+            raise NotWritable(str(error)) from error
         if dict(self._database.execute(SQL["get_meta"]))["revision"] != self._loaded:
-            raise sqlite3.OperationalError("another process wrote to it meanwhile: start again")
+            raise NotWritable("another process wrote to it meanwhile: start again")
         self.writable, self._synchronised = True, "FULL"
 
     def close(self) -> None:
         """Nothing in a forked child: SQLite must not close what the parent has open."""
         if self._process == os.getpid():
             self._database.close()
-            _disown(self._owner)
+            file_lock.release(self._owner)
 
 
 # What reading a file raises that is not as we left it.
@@ -169,25 +195,32 @@ def _may_write(path: Path) -> bool:
 def _open(path: Path) -> tuple[int, sqlite3.Connection]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        owner = _own(path, os.O_RDWR | os.O_CREAT)
+        owner = file_lock.acquire(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
     with _closing_on_error(path, owner) as opened:
         path.touch(mode=0o600)
-        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        database = _connect(path)
         opened.append(database)
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        # What is dropped need not be overwritten, which takes longer than anything else here.
-        database.execute("PRAGMA secure_delete = OFF")
         _upgrade(database, path)
     return owner, database
 
 
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        # What is dropped need not be overwritten, which takes longer than anything else here.
+        database.execute("PRAGMA secure_delete = OFF")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
 def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
-    lock = _lock_file(path)
-    # Without a lock file nobody owned it when it became read-only: any descriptor will do.
-    owner = _own(path, os.O_RDONLY) if lock.exists() else _open_owner(path, os.O_RDONLY)
+    owner = file_lock.acquire_for_reading(path)
     with _closing_on_error(path, owner) as opened:
         database = _connect_for_reading(path)
         opened.append(database)
@@ -208,7 +241,7 @@ def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connectio
     except (*_DAMAGE, OSError, StoreError) as error:
         for database in opened:
             database.close()
-        _disown(owner)
+        file_lock.release(owner)
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"{path} cannot be opened as a store: {_words(error)}") from error
@@ -226,21 +259,42 @@ def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     database.execute("BEGIN IMMEDIATE")
     try:
         yield database
-        database.execute("COMMIT")
+        _commit(database)
     except BaseException:
         if database.in_transaction:
             database.execute("ROLLBACK")
         raise
 
 
-def _load(database: sqlite3.Connection) -> Kept:
+def _commit(database: sqlite3.Connection) -> None:
+    try:
+        database.execute("COMMIT")
+    except sqlite3.Error as error:
+        # The record that makes a transaction valid is written last, and synced after that. With a
+        # full disk, or a lock of another process, SQLite does not get that far.
+        if _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+            raise
+        raise CommitFailed(str(error)) from error
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Whether an error of `write` means that the disk is full or the file read-only."""
+    return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+
+
+def _code(error: Exception) -> int:
+    """SQLite's primary result code; 0 if the error has none."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _load(database: sqlite3.Connection, after: int = 0) -> Kept:
     meta = dict(database.execute(SQL["get_meta"]))
     return Kept(
         revision=meta["revision"],
         compacted=meta["compacted"],
         uptime=meta["uptime"],
         leases=database.execute(SQL["get_leases"]).fetchall(),
-        entries=[Entry(*row) for row in database.execute(SQL["get_entries"])],
+        entries=[Entry(*row) for row in database.execute(SQL["get_entries"], (after,))],
     )
 
 
@@ -288,57 +342,6 @@ def _connect_for_reading(path: Path) -> sqlite3.Connection:
 
 def _log_of(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
-
-
-def _lock_file(path: Path) -> Path:
-    return path.with_name(path.name + ".owner")
-
-
-def _own(path: Path, flags: int) -> int:
-    """Take the file for this process, until it ends; a descriptor that holds it."""
-    owner = _open_owner(_lock_file(path), flags)
-    try:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(owner, 1000).decode(errors="replace") or "another process"
-        _disown(owner)
-        raise InUse(
-            f"{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
-            "through it (mooring serve)"
-        ) from None
-    if flags & os.O_RDWR:
-        os.ftruncate(owner, 0)
-        program = Path(sys.argv[0]).name or "python"
-        os.write(owner, f"process {os.getpid()} ({program}) on {socket.gethostname()}".encode())
-    return owner
-
-
-_owners: set[int] = set()
-
-
-def _open_owner(path: Path, flags: int) -> int:
-    owner = os.open(path, flags, 0o600)
-    _owners.add(owner)
-    return owner
-
-
-def _disown(owner: int) -> None:
-    """Let others have the file, also where a process that was forked by means other than Python's
-    has the descriptor too."""
-    _owners.discard(owner)
-    fcntl.flock(owner, fcntl.LOCK_UN)
-    os.close(owner)
-
-
-def _forget_owners() -> None:
-    """In a forked child: it shares the parent's locks, and would keep them when the parent is gone.
-    To unlock them would take them from the parent."""
-    for owner in _owners:
-        os.close(owner)
-    _owners.clear()
-
-
-os.register_at_fork(after_in_child=_forget_owners)
 
 
 def check(path: Path) -> list[str]:

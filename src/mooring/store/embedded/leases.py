@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from mooring.errors import LeaseNotFound
 
@@ -65,6 +65,17 @@ class Leases:
     def grant(self, lease: int, ttl: int, deadline: float) -> Undo:
         self._hold(lease, HeldLease(ttl, deadline))
         return lambda: self._release(lease)
+
+    def restore(self, kept: Iterable[tuple[int, int, float]]) -> None:
+        """Make these (id, ttl, deadline) the leases there are."""
+        gone = set(self._held)
+        for lease, ttl, deadline in kept:
+            gone.discard(lease)
+            held = self._held.get(lease) or HeldLease(ttl, deadline)
+            held.ttl, held.deadline = ttl, deadline
+            self._hold(lease, held)
+        for lease in gone:
+            self._release(lease)
 
     def renew(self, lease: int, now: float) -> Undo:
         held = self[lease]

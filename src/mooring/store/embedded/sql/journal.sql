@@ -5,8 +5,9 @@ SELECT name, value FROM meta;
 INSERT INTO meta (name, value) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
--- name: get_entries
-SELECT key, value, created, revision, version, lease FROM entries ORDER BY revision, number;
+-- name: get_entries (revision): those after it
+SELECT key, value, created, revision, version, lease FROM entries
+WHERE revision > ? ORDER BY revision, number;
 
 -- name: put_entry (revision, key, number, value, created, version, lease)
 INSERT INTO entries (revision, key, number, value, created, version, lease)

@@ -67,6 +67,7 @@ BAD_LOGIN = Refusal(
 BAD_TOKEN = Refusal(_Code.UNAUTHENTICATED, "etcdserver: invalid auth token")
 NO_AUTH = Refusal(_Code.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
 STOPPED = Refusal(_Code.UNAVAILABLE, "etcdserver: server stopped")
+NO_LEADER = Refusal(_Code.UNAVAILABLE, "etcdserver: no leader")
 TIMED_OUT = Refusal(_Code.UNAVAILABLE, "etcdserver: request timed out")
 
 # How the text starts where a message cannot be read; the reason is the parser's own.
@@ -108,8 +109,9 @@ _ENGINE: tuple[tuple[type[MooringError], Refusal], ...] = (
     (OutOfSpace, NO_SPACE),
     (TooLarge, TOO_LARGE),
     (Closed, STOPPED),
-    # A client that reads "timed out" looks before it writes again, as it must after both.
-    (Unavailable, TIMED_OUT),
+    # etcd says this if it did not take the request: a client may send it again.
+    (Unavailable, NO_LEADER),
+    # A client that reads "timed out" looks before it writes again.
     (OutcomeUnknown, TIMED_OUT),
 )
 
