@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -323,3 +325,26 @@ async def test_a_file_that_lost_acknowledged_writes_takes_no_more(
         with pytest.raises(StoreError, match="it has lost"):
             await store.commit(Put(b"/a", b"3"))
         assert (await store.read(key(b"/a"))).revision == done.revision
+
+
+async def test_a_backup_is_in_its_folder_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Renaming a file reaches the disk only when its folder is synced."""
+    path, steps = tmp_path / "store", []
+    async with open_store(f"sqlite://{path}") as store:
+        await store.commit(Put(b"/a", b"1"))
+    replace, fsync = os.replace, os.fsync
+
+    def replacing(*names: str) -> None:
+        steps.append("rename")
+        replace(*names)
+
+    def syncing(file: int) -> None:
+        steps.append("sync folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "sync file")
+        fsync(file)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    monkeypatch.setattr(os, "fsync", syncing)
+    journal.backup(path, tmp_path / "copy")
+    assert steps == ["sync file", "rename", "sync folder"]

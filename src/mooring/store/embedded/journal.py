@@ -388,6 +388,16 @@ def backup(path: Path, target: Path) -> None:
             raise
         finally:
             os.close(file)
+        _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put on disk what was renamed in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
