@@ -20,6 +20,7 @@
     │   ├── NotConfigured (LookupError) no such tenant, or it has no such thing
     │   ├── Taken                       a code, name, host or FTP user is another tenant's
     │   └── Undecipherable              a password's key is not known here, or it was damaged
+    ├── MigrationError                  a step of a migration cannot run now
     └── StoreError
         ├── Conflict                    a check failed; nothing was written
         ├── LeaseNotFound               the lease expired, was revoked or never was
@@ -138,6 +139,11 @@ class Taken(TenantError):
 
 class Undecipherable(TenantError):
     """A password is encrypted with a key that is not known here, or was damaged."""
+
+
+class MigrationError(MooringError):
+    """A step of a migration cannot run now: the message names the step that comes first, or the
+    file that cannot be used."""
 
 
 class StoreError(MooringError):

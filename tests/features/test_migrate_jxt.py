@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mooring.errors import InvalidRequest, NotConfigured, Taken
+from mooring.errors import MigrationError, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
 from mooring.migrate.jxt.ledger import Known
 from mooring.migrate.jxt.migration import Different, Migration
@@ -224,20 +224,20 @@ async def test_the_old_keys_count_until_the_cut_over(store: Store):
         await migration.cutover()
     await copied(migration)
     _, listed = await migration.verify()
-    with pytest.raises(InvalidRequest, match="there was no cut-over"):
+    with pytest.raises(MigrationError, match="there was no cut-over"):
         await migration.delete(listed)
-    with pytest.raises(InvalidRequest, match="there was no cut-over"):
+    with pytest.raises(MigrationError, match="there was no cut-over"):
         await migration.undo()
     marker, _, _ = await migration.cutover()
     assert marker.by == "alice"
     assert (await migration.cutover())[0] == marker
-    with pytest.raises(InvalidRequest, match="count alone since"):
+    with pytest.raises(MigrationError, match="count alone since"):
         await copied(migration)
     await migration.undo()
     assert await copied(migration) == {}
     await migration.cutover()
     assert await migration.delete(listed) == (1, [])
-    with pytest.raises(InvalidRequest, match="do not come back"):
+    with pytest.raises(MigrationError, match="do not come back"):
         await migration.undo()
     assert "jxt/tenants/1/meta" in await dump(store)
 
@@ -267,9 +267,9 @@ async def test_a_list_of_something_else_is_refused(store: Store):
     _, _, listed = await migration.cutover()
     for wrong in ("jxt/tenants/1/meta", "jxt//tenants/1/unknown", "/registry/x", "jxt2//hosts/a"):
         forged = Verified(listed.header, [*listed.listed, Listed(1, wrong, 3)])
-        with pytest.raises(InvalidRequest, match="none of the old keys"):
+        with pytest.raises(MigrationError, match="none of the old keys"):
             await migration.delete(forged)
-    with pytest.raises(InvalidRequest, match="another migration"):
+    with pytest.raises(MigrationError, match="another migration"):
         await Migration(store, namespace="other").delete(listed)
     assert "jxt//tenants/1/meta" in await dump(store)
 
@@ -550,7 +550,7 @@ async def test_indexes_are_mended_after_the_cut_over_too(store: Store):
     await migration.cutover()
     await drop(store, "jxt/tenants/_index/by-code/acme")
     assert await found_amiss(migration) == {"jxt/tenants/_index/by-code/acme": "unindexed"}
-    with pytest.raises(InvalidRequest, match="nothing is copied any more"):
+    with pytest.raises(MigrationError, match="nothing is copied any more"):
         await copied(migration)
     assert await found_amiss(migration) == {}
 
@@ -618,7 +618,7 @@ async def test_a_migration_begins_again_after_a_deletion(store: Store):
     await migration.delete(listed)
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 500})
     await put(store, "jxt//tenants/2/meta", {"code": "late", "name": "late"})
-    with pytest.raises(InvalidRequest, match="cutover --restart"):
+    with pytest.raises(MigrationError, match="cutover --restart"):
         await copied(migration)
     await migration.undo(restart=True)
     await copied(migration)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.errors import InvalidRequest
+from mooring.errors import InvalidRequest, MigrationError
 from mooring.migrate.redis_v1 import verified
 from mooring.migrate.redis_v1.duties import Duties, Seen, duties
 from mooring.migrate.redis_v1.format import (
@@ -429,10 +429,10 @@ def test_the_verified_file_keeps_every_byte(tmp_path: Path):
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", json.dumps({"format": "other"})])
 def test_another_file_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "verified"
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(MigrationError, match="is not there"):
         verified.read(path)
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match="is not what `verify` writes"):
+    with pytest.raises(MigrationError, match="is not what `verify` writes"):
         verified.read(path)
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mooring.errors import InvalidRequest
+from mooring.errors import MigrationError
 
 H = TypeVar("H", bound=msgspec.Struct)
 L = TypeVar("L", bound=msgspec.Struct)
@@ -21,7 +21,7 @@ L = TypeVar("L", bound=msgspec.Struct)
 
 def write(path: Path, header: msgspec.Struct, lines: Iterable[msgspec.Struct]) -> None:
     """Put it where it belongs at once, readable for its owner alone: what it lists may be secret.
-    Raises `InvalidRequest` where it cannot be written."""
+    Raises `MigrationError` where it cannot be written."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         unfinished.unlink(missing_ok=True)
@@ -33,7 +33,7 @@ def write(path: Path, header: msgspec.Struct, lines: Iterable[msgspec.Struct]) -
             os.fsync(output.fileno())
         unfinished.replace(path)
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
+        raise MigrationError(f"{path} cannot be written: {error.strerror}") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -43,23 +43,23 @@ def discard(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be removed: {error.strerror}") from error
+        raise MigrationError(f"{path} cannot be removed: {error.strerror}") from error
 
 
 def read(path: Path, header: type[H], line: type[L], *, format: str) -> tuple[H, list[L]]:
-    """Raises `InvalidRequest` where it is not there, or no such file."""
+    """Raises `MigrationError` where it is not there, or no such file."""
     try:
         first, *rest = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
         head = msgspec.convert(first, header)
         lines = [msgspec.convert(each, line) for each in rest]
     except FileNotFoundError:
-        raise InvalidRequest(
+        raise MigrationError(
             f"{path} is not there: nothing is deleted before `verify` found no difference"
         ) from None
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+        raise MigrationError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # no JSON, no text, or other JSON
-        raise InvalidRequest(f"{path} is not what `verify` writes: {error}") from error
+        raise MigrationError(f"{path} is not what `verify` writes: {error}") from error
     if first["format"] != format:
-        raise InvalidRequest(f"{path} is of another version: run `verify` again")
+        raise MigrationError(f"{path} is of another version: run `verify` again")
     return head, lines

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown
+from mooring.errors import Conflict, MigrationError, OutcomeUnknown
 from mooring.migrate.jxt.format import OldIndex, OldKeys
 from mooring.migrate.jxt.ledger import Known
 from mooring.migrate.jxt.progress import Progress, each, silent
@@ -28,11 +28,11 @@ class Deletion:
         self._store, self._reading = store, reading
 
     async def run(self, verified: Verified, progress: Progress) -> tuple[int, list[str]]:
-        """How many went, and which stay. Raises `InvalidRequest`, and deletes nothing, before the
+        """How many went, and which stay. Raises `MigrationError`, and deletes nothing, before the
         cut-over, and where a key is listed that is none of the old ones."""
         for listed in verified.listed:
             if self._reading.old.understand(listed.key.encode()) is None:
-                raise InvalidRequest(f"{listed.key} is none of the old keys: run `verify` again")
+                raise MigrationError(f"{listed.key} is none of the old keys: run `verify` again")
         await self._begin()
         gone, stays = 0, []
         async for count, changed in each(list(verified.units.items()), self._forget, progress):
@@ -47,7 +47,7 @@ class Deletion:
         while True:
             _, mark = await self._reading.unit(0)
             if mark.marker is None:
-                raise InvalidRequest(
+                raise MigrationError(
                     "there was no cut-over: nothing is deleted while the old keys count"
                 )
             if mark.phase == "over":
@@ -134,7 +134,7 @@ class Deletion:
 
 def _still_over(mark: Mark) -> None:
     if mark.phase != "over":
-        raise InvalidRequest("the migration was begun again meanwhile: nothing more is deleted")
+        raise MigrationError("the migration was begun again meanwhile: nothing more is deleted")
 
 
 def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> Known:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
-from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown
+from mooring.errors import Conflict, MigrationError, OutcomeUnknown
 from mooring.migrate.jxt.claiming import Lots, lots
 from mooring.migrate.jxt.deletion import Deletion
 from mooring.migrate.jxt.indexes import amiss, compared_index, unled
@@ -31,7 +31,7 @@ from mooring.tenants.secrets import Keyring
 _YIELD = 200  # units compared before others get their turn
 
 
-class Different(InvalidRequest):
+class Different(MigrationError):
     """The new keys do not say yet what the old ones do."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -123,7 +123,7 @@ class Migration:
 
     async def copy(self, progress: Progress = silent) -> AsyncIterator[Settled]:
         """Mend what leads to tenants among the new keys, and bring what the old keys say into
-        those, unit by unit: what was done for each that was not level. Raises `InvalidRequest`
+        those, unit by unit: what was done for each that was not level. Raises `MigrationError`
         after the cut-over, when nothing is brought any more."""
         whole = await self.reading.whole()
         async for settled in self._mended(whole):
@@ -189,14 +189,14 @@ class Migration:
             return marker, steps, self._listed(steps)
 
     async def undo(self, *, restart: bool = False) -> None:
-        """Take the cut-over back: both formats count again. Raises `InvalidRequest` where there was
+        """Take the cut-over back: both formats count again. Raises `MigrationError` where there was
         none, and where the deletion of the old keys has begun, unless this is to `restart` the
         migration: what was deleted is gone from the old keys then, and costs no new one."""
         mark = await self._mark()
         if mark.marker is None:
-            raise InvalidRequest("there was no cut-over")
+            raise MigrationError("there was no cut-over")
         if mark.phase == "over" and not restart:
-            raise InvalidRequest(
+            raise MigrationError(
                 f"the old keys are being deleted since {mark.marker.deleting}, and do not come "
                 "back; `cutover --restart` begins the migration again, with those that are there"
             )
@@ -212,11 +212,11 @@ class Migration:
         """Delete the old keys that were verified, if they are as they were then, and with them what
         the ledger says of them: how many went, and which stay because they were written since.
 
-        Raises `InvalidRequest`, and deletes nothing, before the cut-over, and where what was
+        Raises `MigrationError`, and deletes nothing, before the cut-over, and where what was
         verified is another migration.
         """
         if verified.header != self.header:
-            raise InvalidRequest(
+            raise MigrationError(
                 f"what was verified is another migration, {verified.header}; this is {self.header}"
             )
         return await Deletion(self.store, self.reading).run(verified, progress)
@@ -225,7 +225,7 @@ class Migration:
 def _before_the_cut(mark: Mark) -> None:
     if mark.marker is not None:
         back = "--restart` begins again" if mark.phase == "over" else "--undo` takes that back"
-        raise InvalidRequest(
+        raise MigrationError(
             f"the new keys count alone since {mark.marker.at} (by {mark.marker.by}): nothing is "
             f"copied any more; `cutover {back}"
         )

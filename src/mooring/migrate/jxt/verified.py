@@ -45,10 +45,10 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 def write(path: Path, verified: Verified) -> None:
-    """Raises `InvalidRequest` where it cannot be written."""
+    """Raises `MigrationError` where it cannot be written."""
     listing.write(path, verified.header, verified.listed)
 
 
 def read(path: Path) -> Verified:
-    """Raises `InvalidRequest` where it is not there, or no such file."""
+    """Raises `MigrationError` where it is not there, or no such file."""
     return Verified(*listing.read(path, Header, Listed, format=_FORMAT))

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
-from mooring.errors import InvalidRequest
+from mooring.errors import MigrationError
 from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, Record, V1Keys, understood
 from mooring.migrate.redis_v1.plan import (
     WRITTEN,
@@ -52,7 +52,7 @@ class Written(NamedTuple):
     """`written`, `beat`, `equal`, `own`, `expired` or `removed`."""
 
 
-class Changed(InvalidRequest):
+class Changed(MigrationError):
     """v1 is no longer as it was verified; nothing was deleted."""
 
     def __init__(self, told: list[str]) -> None:
@@ -174,7 +174,7 @@ class Migration:
         """Delete what was verified, if v1 is as it was then: how many records, sets and heartbeats
         went, and what stays because it changed at the last moment. Raises `Changed`."""
         if verified.header != self.header:
-            raise InvalidRequest(
+            raise MigrationError(
                 f"what was verified is another migration: {verified.header}, not {self.header}"
             )
         if told := await self._since(verified):

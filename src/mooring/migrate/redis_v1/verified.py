@@ -65,7 +65,7 @@ def since(before: Found, after: Found, steps: Iterable[Step]) -> list[str]:
 
 
 def write(path: Path, verified: Verified) -> None:
-    """Raises `InvalidRequest` where it cannot be written."""
+    """Raises `MigrationError` where it cannot be written."""
     lines = (
         _Line(
             found.service,
@@ -79,7 +79,7 @@ def write(path: Path, verified: Verified) -> None:
 
 
 def read(path: Path) -> Verified:
-    """Raises `InvalidRequest` where it is not there, or no such file."""
+    """Raises `MigrationError` where it is not there, or no such file."""
     header, lines = listing.read(path, Header, _Line, format=_FORMAT)
     services = {
         line.service: Found(line.service, line.hashes, frozenset(line.members), line.scores)
