@@ -10,6 +10,7 @@ For the tests, which is what is brought where nothing is said:
 - other people's etcd clients, for our server must work with them;
 - Envoy, which our control plane feeds;
 - Node.js, unless this machine has one, and gRPC for it, which our control plane feeds too;
+- Debian's Prometheus, unless this machine has one: the files under deploy/ are tried with it;
 - Debian's Chromium, unless this machine has one, with every library that it misses here, and a font
   that has Chinese.
 
@@ -40,6 +41,7 @@ ZOOKEEPER = (
     "libslf4j-java",
     "libsnappy-java",
 )
+PROMETHEUS = ("prometheus",)
 CHROMIUM = ("chromium", "fonts-dejavu-core", "fonts-inter", "fonts-wqy-zenhei")
 JAVA = ("openjdk-17-jre-headless",)
 WRK = ("wrk", "libluajit-5.1-2")
@@ -70,6 +72,7 @@ def fetch_for_tests() -> int:
     fetchers = (
         fetch_etcd,
         fetch_redis,
+        fetch_prometheus,
         fetch_chromium,
         fetch_python_packages,
         fetch_node_packages,
@@ -91,6 +94,15 @@ def fetch_redis() -> int:
         return 0
     except RedisNotFound as missing:
         return unpack(TOOLS / "redis-7.0", REDIS, missing=str(missing))
+
+
+def fetch_prometheus() -> int:
+    target = TOOLS / "prometheus"
+    installed = all(shutil.which(name) for name in ("prometheus", "promtool"))
+    if installed or (target / "usr/bin/promtool").exists():
+        return 0
+    missing = "Prometheus is not on PATH: install it, the files under deploy/ are tried with it"
+    return unpack(target, PROMETHEUS, missing=missing)
 
 
 def fetch_chromium() -> int:

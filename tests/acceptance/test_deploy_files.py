@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import json
 import re
+import shutil
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mooring.model import Instance
 from mooring.server.alerts.conditions import KINDS, SEVERITIES
 from mooring.server.api.prometheus import STATES, labels
+from mooring.testing.servers import Server, free_port
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -199,6 +205,72 @@ def test_the_dashboard_is_one():
         refs = [target["refId"] for target in panel["targets"]]
         assert len(set(refs)) == len(refs)
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+
+
+def find_prometheus(program: str) -> str:
+    """Debian's 2.42, below `.tools` or on PATH."""
+    unpacked = Path.cwd() / ".tools/prometheus/usr/bin" / program
+    found = str(unpacked) if unpacked.exists() else shutil.which(program)
+    assert found, f"{program} is not installed: make tools (or: apt-get install prometheus)"
+    return found
+
+
+@pytest.mark.parametrize("backend", ["memory"], indirect=True)
+async def test_debians_prometheus_scrapes_and_discovers_with_the_file(admin: Admin, tmp_path: Path):
+    (tmp_path / "token").write_text(admin.tokens["viewer"])
+    settings = (DEPLOY / "prometheus.yaml").read_text()
+    address = admin.url.removeprefix("http://")
+    for shipped, here in (
+        ("/etc/prometheus/mooring-token", str(tmp_path / "token")),
+        ("127.0.0.1:7480", address),
+        ("15s", "1s"),
+    ):
+        assert shipped in settings
+        settings = settings.replace(shipped, here)
+    shutil.copy(DEPLOY / "prometheus-alerts.yaml", tmp_path)
+    (tmp_path / "prometheus.yaml").write_text(settings)
+    port = free_port()
+    command = [
+        find_prometheus("prometheus"),
+        f"--config.file={tmp_path / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    orders = Instance("shop/orders", "10.0.0.1", 80, ports={"metrics": 9100})
+    with Server(command, tmp_path / "log") as server:
+        server.start()
+        async with admin.hub.register(orders), httpx.AsyncClient(trust_env=False) as client:
+
+            async def targets() -> dict[str, dict[str, Any]]:
+                with contextlib.suppress(httpx.TransportError):
+                    answer = await client.get(f"http://127.0.0.1:{port}/api/v1/targets")
+                    if answer.status_code == 200:
+                        found = answer.json()["data"]["activeTargets"]
+                        return {each["labels"]["job"]: each for each in found}
+                return {}
+
+            async def works() -> bool:
+                found = await targets()
+                return found.get("mooring", {}).get("health") == "up" and "services" in found
+
+            await eventually(works, what="the server is scraped and its services are found")
+            assert (await targets())["services"]["labels"]["service"] == "shop/orders"
+
+
+@pytest.mark.parametrize("backend", ["memory"], indirect=True)
+async def test_promtool_finds_nothing_wrong_with_the_metrics(admin: Admin):
+    async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
+
+        async def sampled() -> bool:
+            return "mooring_heartbeat_delay_seconds" in await exposed(admin)
+
+        await eventually(sampled)
+        text = (await admin.get("/metrics")).text
+    check = await asyncio.create_subprocess_exec(
+        find_prometheus("promtool"), "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=STDOUT
+    )
+    output, _ = await check.communicate(text.encode())
+    assert (check.returncode, output.decode()) == (0, "")
 
 
 def test_prometheus_finds_its_rules_and_relabels_what_there_is():

@@ -33,7 +33,8 @@ from mooring.version import VERSION
 
 STATES = ("up", "unhealthy", "silent", "failing", "draining", "down", "disabled")
 """An instance is in one of them, so that their sum is all of them."""
-QUANTILES = (0.5, 0.99, 1.0)
+SHARES = (0.5, 0.99, 1.0)
+"""The percentiles that are exposed. Only summaries may have a label `quantile`."""
 LONGEST = 1024
 """Characters of a label; what is longer is left out."""
 
@@ -113,8 +114,8 @@ def of_fleet(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
     )
     delays = GaugeMetricFamily(
         "mooring_heartbeat_delay_seconds",
-        "Since the last sign of life of each instance; the quantile 1 is the longest",
-        labels=["service", "quantile"],
+        "Time since the last heartbeat of each instance; the percentile 100 is the longest",
+        labels=["service", "percentile"],
     )
     brakes = GaugeMetricFamily(
         "mooring_brake", "1 while so many fell silent that none is taken out", labels=["service"]
@@ -128,8 +129,8 @@ def of_fleet(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
         # None of one that has no instances, unless it lost them: that would ring the alarm.
         for state in STATES if known.instances or known.lost else ():
             instances.add_metric([name, state], counts[state])
-        for quantile in QUANTILES if silences else ():
-            delays.add_metric([name, f"{quantile:g}"], percentile(silences, quantile))
+        for share in SHARES if silences else ():
+            delays.add_metric([name, f"{share:.0%}".rstrip("%")], percentile(silences, share))
         brakes.add_metric([name], int(bool(fleet.brake(name))))
     yield GaugeMetricFamily("mooring_services", "Services that are known", value=count)
     yield instances
