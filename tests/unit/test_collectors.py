@@ -193,10 +193,12 @@ def test_an_unknown_name_names_the_nearest():
         choose([], {"queu": 5.0}, [Queue()])
 
 
-def test_one_that_is_handed_over_but_not_enabled_is_named(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO)
-    assert choose([], {}, [Queue()]) == []
-    assert "queue does not run" in caplog.text
+def test_a_collector_passed_in_code_runs_without_being_named():
+    chosen = choose(["memory"], {"queue": 5.0}, [Queue()])
+    assert [(collector.type, every) for collector, every in chosen] == [
+        ("memory", 30.0),
+        ("queue", 5.0),
+    ]
 
 
 @pytest.fixture

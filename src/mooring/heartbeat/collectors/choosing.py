@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
@@ -15,8 +14,6 @@ from mooring.heartbeat.collectors.disk import DiskCollector
 from mooring.heartbeat.collectors.memory import MemoryCollector
 from mooring.heartbeat.collectors.network import NetworkCollector
 from mooring.names import nearest
-
-log = logging.getLogger(__name__)
 
 GROUP = "mooring.collectors"
 
@@ -44,19 +41,18 @@ INTERVAL = 60.0
 def choose(
     enabled: Iterable[str], intervals: Mapping[str, float], own: Iterable[Collector] = ()
 ) -> list[tuple[Collector, float]]:
-    """The enabled collectors with their intervals, in the order of their first mention.
+    """The enabled collectors with their intervals, in the order of their first mention, and then
+    those of `own` that the settings do not name: passing a collector in code enables it.
 
-    One of `own` goes before one of an entry point, and that before a built-in one of the same
-    type. Only what is enabled is loaded. Raises `InvalidRequest` for a name that nobody has.
+    One of `own` replaces one of an entry point, and that one a built-in one, of the same type.
+    Only enabled collectors are loaded. Raises `InvalidRequest` for an unknown name.
     """
     handed = {collector.type: collector for collector in own}
     installed = {point.name: point for point in entry_points(group=GROUP)}
     known = handed.keys() | installed.keys() | BUILT_IN.keys()
-    names = list(dict.fromkeys(enabled))
+    names = list(dict.fromkeys([*enabled, *handed]))
     _check("enabled-metrics", names, known)
     _check("collection-intervals", intervals, known)
-    for name in handed.keys() - set(names):
-        log.info("collector %s does not run: registry.metrics.enabled-metrics lacks it", name)
 
     def collector(name: str) -> Collector:
         if name in handed:
