@@ -30,6 +30,8 @@ from mooring.cli.options import (
 from mooring.cli.reaching import START_ONE, on_redis, reach, run_command
 from mooring.cli.telling import hear, note, say, warn
 from mooring.model import Instance
+from mooring.registry.layouts import layout_of
+from mooring.registry.layouts.hprose import protocol_of
 from mooring.registry.registration import Registration
 from mooring.store.rules import check_ttl
 from mooring.tasks import Tasks
@@ -68,7 +70,13 @@ def register(
     version: Annotated[str, typer.Option(metavar="VERSION")] = "0.0.0",
     weight: Annotated[float, typer.Option(metavar="N", help="its share of the calls")] = 1.0,
     zone: Annotated[str, typer.Option(metavar="ZONE")] = "",
-    protocol: Annotated[str, typer.Option(metavar="NAME")] = "tcp",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="default: tcp; for hprose, what the domain starts with (http.hello)",
+        ),
+    ] = "",
     port: Annotated[
         list[str] | None, typer.Option("--port", metavar="NAME=PORT", help="another port")
     ] = None,
@@ -99,7 +107,7 @@ def register(
         service,
         host,
         number,
-        protocol=protocol,
+        protocol=protocol or _default_protocol(service, layout),
         version=version,
         zone=zone,
         weight=weight,
@@ -110,6 +118,17 @@ def register(
     lasting = seconds("--ttl", ttl) if ttl else None
     code = run_command(_register(instance, lasting, command, store, registry, layout, as_json))
     raise typer.Exit(code)
+
+
+def _default_protocol(service: str, layout: str) -> str:
+    if layout_of(layout).name != "hprose":
+        return "tcp"
+    if found := protocol_of(service):
+        return found
+    raise typer.BadParameter(
+        f"the domain {service} does not start with a protocol, as http.{service} would: give one",
+        param_hint="--protocol",
+    )
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -98,6 +98,13 @@ class Hprose(Layout):
             return Assembled(None, (Problem(entry.key, str(error)),))
 
 
+def protocol_of(domain: str) -> str:
+    """The protocol that a domain starts with by hprose's convention, as in `http.hello`; empty if
+    it starts with none."""
+    scheme, dot, _ = domain.partition(".")
+    return scheme if dot and scheme in SCHEMES else ""
+
+
 def server_url(instance: Instance) -> str:
     """The URL that clients of hprose call. Raises `InvalidRequest` for another protocol."""
     if instance.protocol not in SCHEMES:
