@@ -204,6 +204,20 @@ async def test_draining_takes_it_out_before_it_returns():
         assert not any(entry.lease for entry in (await hub.store.read(everything())).entries)
 
 
+async def test_draining_waits_until_consumers_can_have_seen_it():
+    async with mooring.connect(settings=QUIET) as hub, hub.register(ONE) as one:
+        started = time.monotonic()
+        draining = asyncio.create_task(one.drain(linger=0.5))
+
+        async def is_gone() -> bool:
+            return not (await hub.registry.instances("echo")).instances
+
+        await eventually(is_gone)
+        assert not draining.done(), "it keeps serving callers that still have it in their list"
+        await draining
+        assert time.monotonic() - started >= 0.5
+
+
 @pytest.mark.timed
 async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
     etcd: Callable[[str], object], caplog: pytest.LogCaptureFixture
