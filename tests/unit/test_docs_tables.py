@@ -25,3 +25,11 @@ def test_the_page_of_the_api_has_every_endpoint_with_who_may():
     page = (DOCS / "admin-api.md").read_text()
     there = [(each.method, each.path, told(each.needs)) for each in endpoints()]
     assert sorted(ROW.findall(page)) == sorted(there)
+
+
+def test_no_page_promises_clients_of_etcds_json_gateway():
+    """The server has no JSON gateway: it serves the clients that speak gRPC."""
+    pages = [DOCS.parent / "README.md", DOCS.parent / "CHANGELOG.md", *DOCS.glob("*.md")]
+    for page in pages:
+        text = " ".join(page.read_text().split())
+        assert not re.search(r"(every|any|all) etcd clients?\b", text), page.name
