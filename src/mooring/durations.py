@@ -12,7 +12,10 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def parse(text: str) -> float:
-    """Seconds of `text`: numbers with a unit (ms, s, m, h, d), one after another."""
+    """Seconds of `text`: numbers with a unit (ms, s, m, h, d), one after another. Zero needs no
+    unit."""
+    if text == "0":
+        return 0.0
     if not _WHOLE.fullmatch(text):
         raise InvalidRequest(f"{text!r} is not a duration: write it like 10s, 1m30s or 250ms")
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))

@@ -12,6 +12,7 @@ import pytest
 
 import mooring
 from mooring.testing.etcd import EtcdServer
+from tests.acceptance.commands import Command
 
 
 def mooring_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -55,9 +56,46 @@ def test_doctor_on_a_dead_store_says_so_and_fails():
 
 
 @pytest.mark.parametrize("url", ["foo://x", "etcd://h?tmeout=1s", "nonsense"])
-def test_a_bad_url_is_one_line_and_exit_1(url: str):
+def test_a_bad_url_is_one_line_and_exit_2(url: str):
     done = mooring_command("doctor", url)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("mooring: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "register a 10.0.0.1:80 --weight -1",
+        "register a 10.0.0.1:99999",
+        "register a 0.0.0.0:80",
+        "register a/b/c 10.0.0.1:80",
+        "register a 10.0.0.1:80 --ttl 0s",
+        "register a 10.0.0.1:80 --port http=99999",
+        "services --layout nonsense",
+        "services --store nonsense://x",
+        "services --registry redis://h?nonsense=1",
+        "token create me --role nonsense",
+        "token list --server nonsense",
+        "lock /bad/ --ttl 10s",
+        "lock name --ttl nonsense",
+        "wait a --timeout nonsense",
+        "store export --store sqlite:///nowhere/at/all",
+        "serve --http nonsense",
+        "nonsense",
+    ],
+)
+def test_a_wrong_call_exits_with_2(call: str, command: Command):
+    assert command(*call.split()).code == 2
+
+
+@pytest.mark.parametrize("call", ["lock name --timeout {} -- true", "wait a --timeout {}"])
+@pytest.mark.parametrize("zero", ["0", "0s"])
+def test_a_timeout_of_zero_is_accepted(
+    call: str, zero: str, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MOORING_STORE", "etcd://127.0.0.1:1?timeout=100ms")
+    done = command(*call.format(zero).split())
+    assert done.code == 1, done.stderr
+    assert "duration" not in done.stderr

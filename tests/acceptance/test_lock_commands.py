@@ -244,7 +244,7 @@ def test_without_a_command_it_holds_it_until_it_is_stopped(
 )
 def test_bad_input_is_told_in_words(url: str, arguments: list[str], complaint: str):
     done = mooring_command(*arguments, MOORING_STORE=url)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
 

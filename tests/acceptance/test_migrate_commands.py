@@ -195,7 +195,7 @@ def test_a_copy_that_is_killed_goes_on(place: Place):
 
 def test_a_store_is_no_redis(tmp_path: Path):
     done = mooring_command("migrate", "redis-v1", "plan", f"--store=sqlite://{tmp_path}/store")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "is no Redis" in done.stderr
 
 

@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused_before_it_starts(arguments: list[str], says: 
         [] if any("--store" in a or "--config" in a for a in arguments) else ["--store=memory://"]
     )
     done = mooring_command("serve", *store, *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -214,7 +214,7 @@ def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path):
         f"  key: {certificates}/server.key\n  client_ca: {tmp_path}/junk\n"
     )
     done = mooring_command("serve", f"--config={tmp_path}/config")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"{tmp_path}/junk holds no certificate" in done.stderr
 
 

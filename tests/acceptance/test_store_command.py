@@ -13,9 +13,11 @@ from urllib.parse import quote
 
 import pytest
 
+from mooring.cli import reaching
 from mooring.hub import open_store
 from mooring.store import Put, prefix
 from mooring.testing.etcd import EtcdServer
+from tests.acceptance.commands import Command
 from tests.acceptance.test_cli import mooring_command
 
 
@@ -61,9 +63,9 @@ async def test_a_backup_is_no_larger_than_what_is_in_use_and_for_its_owner_only(
 
 
 def refused(*arguments: str, **environment: str) -> str:
-    """What is told of a mistake: one line, and exit code 1."""
+    """The one line with which a command fails."""
     done = mooring_command(*arguments, **environment)
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode in (1, 2), done.stdout + done.stderr
     assert done.stderr.startswith("mooring: "), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr
@@ -188,11 +190,29 @@ def test_a_bad_line_writes_nothing(file: Path):
     lines = file.with_name("lines")
     lines.write_text('{"key": "/new", "value": ""}\nnonsense\n')
     done = mooring_command("store", "import", f"--store=sqlite://{file}", str(lines))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "line 2" in done.stderr
     exported = mooring_command("store", "export", f"--store=sqlite://{file}", "--prefix=/new")
     assert exported.stdout == ""
 
 
-def test_no_store_is_asked_for():
-    assert "--store" in mooring_command("store", "export", MOORING_STORE="").stderr
+def test_the_default_is_the_local_server(
+    command: Command, etcd: Callable[[str], EtcdServer], monkeypatch: pytest.MonkeyPatch
+):
+    server = etcd("3.4")
+    server.ctl("put", "/default/a", "1")
+    monkeypatch.delenv("MOORING_STORE", raising=False)
+    monkeypatch.setattr(reaching, "LOCAL", server.url.removeprefix("etcd://"))
+    assert command("store", "export", "--prefix=/default/").stdout == (
+        '{"key": "/default/a", "value": "1"}\n'
+    )
+
+
+def test_without_a_local_server_the_error_says_how_to_start_one(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MOORING_STORE", raising=False)
+    monkeypatch.setattr(reaching, "LOCAL", "127.0.0.1:1")
+    done = command("store", "export")
+    assert done.code == 1
+    assert "start `mooring serve`" in done.stderr

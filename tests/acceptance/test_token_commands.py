@@ -96,7 +96,7 @@ def test_json_says_all_of_a_new_token(served: Served):
 )
 def test_what_cannot_be_is_told_in_one_line(served: Served, arguments: list[str], says: str):
     done = command(served, "token", *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -167,10 +167,10 @@ def test_without_a_server_it_says_how_to_start_one(tmp_path: Path):
 
 def test_the_admin_token_goes_to_no_other_machine(served: Served):
     done = command(served, "token", "list", "--server=https://mooring.example")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "set MOORING_TOKEN" in done.stderr
     done = command(served, "token", "list", "--server=http://192.0.2.1:7480", MOORING_TOKEN="x")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--insecure" in done.stderr
 
 
@@ -179,7 +179,7 @@ def test_the_admin_token_goes_to_no_other_machine(served: Served):
 )
 def test_what_is_no_server_is_told(server: str):
     done = mooring_command("login", f"--server={server}", MOORING_TOKEN="x")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "is no server" in done.stderr
 
 
@@ -277,7 +277,7 @@ def test_a_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path, ce
     trust = f"--ca={certificates}/ca.pem"
     with Served("", f"--config={config}", folder=tmp_path) as served:
         refused = command(served, "login", trust)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert "--cert FILE --key FILE" in refused.stderr
         own = [f"--cert={certificates}/client.pem", f"--key={certificates}/client.key"]
         done = command(served, "login", trust, *own)
@@ -289,7 +289,7 @@ def test_a_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path, ce
         }
         assert command(served, "token", "list", **environment).returncode == 0
         done = command(served, "login", trust, own[0], f"--key={certificates}/server.key")
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "is no certificate with its key" in done.stderr
         done = command(served, "login", trust, own[1])
         assert "name that with --cert" in done.stderr
@@ -299,13 +299,13 @@ def test_a_folder_that_is_no_good_is_told_before_it_starts(tmp_path: Path):
     (tmp_path / "file").write_text("")
     serve = ["serve", "--store=memory://", "--etcd=off", "--http=127.0.0.1:0"]
     done = mooring_command(*serve, f"--data={tmp_path}/file/data")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--data" in done.stderr
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     done = mooring_command(*serve, f"--data={open_to_all}")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "chmod 700" in done.stderr
 
 

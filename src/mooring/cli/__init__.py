@@ -31,7 +31,7 @@ from mooring.cli import (
 from mooring.cli.running import fill_descriptors
 from mooring.cli.stdout import guarded
 from mooring.cli.telling import printable
-from mooring.errors import MooringError
+from mooring.errors import InvalidRequest, MooringError
 
 app = typer.Typer(
     name="mooring",
@@ -89,7 +89,8 @@ def version() -> None:
 
 
 def main() -> None:
-    """Errors of ours are for people: one line, and exit code 1. Anything else is a bug."""
+    """Print an error of ours as one line, and exit with 2 for a wrong call, else with 1.
+    Any other exception is a bug."""
     fill_descriptors()
     sys.stdout = guarded(sys.stdout)
     try:
@@ -97,4 +98,4 @@ def main() -> None:
     except MooringError as error:
         for line in f"mooring: {error}".split("\n"):  # which may quote what anybody wrote
             typer.echo(printable(line), err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, InvalidRequest) else 1)

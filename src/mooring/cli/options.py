@@ -17,7 +17,7 @@ StoreOption = Annotated[
         "--store",
         envvar="MOORING_STORE",
         metavar="URL",
-        help="where the registry is; default: the local `mooring serve`",
+        help="URL of the store; default: the local `mooring serve`",
     ),
 ]
 RegistryOption = Annotated[

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
@@ -53,14 +53,21 @@ async def reach(
     hear_crashes()
     hear("mooring.registry.redis.registry")  # what it leaves out of an answer
     settings = settings or parse(_NO_METRICS)
-    url = registry or store or f"etcd://{LOCAL}?timeout=2s"
     if store and registry:
         connect(store, registry=registry)  # raises where the two do not go together
-    try:
+    with named_or_local(registry or store) as url:
         async with connect(url, layout=layout, settings=settings) as hub:
             yield hub
+
+
+@contextmanager
+def named_or_local(url: str) -> Iterator[str]:
+    """The URL that was given, or that of the local server. If the local server does not answer,
+    the error says how to start it."""
+    try:
+        yield url or f"etcd://{LOCAL}?timeout=2s"
     except Unavailable as error:
-        if store or registry:
+        if url:
             raise
         raise Unavailable(f"no store answers at {LOCAL}: {START_ONE}") from error
 

@@ -1,4 +1,4 @@
-"""How commands run: their descriptors, the event loop, and the store that they work on."""
+"""How commands run: their standard descriptors and the event loop."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Annotated, TypeVar
-
-import typer
+from typing import TypeVar
 
 T = TypeVar("T")
-
-StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store", envvar="MOORING_STORE", metavar="URL", help="memory://, etcd://HOST:2379, …"
-    ),
-]
 
 
 def fill_descriptors() -> None:

@@ -12,10 +12,12 @@ from typing import Annotated, TextIO
 
 import typer
 
+from mooring.cli.options import StoreOption
 from mooring.cli.progress import progress
-from mooring.cli.running import StoreOption, run
+from mooring.cli.reaching import named_or_local
+from mooring.cli.running import run
 from mooring.cli.stdout import UNREAD
-from mooring.errors import InvalidRequest
+from mooring.errors import InvalidRequest, MooringError
 from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
 from mooring.store.embedded import journal
@@ -59,10 +61,11 @@ def export_keys(
     file: Annotated[Path | None, typer.Argument(help="default, or -: standard output")] = None,
 ) -> None:
     """Write keys as JSON lines."""
-    where = parse(_named(store))
-    if where.scheme == "sqlite" and not os.path.exists(where.file):
-        raise InvalidRequest(f"{where.file} is not there: name the file of a store")
-    run(_export(where, os.fsencode(start), leased, _unless_dash(file)))
+    with named_or_local(store) as url:
+        where = parse(url)
+        if where.scheme == "sqlite" and not os.path.exists(where.file):
+            raise InvalidRequest(f"{where.file} is not there: name the file of a store")
+        run(_export(where, os.fsencode(start), leased, _unless_dash(file)))
 
 
 @app.command(name="import")
@@ -71,15 +74,9 @@ def import_keys(
     file: Annotated[Path | None, typer.Argument(help="default, or -: standard input")] = None,
 ) -> None:
     """Write exported keys into a store. Keys that are there already are overwritten."""
-    where = parse(_named(store))
     puts = list(puts_of(_read(_unless_dash(file))))  # all is read before anything is written
-    run(_import(where, puts))
-
-
-def _named(url: str) -> str:
-    if not url:
-        raise InvalidRequest("which store? Name it with --store URL or MOORING_STORE")
-    return url
+    with named_or_local(store) as url:
+        run(_import(parse(url), puts))
 
 
 def _unless_dash(file: Path | None) -> Path | None:
@@ -132,7 +129,7 @@ def _writing(file: Path | None) -> Iterator[TextIO]:
         raise typer.Exit(UNREAD) from None
     except OSError as error:
         name = file or "standard output"
-        raise InvalidRequest(f"{name} cannot be written: {error.strerror}") from error
+        raise MooringError(f"{name} cannot be written: {error.strerror}") from error
 
 
 @contextmanager
