@@ -220,6 +220,111 @@ async def test_who_waits_for_ready_waits_for_somebody_to_come(hub: mooring.Hub, 
         assert [word.text async for word in count] == ["1", "2"]
 
 
+class Cut:
+    """What an interceptor does at the first call of each kind: stop the server that was chosen,
+    and go on once its connection is gone."""
+
+    def __init__(self) -> None:
+        self.server: EchoServer
+        self.opened: Channel
+        self.before: set[str] = set()
+
+    async def __call__(self, kind: str) -> None:
+        if kind not in self.before:
+            self.before.add(kind)
+            await self.server.server.stop(0)
+            await ready(self.opened, 0)
+
+    def interceptors(self) -> list[Any]:
+        cut = self
+
+        class UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+            async def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
+                await cut("Say")
+                return await proceed(details, request)
+
+        class UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+            async def intercept_unary_stream(self, proceed: Any, details: Any, request: Any) -> Any:
+                await cut("Count")
+                return await proceed(details, request)
+
+        class StreamUnary(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
+            async def intercept_stream_unary(self, proceed: Any, details: Any, words: Any) -> Any:
+                await cut("Join")
+                call = await proceed(details, words)
+                await call  # as OpenTelemetry's does
+                return call
+
+        class StreamStream(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+            async def intercept_stream_stream(self, proceed: Any, details: Any, words: Any) -> Any:
+                await cut("Chat")
+                return await proceed(details, words)
+
+        return [UnaryUnary(), UnaryStream(), StreamUnary(), StreamStream()]
+
+
+async def say(stub: Any, **options: Any) -> list[str]:
+    return [(await stub.Say(Word(text="A"), **options)).text]
+
+
+async def count(stub: Any, **options: Any) -> list[str]:
+    return [word.text async for word in stub.Count(Word(text="2"), **options)]
+
+
+async def join(stub: Any, **options: Any) -> list[str]:
+    return [(await stub.Join(iter([Word(text="a"), Word(text="b")]), **options)).text]
+
+
+async def chat(stub: Any, **options: Any) -> list[str]:
+    async def words() -> AsyncIterator[Any]:
+        for text in "ab":
+            yield Word(text=text)
+
+    return [word.text async for word in stub.Chat(words(), **options)]
+
+
+async def chat_slowly(stub: Any, **options: Any) -> list[str]:
+    async def words() -> AsyncIterator[Any]:
+        for text in "ab":
+            await asyncio.sleep(0.5)
+            yield Word(text=text)
+
+    return [word.text async for word in stub.Chat(words(), **options)]
+
+
+async def write_and_read(stub: Any, **options: Any) -> list[str]:
+    call = stub.Chat(**options)
+    await call.write(Word(text="a"))
+    await call.done_writing()
+    return [word.text async for word in chat_rest(call)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (say, ["A"]),
+        (count, ["1", "2"]),
+        (join, ["a b"]),
+        (chat, ["A", "B"]),
+        (chat_slowly, ["A", "B"]),
+        (write_and_read, ["A"]),
+    ],
+)
+@pytest.mark.parametrize("retry", [[], ["echo.Echo"]], ids=["once", "retried"])
+async def test_who_waits_for_ready_waits_on_if_the_connection_breaks_before_the_call_left(
+    hub: mooring.Hub, serve: Serve, kind: Any, answer: list[str], retry: list[str]
+):
+    cut = Cut()
+    cut.server = await serve("a")
+    async with calling(hub, interceptors=cut.interceptors(), retry=retry) as (cut.opened, stub):
+        await ready(cut.opened, 1)
+        calling_now = asyncio.create_task(kind(stub, wait_for_ready=True, timeout=30))
+        await eventually(lambda: bool(cut.before), within=20)
+        await ready(cut.opened, 0)
+        await serve("b")
+        assert await calling_now == answer
+
+
 async def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
     url = f"etcd://127.0.0.1:{free_port()}?timeout=1s"
     async with mooring.connect(url) as hub, calling(hub) as (opened, stub):

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.grpc.blocking.methods import never_left
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
 from mooring.grpc.options import SERVER_OPTIONS, authority, link_options, target_of
 from mooring.grpc.service_config import merged
-from mooring.grpc.statuses import verdict
+from mooring.grpc.statuses import never_left, verdict
 from mooring.grpc.target import Repeatable, check_policy, check_tries, service_of
 from mooring.model import Instance
 from tests.waiting import until

@@ -14,6 +14,21 @@ BLAMED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE
 AGAIN: Final = grpc.StatusCode.UNAVAILABLE
 """After this a call is tried again elsewhere, where its method may be repeated."""
 
+NOTICED: Final = 0.05
+"""Seconds in which gRPC notices that a connection is gone."""
+
+# What gRPC says if it has one instance to try, and if it goes round among several.
+_UNCONNECTED = ("failed to connect to all addresses", "connections to all backends failing")
+
+
+def never_left(error: grpc.RpcError) -> bool:
+    """Whether a call failed since there was no connection: nothing of it was sent. Only gRPC's
+    words tell that from a connection that broke under it."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if code is None or details is None or code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    return str(details()).startswith(_UNCONNECTED)
+
 
 def verdict(code: grpc.StatusCode | None) -> bool | None:
     """Whether an instance did well; None where that cannot be told: the caller gave up."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
 
 from mooring.grpc.aio.link import Link
-from mooring.grpc.statuses import AGAIN
+from mooring.grpc.statuses import AGAIN, NOTICED, never_left
 
 if TYPE_CHECKING:
     from mooring.discovery.balance import Node
     from mooring.grpc.aio.methods import Method
+    from mooring.tasks import Tasks
 
 _CANCELLED = "Locally cancelled by application!"  # as gRPC says
 
@@ -36,6 +37,59 @@ class Asked(NamedTuple):
 
 def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+class Sending:
+    """The caller's requests, for several tries. Each try iterates over it.
+
+    gRPC takes the first request before it knows whether there is a connection, and the second one
+    after the first is sent. So a try after one that never left begins with the last one taken.
+    """
+
+    def __init__(self, requests: Any, tasks: Tasks) -> None:
+        self._requests, self._tasks = _aiter(requests), tasks
+        self._last: list[Any] = []
+        self._next: asyncio.Task[Any] | None = None
+        """The request that is being waited for, by this try or the one before."""
+        self._tries = 0
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        self._tries += 1
+        mine = self._tries
+        for request in self._last:
+            yield request
+        while True:
+            if self._next is None:
+                self._next = self._tasks.start(self._taken(), name="a request of a call")
+            try:
+                request = await asyncio.shield(self._next)
+            except asyncio.CancelledError:
+                self._next.cancel()
+                raise
+            if mine != self._tries:
+                return  # another try has it
+            if isinstance(request, Exception):
+                raise request
+            if request is grpc.aio.EOF:
+                return
+            self._last, self._next = [request], None
+            yield request
+
+    async def _taken(self) -> Any:
+        """The next request, or the error of the caller's iterator."""
+        try:
+            return await anext(self._requests, grpc.aio.EOF)
+        except Exception as error:  # noqa: BLE001 - for gRPC, which ends the call
+            return error
+
+
+async def _aiter(requests: Any) -> AsyncIterator[Any]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request
 
 
 class Late(grpc.aio.Call):  # type: ignore[misc]
@@ -75,6 +129,10 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
             view.retries.request(time.monotonic())
         while True:
             self._begin(node, link)
+            if self._asked.wait_for_ready and await self._never_left():
+                await asyncio.sleep(NOTICED)
+                node, link = await self._turn()
+                continue
             tried.append(node.id)
             if len(tried) >= tries or not await self._failed():
                 return
@@ -102,10 +160,24 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
             told = f"Deadline Exceeded: {links.why_waiting()}"
             raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
 
+    async def _never_left(self) -> bool:
+        """Wait until the call is connected: whether it failed before anything of it was sent."""
+        try:
+            await self._call.wait_for_connection()
+        except grpc.aio.AioRpcError as error:
+            return never_left(error)
+        except Exception:  # noqa: BLE001 - an interceptor's mistake, which the caller gets
+            return False
+        return False
+
+    def _request(self) -> Any:
+        """What the next try sends."""
+        return self._asked.request
+
     def _begin(self, node: Node, link: Link) -> None:
         asked = self._asked
         self._call = self._method.at(link)(
-            asked.request,
+            self._request(),
             timeout=self.time_remaining(),
             metadata=asked.metadata,
             credentials=asked.credentials,
@@ -220,6 +292,8 @@ class _Answers(Late):
     """What answers with a stream."""
 
     _first: Any = None
+    _failed_first: grpc.aio.AioRpcError | None = None
+    """How the first read failed: a call with interceptors does not say it twice."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
@@ -230,6 +304,8 @@ class _Answers(Late):
 
     async def read(self) -> Any:
         call = await self._taken()
+        if self._failed_first is not None:
+            raise self._failed_first
         if self._first is not None:
             message, self._first = self._first, None
             return message
@@ -238,6 +314,16 @@ class _Answers(Late):
 
 class _Requests(Late):
     """What is asked with a stream."""
+
+    _sending: Sending | None = None
+
+    def _request(self) -> Any:
+        requests = self._asked.request
+        if requests is None or not self._asked.wait_for_ready:
+            return requests
+        if self._sending is None:
+            self._sending = Sending(requests, self._links.tasks)
+        return self._sending
 
     async def write(self, request: Any) -> None:
         await (await self._taken()).write(request)
@@ -256,7 +342,12 @@ class LateUnaryStream(_Answers, grpc.aio.UnaryStreamCall):  # type: ignore[misc]
         """Only up to the first message: what was seen cannot be taken back."""
 
         async def begun() -> None:
-            self._first = await self._call.read()
+            self._failed_first = None
+            try:
+                self._first = await self._call.read()
+            except grpc.aio.AioRpcError as error:
+                self._failed_first = error
+                raise
 
         return await _worth_another(begun())
 

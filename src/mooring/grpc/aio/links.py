@@ -258,8 +258,7 @@ class Links:
     ) -> Any:
         """Call whose turn it is, at once; None where there is nobody.
 
-        `next` and `begun` in one, without their detours: it is what most calls take. Whom to wait
-        for is not gRPC's to say: one instance alone is not worth waiting for.
+        `next` and `begun` in one, without their detours: it is what most calls take.
         """
         try:
             node = self._pick()

@@ -23,8 +23,10 @@ Coder = Callable[[Any], Any] | None
 
 
 class Method:
-    """One method. Where somebody has a connection and nothing is to be repeated, a call is one of
-    gRPC's own to that instance; otherwise it is one of ours (`calls`), which waits and tries.
+    """One method. If an instance is connected and nothing is to be repeated, a call is one of
+    gRPC's own to that instance; otherwise it is one of ours (`calls`), which waits and tries. A
+    call with `wait_for_ready` is always one of ours: it waits for another instance if the
+    connection breaks before it left, which gRPC, that knows only one, cannot.
 
     `late` makes the latter; `streams`: its calls are as long as callers like.
     """
@@ -75,9 +77,8 @@ class Method:
         if links.closed:
             raise grpc.aio.UsageError("Channel is closed.")
         key = key_in(metadata) if self._keyed else None
-        if self.tries == 1 and (found := links.next(key)) is not None:
+        if self.tries == 1 and not wait_for_ready and (found := links.next(key)) is not None:
             node, link = found
-            # Whom to wait for is decided here: one instance alone is not worth waiting for.
             call = self.at(link)(
                 request,
                 timeout=timeout,
@@ -109,9 +110,10 @@ class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        call = self._dispatch(self, request, timeout, metadata, credentials, compression)
-        if call is not None:
-            return call
+        if not wait_for_ready:
+            call = self._dispatch(self, request, timeout, metadata, credentials, compression)
+            if call is not None:
+                return call
         return self._late(request, timeout, metadata, credentials, wait_for_ready, compression)
 
 
@@ -129,9 +131,10 @@ class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[mi
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        call = self._dispatch(self, request, timeout, metadata, credentials, compression)
-        if call is not None:
-            return call
+        if not wait_for_ready:
+            call = self._dispatch(self, request, timeout, metadata, credentials, compression)
+            if call is not None:
+                return call
         return self._late(request, timeout, metadata, credentials, wait_for_ready, compression)
 
 
@@ -148,9 +151,12 @@ class StreamUnary(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[mi
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        call = self._dispatch(self, request_iterator, timeout, metadata, credentials, compression)
-        if call is not None:
-            return call
+        if not wait_for_ready:
+            call = self._dispatch(
+                self, request_iterator, timeout, metadata, credentials, compression
+            )
+            if call is not None:
+                return call
         return self._late(
             request_iterator, timeout, metadata, credentials, wait_for_ready, compression
         )
@@ -169,9 +175,12 @@ class StreamStream(Method, grpc.aio.StreamStreamMultiCallable):  # type: ignore[
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        call = self._dispatch(self, request_iterator, timeout, metadata, credentials, compression)
-        if call is not None:
-            return call
+        if not wait_for_ready:
+            call = self._dispatch(
+                self, request_iterator, timeout, metadata, credentials, compression
+            )
+            if call is not None:
+                return call
         return self._late(
             request_iterator, timeout, metadata, credentials, wait_for_ready, compression
         )

@@ -11,21 +11,9 @@ import grpc
 
 from mooring.grpc.blocking.failed import Failed
 from mooring.grpc.blocking.swapping import Route, Swapping
+from mooring.grpc.statuses import NOTICED, never_left
 
 Coder = Callable[[Any], Any] | None
-
-# What gRPC says where it has one instance to try, and where it goes round among several.
-_UNCONNECTED = ("failed to connect to all addresses", "connections to all backends failing")
-_NOTICED = 0.05  # seconds, in which gRPC may notice that a connection is gone
-
-
-def never_left(error: grpc.RpcError) -> bool:
-    """Whether a call failed since there was no connection: nothing of it was sent. Only gRPC's
-    words tell that from a connection that broke under it."""
-    code, details = getattr(error, "code", None), getattr(error, "details", None)
-    if code is None or details is None or code() is not grpc.StatusCode.UNAVAILABLE:
-        return False
-    return str(details()).startswith(_UNCONNECTED)
 
 
 class Method:
@@ -81,7 +69,7 @@ class Method:
                     raise
             finally:
                 self._swapping.over(route)
-            time.sleep(_NOTICED)
+            time.sleep(NOTICED)
 
     def _begin(
         self,
