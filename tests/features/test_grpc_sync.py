@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -409,3 +411,60 @@ def test_who_waits_for_ready_is_not_left_with_instances_that_are_gone(hub: Any, 
             serve("b")
             first.registration.close()
             assert {each.result(40) for each in asked} == {"b"}
+
+
+INHERITED = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+
+import mooring
+import mooring.grpc
+import mooring.sync
+from mooring.errors import Closed
+from tests.features.grpc_echo.servers import Word, pb2_grpc
+from tests.features.test_grpc_sync import Server
+
+server = Server("a")
+server.echo.slow = 1
+with (
+    mooring.sync.connect("memory://") as hub,
+    hub.register(mooring.Instance("echo", "127.0.0.1", server.port)),
+    mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel,
+):
+    stub = pb2_grpc.EchoStub(channel)
+    counting = stub.Count(Word(text="held 3"))
+    assert next(counting).text == "1"
+    for turn in range(10):
+        child = os.fork()
+        if not child:
+            word = Word(text="hello")
+            for use in (
+                lambda: stub.Say(word, timeout=5),
+                lambda: stub.Say.future(word, timeout=5),
+                lambda: stub.Count(word, timeout=5),
+                lambda: pb2_grpc.EchoStub(channel),
+                lambda: channel.subscribe(print),
+            ):
+                try:
+                    use()
+                except Closed as error:
+                    assert "made before a fork" in str(error), error
+                else:
+                    os._exit(2)
+            if turn % 2:
+                os._exit(0)
+            sys.exit(0)  # leaves all blocks
+        assert os.waitpid(child, 0)[1] == 0
+        assert stub.Say(Word(text="hello"), timeout=5).by == "a"
+    server.echo.go.set()
+    assert [word.text for word in counting] == ["2", "3"]
+server.server.stop(0).wait()
+"""
+
+
+def test_a_forked_child_is_told_to_make_a_channel_of_its_own():
+    """And the parent goes on with its own."""
+    run = subprocess.run(
+        [sys.executable, "-c", INHERITED], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -182,8 +182,8 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """Calls under way are cancelled. Idempotent."""
-        if self._swapping.closed:
+        """Calls under way are cancelled. Idempotent. Nothing in a forked child."""
+        if self._swapping.closed or self._swapping.inherited:
             return
         self._swapping.close()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from weakref import WeakSet
 
 import grpc
 
+from mooring.errors import Closed
 from mooring.grpc.blocking.failed import Failed
 from mooring.grpc.health import SERVICE
 from mooring.grpc.statuses import reason
@@ -76,11 +78,13 @@ class Swapping:
     """Which route calls take at present. May be used from any thread.
 
     A new one is used as soon as it has a connection, so that no call waits for it while there is
-    another. What is under way finishes on the old one, which is closed after the last.
+    another. What is under way finishes on the old one, which is closed after the last. In a forked
+    child everything raises `Closed`: the threads of gRPC and of the hub stayed with the parent.
     """
 
     def __init__(self, service: str, connect: Callable[[str], Route]) -> None:
         self._service, self._connect = service, connect
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._route: Route | None = None
         self._next: Route | None = None
@@ -89,9 +93,23 @@ class Swapping:
         self._listeners: list[Listener] = []
         self._known = self.closed = False
         self._why = "the registry has not answered yet"
+        _in_this_process.add(self)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made before a fork, in the parent."""
+        return self._process != os.getpid()
+
+    def _check_process(self) -> None:
+        """Before the lock is taken: a thread that did not survive a fork may hold it."""
+        if self.inherited:
+            raise Closed(
+                f"the channel to {self._service} was made before a fork: make one in this process"
+            )
 
     def add(self, method: Method) -> None:
         """A method that is called here, for as long as somebody has it."""
+        self._check_process()
         with self._changed:
             self._methods.add(method)
 
@@ -151,6 +169,7 @@ class Swapping:
     def take(self, deadline: float | None, *, wait_for_ready: bool) -> Route:
         """The route for a call that begins; give it to `over` when the call ends. Raises `Failed`
         where there is none, or none by the deadline, of the monotonic clock."""
+        self._check_process()
         with self._changed:
             while True:
                 route = self._route
@@ -181,6 +200,8 @@ class Swapping:
 
     def over(self, route: Route) -> None:
         """A call ended."""
+        if self.inherited:
+            return
         with self._changed:
             route.under_way -= 1
             self._close_if_over(route)
@@ -195,11 +216,13 @@ class Swapping:
 
     def subscribe(self, listener: Listener) -> None:
         """Tell the connectivity of the route, whichever it is, from another thread."""
+        self._check_process()
         with self._changed:
             self._listeners.append(listener)
             self._connect_listener(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
+        self._check_process()
         with self._changed:
             if listener in self._listeners:
                 self._listeners.remove(listener)
@@ -226,6 +249,20 @@ class Swapping:
         for route in routes:
             assert route is not None
             route.close()
+
+
+_in_this_process: WeakSet[Swapping] = WeakSet()
+_inherited: list[Swapping] = []
+
+
+def _keep() -> None:
+    """In a forked child: keep the parent's channels, since gRPC would close the parent's
+    connections with them."""
+    _inherited.extend(_in_this_process)
+    _in_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_keep)
 
 
 def _elsewhere(work: Callable[[], object]) -> None:
