@@ -234,6 +234,105 @@ class TestDiffAndPublish:
         assert json.loads(done.stdout)["transactions"] > 1
 
 
+class TestManyTenants:
+    @pytest.mark.parametrize("name", ["all.yaml", "all.jsonl"])
+    def test_an_export_is_published_again_and_changes_nothing(self, acme: Terminal, name: str):
+        acme.run(
+            "publish", "-", given="id: 10\nmeta: {code: ten, name: Ten}\nstorage: {extra: {a: 1}}"
+        )
+        file = acme.folder / name
+        done = acme.try_out("export", str(file))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "2 tenants\n")
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "hunter2" not in file.read_text()
+        assert "passwordEncrypted" in file.read_text()
+        for key in (KEY, ""):
+            lines = acme.run("publish", str(file), MOORING_ENCRYPTION_KEY=key).splitlines()
+            assert lines == ["tenant 7: nothing to change", "tenant 10: nothing to change"]
+        elsewhere = Terminal(f"sqlite://{acme.folder}/elsewhere", acme.folder)
+        elsewhere.run("publish", str(file), MOORING_ENCRYPTION_KEY="")
+        again = acme.folder / f"again-{name}"
+        elsewhere.run("export", str(again), MOORING_ENCRYPTION_KEY="")
+        assert again.read_text() == file.read_text()
+        revealed = elsewhere.run("show", "7", "--reveal")
+        assert "hunter2" in revealed
+
+    def test_some_are_exported_to_standard_output(self, acme: Terminal):
+        acme.run("publish", "-", given="id: 1\nmeta: {code: one, name: One}\n")
+        assert acme.run("export", "--tenant", "1", "--json") == (
+            '{"id": 1, "meta": {"status": "active", "code": "one", "name": "One"}}\n'
+        )
+        assert acme.run("export", "--tenant", "1", "-").startswith("---\nid: 1\nmeta:\n")
+        assert acme.refused("export", "--tenant", "2") == "there is no tenant 2"
+
+    def test_a_part_that_cannot_be_read_is_reported(self, acme: Terminal):
+        with mooring.sync.connect(acme.url) as hub:
+            hub.store.commit(Put(b"jxt/tenants/7/storage", b"{oops"))
+        done = acme.try_out("export", str(acme.folder / "all.yaml"))
+        assert done.returncode == 1
+        assert "storage cannot be understood and is left out" in done.stderr
+
+    def test_one_file_holds_many_and_one_that_fails_stops_no_other(self, acme: Terminal):
+        documents = [
+            f"id: {n}\nmeta: {{code: {'acme' if n == 50 else f'c{n}'}, name: n{n}}}\n"
+            for n in range(20, 80)
+        ]
+        file = acme.file("---\n".join(documents), "many.yaml")
+        done = acme.try_out("publish", file)
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"mooring: {file}, document 31: "
+            "tenant 50: the code 'acme' belongs to tenant 7 already\n"
+        )
+        told = [line for line in done.stdout.splitlines() if line.startswith("tenant")]
+        assert told == [
+            f"tenant {n}: 1 added, 0 changed, 0 removed (version 1)"
+            for n in range(20, 80)
+            if n != 50
+        ]
+        assert len(acme.run("list").splitlines()) == 60
+
+    def test_a_host_moves_between_two_of_them_in_either_order(self, terminal: Terminal):
+        def both(one: str, two: str) -> str:
+            first = f"id: 1\nmeta: {{code: a, name: A}}\ndomain: {one}\n"
+            return f"{first}---\nid: 2\nmeta: {{code: b, name: B}}\ndomain: {two}\n"
+
+        host = "{primary: a.example}"
+        terminal.run("publish", "-", given=both(host, "{}"))
+        assert "tenant 2: 1 added" in terminal.run("publish", "-", given=both("{}", host))
+        assert "tenant 1: 1 added" in terminal.run("publish", "-", given=both(host, "{}"))
+
+    def test_a_dry_run_writes_nothing(self, acme: Terminal):
+        changed = acme.file(ACME.replace("enterprise", "free"), "changed.yaml")
+        assert acme.run("publish", "--dry-run", changed).splitlines() == [
+            '~ meta.billingPlan: "enterprise" → "free"',
+            "tenant 7: 0 to add, 1 to change, 0 to remove",
+        ]
+        assert acme.run("diff", acme.file(ACME)) == "tenant 7: nothing to change\n"
+        taken = acme.file("id: 8\nmeta: {code: acme, name: x}\n", "taken.yaml")
+        assert "belongs to tenant 7" in acme.refused("publish", "--dry-run", taken)
+
+    def test_a_base_keeps_what_others_wrote_meanwhile(self, acme: Terminal):
+        (shown,) = acme.records("show", "7")
+        base = str(shown["revision"])
+        assert acme.run("show", "7", "--yaml").splitlines()[0] == f"# revision: {base}"
+        changed = acme.file(ACME.replace("enterprise", "free"), "changed.yaml")
+        acme.run("publish", "--base", base, changed)
+        for arguments in (
+            ("publish", "--base", base, acme.file(ACME)),
+            ("publish", "--dry-run", "--base", base, acme.file(ACME)),
+            ("rollback", "7", "1", "--yes", "--base", base),
+            ("delete", "7", "--yes", "--base", base),
+        ):
+            done = acme.try_out(*arguments)
+            assert done.returncode == 1
+            assert f"and not {base}: it was changed since" in done.stderr
+        many = acme.file("id: 1\n---\nid: 2\n", "many.yaml")
+        assert acme.try_out("publish", "--base", base, many).returncode == 2
+        (shown,) = acme.records("show", "7")
+        acme.run("delete", "7", "--yes", "--base", str(shown["revision"]))
+
+
 class TestLooking:
     def test_tenants_are_listed_by_id(self, acme: Terminal):
         for number, status in ((10, "suspended"), (1, "active")):

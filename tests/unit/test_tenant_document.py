@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.document import parse, written
-from mooring.tenants.files import load, read
+from mooring.tenants.files import load, read, read_all
 from mooring.tenants.merging import merged
 from mooring.tenants.publishing import Parts, Unread, differences
 from mooring.tenants.secrets import Keyring
@@ -134,7 +134,8 @@ def test_meta_is_not_removed():
         ("id: 1\nstorage: !!timestamp hunter2", "tag"),
         ("id: 1\nstorage: !!bool hunter2", "tag"),
         ("id: 1\nstorage: !!int hunter2", "tag"),
-        ("id: 1\n---\nid: 2", "not YAML"),
+        ("id: 1\n---\nid: 2", "holds 2 tenants"),
+        ("id: 1\n---\nid: 2\nmetta: {}", "file, document 2: unknown section 'metta'"),
         ("id: 1\nstorage: \x00", "not YAML"),
         ("id: 1\ndatabase: {a: {password: 'hunter2}}", "not YAML"),
         ("id: 1\ndatabase:\n  a:\n    password: hunter2: x", "not YAML"),
@@ -170,6 +171,30 @@ def test_in_json_too():
     assert "not JSON" in refused('{"id": 1, "x": "hunter2', as_json=True)
     assert "too many" in refused("[" * 100_000, as_json=True)
     assert "too many" in refused("[" * 5_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "as_json"),
+    [
+        ("id: 1\n---\nid: 2\nstorage: {uploadQuotaGb: 1}\n", False),
+        ("---\nid: 1\n---\n# nothing\n---\nid: 2\nstorage: {uploadQuotaGb: 1}\n---\n", False),
+        ('{"id": 1}\n{"id": 2, "storage": {"uploadQuotaGb": 1}}\n', False),
+        ('{"id": 1}\n{"id": 2, "storage": {"uploadQuotaGb": 1}}\n', True),
+        ('\n {"id": 1}\n\n\n{"id": 2,\n"storage": {"uploadQuotaGb": 1}}', True),
+    ],
+)
+def test_a_file_may_hold_many_tenants(text: str, as_json: bool):
+    documents = read_all(text, of="file", as_json=as_json)
+    assert [each.tenant for each in documents] == [1, 2]
+    assert documents[1].sections == {"storage": {"storage": {"uploadQuotaGb": 1}}}
+
+
+def test_an_error_in_one_of_many_names_it():
+    with pytest.raises(InvalidRequest, match="file, document 2: id is missing"):
+        read_all('{"id": 1}\n{"storage": {}}\n', of="file")
+    with pytest.raises(InvalidRequest, match=r"not JSON: .* line 2 column") as error:
+        read_all('{"id": 1}\n{"id": 2, "ftp": {"a": {"passwordHash": "hunter2}}}', of="file")
+    assert "hunter2" not in str(error.value)
 
 
 def test_dates_and_times_are_text():
@@ -341,3 +366,22 @@ def test_what_is_shown_can_be_published_again_and_changes_nothing(told: Any, as_
     text = json.dumps(shown) if as_json else yaml.safe_dump(shown, allow_unicode=True)
     again = read(text, of="file", as_json=as_json).applied(there, RING)
     assert differences(there, again) == []
+
+
+@settings(max_examples=50)
+@given(tenants, st.booleans())
+def test_what_is_exported_makes_the_same_tenant_elsewhere(told: Any, as_json: bool):
+    there: Parts = {path: merged(1, path, None, value, RING) for path, value in told.items()}
+    exported = written(1, there, secrets=True)
+    text = json.dumps(exported) if as_json else yaml.safe_dump(exported, allow_unicode=True)
+    document = read(text, of="file", as_json=as_json)
+    for known in (Keyring(), RING):
+        assert differences(there, document.applied({}, known)) == []
+        assert differences(there, document.applied(there, known)) == []
+
+
+def test_a_section_without_fields_is_not_removed_by_its_own_export():
+    there: Parts = {"storage": {"tenantId": 1}, "ftp/bob": {"tenantId": 1, "username": "bob"}}
+    for secrets in (False, True):
+        document = parse(written(1, there, secrets=secrets))
+        assert differences(there, document.applied(there, RING)) == []

@@ -1,10 +1,15 @@
-"""Standard output, and how a command ends where it is not read or cannot be written."""
+"""Where commands write: standard output, or a file in its place; and how a command ends if that is
+not read or cannot be written."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import typer
@@ -42,3 +47,39 @@ def guarded(stream: TextIO) -> TextIO:
         errors="backslashreplace",
         line_buffering=stream.line_buffering,
     )
+
+
+@contextmanager
+def writing(file: Path | None, *, mode: int = 0o666) -> Iterator[TextIO]:
+    """Standard output, or a file that is there once all is in it, and otherwise as it was. `mode`
+    is that of a new file."""
+    try:
+        if file is None:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+            yield sys.stdout
+            sys.stdout.flush()
+        elif file.exists() and not file.is_file():  # a pipe, a terminal
+            with file.open("w", encoding="utf-8") as output:
+                yield output
+        else:
+            with _replacing(file.resolve(), mode) as output:
+                yield output
+    except BrokenPipeError:
+        raise typer.Exit(UNREAD) from None
+    except OSError as error:
+        name = file or "standard output"
+        raise MooringError(f"{name} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _replacing(file: Path, mode: int) -> Iterator[TextIO]:
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
+    try:
+        made = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(made, "w", encoding="utf-8") as output:
+            yield output
+            output.flush()
+            os.fsync(output.fileno())
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -16,8 +14,8 @@ from mooring.cli.options import StoreOption
 from mooring.cli.progress import progress
 from mooring.cli.reaching import named_or_local
 from mooring.cli.running import run
-from mooring.cli.stdout import UNREAD
-from mooring.errors import InvalidRequest, MooringError
+from mooring.cli.stdout import writing
+from mooring.errors import InvalidRequest
 from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
 from mooring.store.embedded import journal
@@ -97,7 +95,7 @@ def _read(file: Path | None) -> str:
 async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
     written = skipped = 0
-    with _writing(file) as output, progress("keys") as told:
+    with writing(file) as output, progress("keys") as told:
         async with open_store(where) as store:
             async for entries in pages(store, range):
                 for entry in entries:
@@ -109,40 +107,6 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
                 told(written, None)
     left_out = f", {skipped} on a lease left out (--leased takes them)" if skipped else ""
     typer.echo(f"{written} keys{left_out}", err=True)
-
-
-@contextmanager
-def _writing(file: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is there once all is in it, and otherwise as it was."""
-    try:
-        if file is None:
-            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-            yield sys.stdout
-            sys.stdout.flush()
-        elif file.exists() and not file.is_file():  # a pipe, a terminal
-            with file.open("w", encoding="utf-8") as output:
-                yield output
-        else:
-            with _replacing(file.resolve()) as output:
-                yield output
-    except BrokenPipeError:
-        raise typer.Exit(UNREAD) from None
-    except OSError as error:
-        name = file or "standard output"
-        raise MooringError(f"{name} cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _replacing(file: Path) -> Iterator[TextIO]:
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("x", encoding="utf-8") as output:
-            yield output
-            output.flush()
-            os.fsync(output.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 async def _import(where: StoreURL, puts: list[Put]) -> None:

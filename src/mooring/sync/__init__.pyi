@@ -471,10 +471,18 @@ class Provider:
 class Publisher:
     def read(self, tenant: int) -> mooring.tenants.publishing.Parts: ...
     def diff(
-        self, document: mooring.tenants.document.Document
+        self,
+        document: mooring.tenants.document.Document,
+        *,
+        require: mooring.tenants.work.Require | None = None,
+        resent: mooring.tenants.publishing.Resent = ...,
     ) -> list[mooring.tenants.publishing.Difference]: ...
     def apply(
-        self, document: mooring.tenants.document.Document, *, note: str = ""
+        self,
+        document: mooring.tenants.document.Document,
+        *,
+        note: str = "",
+        require: mooring.tenants.work.Require | None = None,
     ) -> mooring.tenants.work.Published: ...
     def put(
         self, tenant: int, path: str, value: mooring.model.JSON
@@ -488,14 +496,23 @@ class Publisher:
         action: str = "publish",
         note: str = "",
         also: mooring.tenants.work.Also | None = None,
+        require: mooring.tenants.work.Require | None = None,
+        resent: mooring.tenants.publishing.Resent = ...,
     ) -> mooring.tenants.work.Published: ...
-    def delete(self, tenant: int, *, note: str = "") -> mooring.tenants.work.Published: ...
+    def delete(
+        self, tenant: int, *, note: str = "", require: mooring.tenants.work.Require | None = None
+    ) -> mooring.tenants.work.Published: ...
     def put_common(self, path: str, value: mooring.model.JSON) -> None: ...
     def remove_common(self, path: str) -> None: ...
     def beat(self) -> None: ...
     def history(self, tenant: int) -> list[mooring.tenants.history.HistoryEntry]: ...
     def rollback(
-        self, tenant: int, number: int, *, note: str = ""
+        self,
+        tenant: int,
+        number: int,
+        *,
+        note: str = "",
+        require: mooring.tenants.work.Require | None = None,
     ) -> mooring.tenants.work.Published: ...
     def diff_rollback(
         self, tenant: int, number: int

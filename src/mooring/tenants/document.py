@@ -129,13 +129,15 @@ def _key(tenant: int, section: str, name: object) -> str:
     return name
 
 
-def written(tenant: int, parts: Parts) -> dict[str, JSON]:
+def written(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str, JSON]:
     """The document of a tenant, to be edited and published again: without its secrets, which a
-    publish keeps."""
+    publish keeps, or with its `secrets` as they are stored."""
     document: dict[str, JSON] = {"id": tenant}
     for path, value in sorted(parts.items(), key=lambda part: SECTIONS.index(kind_of(part[0]))):
         kind, name = kind_of(path), name_of(path)
-        shown = _fields(kind, value) if isinstance(value, Mapping) else value
+        shown = _fields(kind, value, secrets) if isinstance(value, Mapping) else value
+        if shown == {} and kind not in MANY:
+            shown = {"tenantId": tenant}  # an empty section would be removed
         if not isinstance(shown, dict | list | str):
             continue  # it cannot be understood
         if name:
@@ -147,16 +149,16 @@ def written(tenant: int, parts: Parts) -> dict[str, JSON]:
     return document
 
 
-def _fields(kind: str, value: Mapping[str, JSON]) -> dict[str, JSON]:
+def _fields(kind: str, value: Mapping[str, JSON], secrets: bool) -> dict[str, JSON]:
     known: dict[str, JSON] = {}
     extra: dict[str, JSON] = {}
     for name, inner in value.items():
         repeats = name in IDENTITY and (kind, name) != ("database", "username")
-        if repeats or name == "passwordKeyId" or inner is None:
+        if repeats or inner is None or (name == "passwordKeyId" and not secrets):
             continue
         if name in FIELDS[kind]:
-            if not is_secret(name):
+            if secrets or not is_secret(name):
                 known[name] = inner
-        elif not holds_secret({name: inner}):
+        elif secrets or not holds_secret({name: inner}):
             extra[name] = inner
     return known | ({EXTRA: extra} if extra else {})

@@ -1,10 +1,12 @@
-"""A tenant's document in a file or a text, YAML or JSON. Whatever is wrong with it, nothing of it
-is shown that may be a secret."""
+"""The documents of tenants in a file or a text, YAML or JSON. A file holds one tenant, or many: as
+documents of YAML (with `---` between them), or as JSON lines. No error shows a part of a file that
+may be a secret."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +18,93 @@ from mooring.tenants.document import Document, parse
 _MERGED = 10_000  # fields of a map into which others are merged: they multiply
 
 
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+SUFFIXES = (".yaml", ".yml", *JSON_SUFFIXES)
+"""The names of files that hold tenants end like this."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder(object_pairs_hook=lambda pairs: _once(pairs))
+
+
 def load(file: Path) -> Document:
-    """The document in a file: JSON where it is called so, else YAML, of which JSON is a part."""
+    """The document of the one tenant in a file. Raises `InvalidRequest`."""
+    return _only(load_all(file), of=str(file))
+
+
+def load_all(file: Path) -> list[Document]:
+    """The documents in a file, at least one: JSON if its name says so, otherwise YAML or JSON
+    lines."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file} is no text in UTF-8") from error
-    return read(text, of=str(file), as_json=file.suffix == ".json")
+    return read_all(text, of=str(file), as_json=file.suffix in JSON_SUFFIXES)
 
 
 def read(text: str, *, of: str, as_json: bool = False) -> Document:
-    """The document in a text; `of` names it in errors, none of which shows anything of it that may
-    be a secret."""
+    """The one document in a text; `of` names the text in errors."""
+    return _only(read_all(text, of=of, as_json=as_json), of=of)
+
+
+def read_all(text: str, *, of: str, as_json: bool = False) -> list[Document]:
+    """The documents in a text, at least one; `of` names the text in errors."""
     try:
-        return parse(_loaded(text, as_json=as_json))
+        values = _loaded(text, as_json=as_json or _begins_with_json(text))
     except InvalidRequest as error:
         raise InvalidRequest(f"{of}: {error}") from error
+    if len(values) > 1:
+        values = [value for value in values if value is not None]  # nothing between two `---`
+    found = []
+    for place, value in enumerate(values or [None], 1):
+        try:
+            found.append(parse(value))
+        except InvalidRequest as error:
+            which = f", document {place}" if len(values) > 1 else ""
+            raise InvalidRequest(f"{of}{which}: {error}") from error
+    return found
 
 
-def _loaded(text: str, *, as_json: bool) -> object:
+def _only(documents: list[Document], *, of: str) -> Document:
+    if len(documents) > 1:
+        raise InvalidRequest(f"{of} holds {len(documents)} tenants: one is expected")
+    return documents[0]
+
+
+def _begins_with_json(text: str) -> bool:
+    """Whether the first value is an object of JSON and not only of YAML."""
+    text = text.lstrip()
+    if not text.startswith("{"):
+        return False
     try:
-        return json.loads(text, object_pairs_hook=_once) if as_json else yaml.load(text, _Loader)
+        _DECODER.raw_decode(text)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    except InvalidRequest:
+        pass  # it has a name twice: reading it says so
+    return True
+
+
+def _json_values(text: str) -> Iterator[object]:
+    """The values in a text, at least one, with nothing but spaces and line ends between them."""
+    at = _after_space(text, 0)
+    while True:
+        value, at = _DECODER.raw_decode(text, at)
+        yield value
+        at = _after_space(text, at)
+        if at == len(text):
+            return
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _loaded(text: str, *, as_json: bool) -> list[object]:
+    try:
+        return list(_json_values(text)) if as_json else list(yaml.load_all(text, _Loader))
     except InvalidRequest:
         raise
     except yaml.YAMLError as error:

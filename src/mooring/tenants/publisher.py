@@ -37,7 +37,6 @@ from mooring.tenants.publishing import (
     NOTHING_RESENT,
     ROOM,
     Difference,
-    Held,
     Parts,
     Resent,
     batches,
@@ -59,6 +58,7 @@ from mooring.tenants.secrets import CURRENT, Keyring
 from mooring.tenants.settings import Settings
 from mooring.tenants.stages import at_a_time, check, stage
 from mooring.tenants.work import Also, Published, Work
+from mooring.tenants.work import Require as Require
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,6 @@ KEEP_FOR = 90 * 86400.0
 _TRIES = 200  # lost races in a row, each of which somebody else won
 
 Change = Callable[[Parts], Parts]
-Require = Callable[[Held], None]
-"""Raises unless what the store has is what the caller expects."""
 History = Sequence[HistoryEntry]
 
 
@@ -178,8 +176,7 @@ class Publisher:
         was written, save where somebody took the name between two transactions of a publish that is
         too large for one, of which a note at the error tells.
         """
-        work = Work(tenant, action, note, also)
-        return await self._change(work, change, require=require, resent=resent)
+        return await self._change(Work(tenant, action, note, also, require), change, resent=resent)
 
     async def _change(
         self,
@@ -187,7 +184,6 @@ class Publisher:
         change: Change,
         *,
         only_at: int | None = None,
-        require: Require | None = None,
         resent: Resent = NOTHING_RESENT,
     ) -> Published:
         """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
@@ -195,8 +191,6 @@ class Publisher:
 
         async def attempt(seen: Seen) -> None:
             seen = resending(seen, resent)
-            if require is not None and not work.written:
-                require(seen.held)
             if only_at is not None and seen.last != (work.number or only_at):
                 raise Moved(tenant)
             wanted = change(seen.held.parts)
@@ -222,11 +216,9 @@ class Publisher:
         where it fits. Its history stays. Raises `NotConfigured` where there is none. `require`:
         see `change`."""
         check_id(tenant)
-        work = Work(tenant, "delete", note)
+        work = Work(tenant, "delete", note, require=require)
 
         async def attempt(seen: Seen) -> None:
-            if require is not None and not work.written:
-                require(seen.held)
             if seen.held.revisions or seen.held.strange:
                 await erase(self._scribe, work, seen)
             elif not work.changes:
@@ -271,6 +263,8 @@ class Publisher:
             seen = await self._scribe.look(work.tenant)
             if await self._scribe.make_sure(work, seen):
                 return
+            if work.require is not None and not work.written:
+                work.require(seen.held)
             try:
                 await attempt(seen)
                 return
@@ -314,7 +308,7 @@ class Publisher:
             if newest == tried:
                 raise _torn(tenant, number)
             tried = newest
-            work = Work(tenant, "rollback", "")
+            work = Work(tenant, "rollback", "", require=require)
 
             def change(there: Parts, work: Work = work, undone: History = undone) -> Parts:
                 found = self._undone(there, undone)
@@ -324,7 +318,7 @@ class Publisher:
 
             try:
                 return await self._change(
-                    work, change, only_at=newest, require=require, resent=chronicle.resent(undone)
+                    work, change, only_at=newest, resent=chronicle.resent(undone)
                 )
             except Moved:
                 continue

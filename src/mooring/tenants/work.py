@@ -9,8 +9,10 @@ import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
 from mooring.store.contract import Check, Write
-from mooring.tenants.publishing import Difference, Parts
+from mooring.tenants.publishing import Difference, Held, Parts
 
+Require = Callable[[Held], None]
+"""Raises unless what the store has is what the caller expects."""
 Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
 
 
@@ -53,8 +55,16 @@ class Attempt(msgspec.Struct, frozen=True):
 class Work:
     """A publish under way."""
 
-    def __init__(self, tenant: int, action: str, note: str, also: Also | None = None) -> None:
-        self.tenant, self.action, self.note, self.also = tenant, action, note, also
+    def __init__(
+        self,
+        tenant: int,
+        action: str,
+        note: str,
+        also: Also | None = None,
+        require: Require | None = None,
+    ) -> None:
+        self.tenant, self.action, self.note = tenant, action, note
+        self.also, self.require = also, require
         self.changes: list[Difference] = []
         self.number = self.page = self.transactions = self.aside = 0
         self._began = 0

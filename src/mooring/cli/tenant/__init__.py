@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from mooring.cli.tenant import history, looking, publishing, resolving
+from mooring.cli.tenant import exporting, history, looking, publishing, resolving
 
 app = typer.Typer(
-    help="Tenants: list, show, resolve, diff, publish, delete, history, rollback, rekey.",
+    help="Tenants: list, show, resolve, diff, publish, export, delete, history, rollback, rekey.",
     no_args_is_help=True,
 )
 app.command(name="list")(looking.list_tenants)
@@ -16,6 +16,7 @@ app.command()(resolving.resolve)
 app.command()(publishing.diff)
 app.command()(publishing.publish)
 app.command()(publishing.delete)
+app.command()(exporting.export)
 app.command()(history.history)
 app.command()(history.rollback)
 app.command()(history.rekey)

@@ -15,11 +15,13 @@ from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, warn
 from mooring.cli.tenant.changes import counted, print_changes
 from mooring.cli.tenant.options import (
+    BaseOption,
     ByOption,
     NoteOption,
     NumberArgument,
     TenantArgument,
     YesOption,
+    expecting,
     must_agree,
     publisher,
 )
@@ -103,6 +105,7 @@ def rollback(
     tenant: TenantArgument,
     number: NumberArgument,
     yes: YesOption = False,
+    base: BaseOption = "",
     by: ByOption = "",
     text: NoteOption = "",
     store: StoreOption = "",
@@ -119,7 +122,7 @@ def rollback(
         typer.echo(f"tenant {tenant}: {counted(changes)}")
     if changes:
         must_agree(f"Roll tenant {tenant} back to version {number}?", yes)
-    published = run_command(_rollback(tenant, number, by, text, store, namespace))
+    published = run_command(_rollback(tenant, number, base, by, text, store, namespace))
     if as_json:
         show_json(
             {
@@ -140,10 +143,10 @@ async def _diff(tenant: int, number: int, store: str, namespace: str) -> list[Di
 
 
 async def _rollback(
-    tenant: int, number: int, by: str, text: str, store: str, namespace: str
+    tenant: int, number: int, base: str, by: str, text: str, store: str, namespace: str
 ) -> Published:
     async with publisher(store, namespace, by) as publishing:
-        return await publishing.rollback(tenant, number, note=text)
+        return await publishing.rollback(tenant, number, note=text, require=expecting(base))
 
 
 def rekey(

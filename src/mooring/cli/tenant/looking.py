@@ -26,6 +26,7 @@ from mooring.tenants.secrets import Keyring
 from mooring.tenants.tenant import Tenant
 from mooring.tenants.values import Part, Unreadable, decode, understand
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # written in C, if it is there
 _STATUSES = ("active", "inactive", "suspended")
 
 
@@ -118,10 +119,12 @@ def show(
     if as_yaml and (reveal or as_json):
         raise typer.BadParameter("--yaml goes neither with --reveal nor with --json")
     ring = Keyring.from_environment() if reveal else Keyring([])
-    parts = run_command(_one(tenant, Keys(namespace), store)).parts
+    found = run_command(_one(tenant, Keys(namespace), store))
+    parts = found.parts
     if as_yaml:
-        _warn_of_unreadable(parts)
-        typer.echo(_yaml(written(tenant, parts)), nl=False)
+        warn_of_unreadable(parts)
+        typer.echo(f"# revision: {found.revision}")
+        typer.echo(as_document(written(tenant, parts)), nl=False)
         return
     problems: list[str] = []
     shown: dict[str, JSON] = {}
@@ -133,7 +136,7 @@ def show(
     if reveal:
         note(f"tenant {tenant}: its secrets are shown in clear text")
     if as_json:
-        show_json(_nested(tenant, shown))
+        show_json(_nested(tenant, shown) | {"revision": found.revision})
     else:
         printing.show(
             list(_rows(shown)),
@@ -151,12 +154,12 @@ def show(
         raise typer.Exit(1)
 
 
-def _yaml(document: dict[str, JSON]) -> str:
-    """In any letters, unless there are some among them that play tricks with a terminal."""
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+def as_document(document: dict[str, JSON]) -> str:
+    """YAML, in any letters unless some of them are not printable: a terminal may act on those."""
+    text = yaml.dump(document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     if all(line.isprintable() for line in text.split("\n")):
-        return text
-    return yaml.safe_dump(document, sort_keys=False)
+        return str(text)
+    return str(yaml.dump(document, Dumper=_DUMPER, sort_keys=False))
 
 
 async def _one(tenant: int, keys: Keys, store: str) -> Held:
@@ -170,7 +173,7 @@ async def _one(tenant: int, keys: Keys, store: str) -> Held:
     return found
 
 
-def _warn_of_unreadable(parts: Parts) -> None:
+def warn_of_unreadable(parts: Parts) -> None:
     for path, value in parts.items():
         if isinstance(value, Unread):
             warn(f"{path} cannot be understood and is left out: to publish this may remove it")

@@ -11,10 +11,10 @@ import typer
 
 from mooring.cli.reaching import reach
 from mooring.cli.telling import hear, note, printable
-from mooring.errors import InvalidRequest
+from mooring.errors import Conflict, InvalidRequest
 from mooring.tenants.keys import MAX_ID, NAMESPACE
-from mooring.tenants.publisher import Publisher
-from mooring.tenants.publishing import Parts
+from mooring.tenants.publisher import Publisher, Require
+from mooring.tenants.publishing import Held, Parts
 
 TenantArgument = Annotated[
     int, typer.Argument(metavar="ID", min=1, max=MAX_ID, help="the number of the tenant")
@@ -25,6 +25,14 @@ NumberArgument = Annotated[
 ByOption = Annotated[
     str, typer.Option("--by", metavar="NAME", help="who, for the history; default: user@machine")
 ]
+BaseOption = Annotated[
+    str,
+    typer.Option(
+        "--base",
+        metavar="REVISION",
+        help="write only if the tenant still has this revision: see `show --json`",
+    ),
+]
 NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="why, for the history")]
 YesOption = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
@@ -34,6 +42,22 @@ async def publisher(store: str, namespace: str, by: str = "") -> AsyncIterator[P
     hear("mooring.tenants.scribe", "mooring.tenants.publisher")
     async with reach(store, "tree") as hub:
         yield hub.publisher(namespace=namespace, by=by)
+
+
+def expecting(base: str) -> Require | None:
+    """A check that a tenant still has this revision; None if any will do."""
+    if not base:
+        return None
+
+    def require(there: Held) -> None:
+        if there.revision != base:
+            raise Conflict(
+                f"the tenant has revision {there.revision} and not {base}: it was changed since. "
+                "Compare and merge, then publish with the new revision",
+                revision=0,
+            )
+
+    return require
 
 
 def must_agree(question: str, yes: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -16,32 +17,46 @@ from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, printable, warn
 from mooring.cli.tenant.changes import counted, print_changes
 from mooring.cli.tenant.options import (
+    BaseOption,
     ByOption,
     NoteOption,
     TenantArgument,
     YesOption,
     called,
+    expecting,
     how_to_roll_back,
     must_agree,
     publisher,
 )
-from mooring.errors import InvalidRequest, NotConfigured, TenantError, TooLarge
+from mooring.errors import (
+    Conflict,
+    InvalidRequest,
+    MooringError,
+    NotConfigured,
+    OutcomeUnknown,
+    Taken,
+    TenantError,
+    TooLarge,
+)
 from mooring.tenants.changes import records
 from mooring.tenants.document import Document
-from mooring.tenants.files import load, read
+from mooring.tenants.files import SUFFIXES, load_all, read_all
 from mooring.tenants.hiding import is_secret
 from mooring.tenants.history import versions
 from mooring.tenants.keys import NAMESPACE
+from mooring.tenants.publisher import Publisher, Require
 from mooring.tenants.publishing import Difference, Parts
 from mooring.tenants.scribe import Published
 from mooring.tenants.secrets import CURRENT, Keyring
 
 FilesArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE", help="of a tenant, YAML or JSON; a folder; -: standard input"),
+    typer.Argument(
+        metavar="FILE", help="of tenants, YAML, JSON or JSON lines; a folder; -: standard input"
+    ),
 ]
-_SUFFIXES = (".yaml", ".yml", ".json")
 _WOULD_CHANGE = 2
+_AT_ONCE = 16  # tenants that are published at the same time
 
 
 def diff(
@@ -54,27 +69,35 @@ def diff(
 
     Exits with 0 if nothing would change, with 2 if something would.
     """
-    documents = dict(_documents(files))
+    documents = _documents(files)
     found = run_command(_diff(documents, store, namespace))
     for document, differences in found:
-        if as_json:
-            show_json({"tenant": document.tenant, "changes": records(differences)})
-        else:
-            print_changes(differences)
-            typer.echo(f"tenant {document.tenant}: {counted(differences)}")
+        _show_differences(document.tenant, differences, as_json)
     if any(differences for _, differences in found):
         raise typer.Exit(_WOULD_CHANGE)
 
 
 async def _diff(
-    documents: Mapping[str, Document], store: str, namespace: str
+    documents: Sequence[Named], store: str, namespace: str
 ) -> list[tuple[Document, list[Difference]]]:
     async with publisher(store, namespace) as publishing:
-        return [(each, await publishing.diff(each)) for each in documents.values()]
+        return [(each.document, await publishing.diff(each.document)) for each in documents]
+
+
+def _show_differences(tenant: int, differences: Sequence[Difference], as_json: bool) -> None:
+    if as_json:
+        show_json({"tenant": tenant, "changes": records(differences)})
+    else:
+        print_changes(differences)
+        typer.echo(f"tenant {tenant}: {counted(differences)}")
 
 
 def publish(
     files: FilesArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would change, and write nothing")
+    ] = False,
+    base: BaseOption = "",
     by: ByOption = "",
     text: NoteOption = "",
     store: StoreOption = "",
@@ -83,42 +106,99 @@ def publish(
 ) -> None:
     """Make tenants what files say, and print what that changed.
 
-    Nothing is written where one of the files is wrong. Each tenant is written whole or not at all;
-    of several, those that cannot be are told, and the others are. Exits with 1 then.
+    If one of the files is invalid, nothing is written. Each tenant is written whole or not at all.
+    One that cannot be published does not stop the others; the exit code is 1 then.
     """
-    documents = dict(_documents(files))
-    done: list[Published] = []
+    documents = _documents(files)
+    if base and len(documents) > 1:
+        raise typer.BadParameter(
+            f"it is the revision of one tenant, and the files hold {len(documents)}",
+            param_hint="--base",
+        )
+    batch = Batch(documents, text, expecting(base), dry_run=dry_run)
     try:
-        failed = run_command(_publish(documents, done, by, text, store, namespace))
-    finally:  # what was published is told, also where the store went away
-        for published in done:
-            _show(published, as_json)
-    if failed:
+        run_command(_publish(batch, by, store, namespace))
+    finally:  # what was published is shown, also if the store went away
+        for done in batch.in_order():
+            if dry_run:
+                _show_differences(done.tenant, done.changes, as_json)
+            else:
+                _show(done, as_json)
+    if batch.failures:
         raise typer.Exit(1)
 
 
-async def _publish(
-    documents: Mapping[str, Document],
-    done: list[Published],
-    by: str,
-    text: str,
-    store: str,
-    namespace: str,
-) -> int:
-    """How many could not be published."""
-    failed = 0
+class Batch:
+    """Tenants that are published, some of them at the same time."""
+
+    def __init__(
+        self, documents: Sequence[Named], text: str, require: Require | None, *, dry_run: bool
+    ) -> None:
+        self._documents, self._text, self._require = documents, text, require
+        self._dry_run = dry_run
+        self._done: dict[int, Published] = {}
+        self.failures: dict[int, MooringError] = {}
+        """What went wrong, by the place of the document."""
+
+    def in_order(self) -> list[Published]:
+        return [self._done[place] for place in sorted(self._done)]
+
+    async def run(self, publishing: Publisher, told: Callable[[int, int | None], None]) -> None:
+        """Publish all. A tenant whose name another one holds is tried again after the others:
+        one of them may have given it up."""
+        waiting = list(range(len(self._documents)))
+        while waiting:
+            before = len(self._done)
+            await self._pass(publishing, waiting, told)
+            taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
+            waiting = sorted(taken) if len(self._done) > before and not self._dry_run else []
+        for place, error in sorted(self.failures.items()):
+            if len(self._documents) == 1:
+                raise error
+            note(f"{self._documents[place].name}: {error}")
+
+    async def _pass(
+        self,
+        publishing: Publisher,
+        places: Sequence[int],
+        told: Callable[[int, int | None], None],
+    ) -> None:
+        queue = iter(places)
+        stopped: list[MooringError] = []
+
+        async def work() -> None:
+            for place in queue:
+                if stopped:
+                    return
+                self.failures.pop(place, None)
+                try:
+                    self._done[place] = await self._one(publishing, self._documents[place].document)
+                except _OF_ONE_TENANT as error:
+                    self.failures[place] = error
+                except MooringError as error:
+                    stopped.append(error)  # no tenant can be published: the store is away
+                told(len(self._done), len(self._documents))
+
+        told(len(self._done), len(self._documents))
+        await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+        if stopped:
+            raise stopped[0]
+
+    async def _one(self, publishing: Publisher, document: Document) -> Published:
+        if not self._dry_run:
+            return await publishing.apply(document, note=self._text, require=self._require)
+        changes = await publishing.diff(document, require=self._require)
+        return Published(document.tenant, tuple(changes))
+
+
+_OF_ONE_TENANT = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknown)
+"""Errors that say nothing about the other tenants."""
+
+
+async def _publish(batch: Batch, by: str, store: str, namespace: str) -> None:
     async with publisher(store, namespace, by) as publishing:
         with progress("published") as told:
-            for number, (name, document) in enumerate(documents.items()):
-                told(number, len(documents))
-                try:
-                    done.append(await publishing.apply(document, note=text))
-                except (TenantError, InvalidRequest, TooLarge) as error:
-                    if len(documents) == 1:
-                        raise
-                    note(f"{name}: {error}")
-                    failed += 1
-    return failed
+            await batch.run(publishing, told)
 
 
 def _show(published: Published, as_json: bool) -> None:
@@ -137,16 +217,28 @@ def _show(published: Published, as_json: bool) -> None:
     typer.echo(f"tenant {published.tenant}: {counted(published.changes, done=True)}{version}")
 
 
-def _documents(files: list[Path]) -> Iterator[tuple[str, Document]]:
-    """All of them, or an error: nothing is written before all can be understood."""
+class Named(NamedTuple):
+    name: str
+    """Where it comes from."""
+    document: Document
+
+
+def _documents(files: list[Path]) -> list[Named]:
+    """All of them, or an error: nothing is written before all are valid."""
+    found: list[Named] = []
     seen: dict[int, str] = {}
     for file in _listed(files):
         name = "standard input" if file == Path("-") else str(file)
-        document = read(_standard_input(), of=name) if file == Path("-") else load(file)
-        if document.tenant in seen:
-            raise InvalidRequest(f"{name}: {seen[document.tenant]} is of tenant {document.tenant}")
-        seen[document.tenant] = name
-        yield name, document
+        held = read_all(_standard_input(), of=name) if file == Path("-") else load_all(file)
+        for place, document in enumerate(held, 1):
+            where = f"{name}, document {place}" if len(held) > 1 else name
+            if document.tenant in seen:
+                raise InvalidRequest(
+                    f"{where}: {seen[document.tenant]} is of tenant {document.tenant}"
+                )
+            seen[document.tenant] = where
+            found.append(Named(where, document))
+    return found
 
 
 def _listed(files: list[Path]) -> Iterator[Path]:
@@ -154,9 +246,9 @@ def _listed(files: list[Path]) -> Iterator[Path]:
         if not file.is_dir():
             yield file
             continue
-        found = sorted(each for each in file.iterdir() if each.suffix in _SUFFIXES)
+        found = sorted(each for each in file.iterdir() if each.suffix in SUFFIXES)
         if not found:
-            raise InvalidRequest(f"{file} has no file that ends with {', '.join(_SUFFIXES)}")
+            raise InvalidRequest(f"{file} has no file that ends with {', '.join(SUFFIXES)}")
         yield from found
 
 
@@ -170,6 +262,7 @@ def _standard_input() -> str:
 def delete(
     tenant: TenantArgument,
     yes: YesOption = False,
+    base: BaseOption = "",
     by: ByOption = "",
     text: NoteOption = "",
     store: StoreOption = "",
@@ -187,7 +280,7 @@ def delete(
             "set: the history keeps none in clear text"
         )
     must_agree(f"Delete {called(tenant, parts)} with its {_in_words(parts)}?", yes)
-    published, before = run_command(_delete(tenant, by, text, store, namespace))
+    published, before = run_command(_delete(tenant, base, by, text, store, namespace))
     _show(published, as_json)
     if before is not None:
         note(f"to undo: {printable(how_to_roll_back(tenant, before, namespace))}")
@@ -202,11 +295,11 @@ async def _look(tenant: int, store: str, namespace: str) -> Parts:
 
 
 async def _delete(
-    tenant: int, by: str, text: str, store: str, namespace: str
+    tenant: int, base: str, by: str, text: str, store: str, namespace: str
 ) -> tuple[Published, int | None]:
     """What it did, and the version before it; None if that is not kept."""
     async with publisher(store, namespace, by) as publishing:
-        published = await publishing.delete(tenant, note=text)
+        published = await publishing.delete(tenant, note=text, require=expecting(base))
         known = versions(await publishing.history(tenant))
     return published, max((each for each in known if each < published.number), default=None)
 
