@@ -28,6 +28,7 @@ from mooring.migrate.jxt.view import View, view
 from mooring.model import JSON
 from mooring.store import Delete, Entry, Put
 from mooring.tenants.keys import Keys
+from mooring.tenants.rules import FIELDS
 from mooring.tenants.secrets import Keyring
 
 KEYS = Keys("jxt")
@@ -289,7 +290,7 @@ def tenants(draw: st.DrawFn) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     if draw(st.booleans()):
         code = draw(st.from_regex(r"[A-Za-z0-9_]+", fullmatch=True))[:30]
-        name = draw(TEXT.filter(str.strip))
+        name = draw(TEXT.map(str.strip).filter(lambda name: not FIELDS["meta"]["name"](name)))
         parts["meta"] = {"id": 1, "code": code, "name": name, **draw(OWN)}
     for path in ("domain/primary", "domain/internal"):
         if draw(st.booleans()):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.tenants import acting_for, current, current_or_none
+from mooring.tenants.hosts import host_of
 from mooring.tenants.live import Tenants
 from mooring.tenants.resolver import (
     UNAVAILABLE,
@@ -20,7 +21,6 @@ from mooring.tenants.resolver import (
     Lookup,
     Refusal,
     Wanted,
-    host_of,
     wanted,
 )
 from mooring.tenants.snapshot import Snapshot

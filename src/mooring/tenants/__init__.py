@@ -1,6 +1,6 @@
 """Tenant configuration: published atomically with its indexes, read from immutable snapshots.
 
-what lies where             keys · values · secrets · hiding · tenant
+what lies where             keys · hosts · values · secrets · hiding · tenant
 a file, and its rules       document · files · rules · merging
 publishing, decided         publishing · indexing · stages · history
 publishing, done            publisher · scribe · erasing · rekeying · settings · work · finding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooring.store.contract import Query, Store, key
+from mooring.tenants.hosts import host_of
 from mooring.tenants.indexing import holder
 from mooring.tenants.keys import IndexKind, Keys
 from mooring.tenants.values import Unreadable, decode
@@ -10,8 +11,9 @@ from mooring.tenants.values import Unreadable, decode
 
 async def find(store: Store, keys: Keys, kind: IndexKind, name: str) -> int | None:
     """By code, name, FTP user or host. Another publisher may have written a name unescaped, and
-    codes and hosts in their case."""
-    places = dict.fromkeys([keys.index(kind, name), keys.as_written(kind, name)])
+    codes and hosts in their case. A host may be written as in a request."""
+    normal = host_of(name) or name if kind == "host" else name
+    places = dict.fromkeys([keys.index(kind, normal), keys.as_written(kind, name)])
     answer = await store.commit(read=[Query(key(place)) for place in places])
     for place, found in zip(places, answer.reads, strict=True):
         if found.first is None or not (tenant := holder(found.first.value)):

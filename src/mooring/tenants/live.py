@@ -14,6 +14,7 @@ from types import MappingProxyType
 from mooring.errors import InvalidRequest
 from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
+from mooring.tenants.hosts import host_of
 from mooring.tenants.reading import Changed
 from mooring.tenants.snapshot import Snapshot
 from mooring.tenants.tenant import KINDS, Kind, Tenant
@@ -129,8 +130,10 @@ class Tenants:
         return username in self._snapshot.ftp
 
     def by_host(self, host: str) -> int | None:
-        """The tenant of a host, in whatever case it is written."""
-        return self._snapshot.hosts.holders.get(host.lower())
+        """The tenant of a host, as it stands in a request: in any case, with or without a port and
+        a trailing dot."""
+        known = self._snapshot.hosts.holders
+        return known.get(host) or known.get(host_of(host) or "")
 
     def by_code(self, code: str) -> int | None:
         """The tenant of a code, in whatever case it is written."""

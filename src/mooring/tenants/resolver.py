@@ -15,7 +15,6 @@ it says once: a request that two readers could understand differently is refused
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Protocol, get_args
 from urllib.parse import unquote_plus
@@ -24,6 +23,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest, Unavailable
 from mooring.names import nearest
+from mooring.tenants.hosts import host_of
 from mooring.tenants.keys import is_id
 from mooring.tenants.tenant import Tenant
 from mooring.tenants.values import Resolver, Status
@@ -48,11 +48,6 @@ _STATUSES: tuple[Status, ...] = get_args(Status)
 
 _LONGEST = 255
 """Letters of a tenant's name in a request. What is longer is no name, and is not echoed."""
-
-_ADDRESS = re.compile(
-    r"(?P<name>(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63})?\.?(?::[0-9]{0,5})?"
-    r"|\[(?P<ipv6>[0-9a-f:.]+)\](?::[0-9]{0,5})?"
-)
 
 
 class Request(Protocol):
@@ -265,7 +260,7 @@ def _by_host(
 ) -> Wanted | Refusal:
     if len(values) > 1:
         return Refusal(400, "tenant_ambiguous", f"the header {header} is given more than once")
-    host = host_of(values[0]) if values else ""
+    host = "" if not values else host_of(values[0]) if values[0].isascii() else None
     if host is None:
         return Refusal(400, "tenant_malformed", f"the header {header} is not a host")
     if not host:
@@ -280,15 +275,6 @@ def _by_host(
         message = f"the host {host} does not begin with the {kind} of a tenant"
         return Refusal(400, "tenant_missing", message)
     return Wanted("id" if mode == "numeric" else "code", label)
-
-
-def host_of(value: str) -> str | None:
-    """The host in such a header, in lower case, without port, brackets and final dot; None where
-    it is no host."""
-    value = value.strip()
-    sound = len(value) <= _LONGEST and value.isascii()
-    found = _ADDRESS.fullmatch(value.lower()) if sound else None
-    return (found["name"] or found["ipv6"] or "") if found else None
 
 
 def _listed(values: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
 from mooring.tenants.hiding import holds_mask
+from mooring.tenants.hosts import is_host, punycode
 from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, is_path, kind_of, name_of
 from mooring.tenants.secrets import SEALED_LEAST
 
@@ -22,7 +23,9 @@ Rule = Callable[[JSON], str]
 _CODE = re.compile(r"[A-Za-z0-9_]+")
 _USER = re.compile(r"[A-Za-z0-9._-]+")
 _SERVICE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_BIDIRECTIONAL = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
 _LONGEST = 512  # characters of a name or user: it becomes a key
 _DEEPEST = 50  # maps and lists within one another
 _MOST = 100_000  # values within one another: a file of a few lines can stand for billions
@@ -87,8 +90,12 @@ def _name(value: JSON) -> str:
         return "is empty"
     if len(value) > _LONGEST:
         return f"is longer than {_LONGEST} characters"
-    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+    if value != value.strip():
+        return "begins or ends with a space"
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
         return "contains a control character"
+    if not _BIDIRECTIONAL.isdisjoint(value):
+        return "contains a bidirectional control character, which can make it look like another"
     return ""
 
 
@@ -96,9 +103,12 @@ def host(value: JSON) -> str:
     """A host name as it stands in a request, without a port."""
     if not isinstance(value, str):
         return _text(value)
-    labels = value.split(".")
-    good = len(value) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
-    return "" if good else f"must be a host name like shop.example.com, not {value!r:.60}"
+    if is_host(value):
+        return ""
+    written = "" if value.isascii() else punycode(value)
+    if written:
+        return f"must be written in ASCII: write {written} (punycode) instead of {value:.60}"
+    return f"must be a host name like shop.example.com, not {value!r:.60}"
 
 
 def _hosts(value: JSON) -> str:

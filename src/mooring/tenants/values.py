@@ -18,6 +18,7 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.hiding import masked
+from mooring.tenants.hosts import normal
 from mooring.tenants.keys import kind_of, name_of
 from mooring.tenants.secrets import Keyring, Secret
 
@@ -127,9 +128,10 @@ class Domain(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All of them, in lower case, each once."""
+        """All of them as they are looked up, each once: in lower case and punycode, without a
+        port."""
         found = (self.primary, *self.aliases, self.internal)
-        return tuple(dict.fromkeys(host.lower() for host in found if host))
+        return tuple(dict.fromkeys(normal(host) for host in found if host))
 
 
 class Resolver(Record, frozen=True, kw_only=True, gc=False):

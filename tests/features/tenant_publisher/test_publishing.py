@@ -254,6 +254,14 @@ class TestNames:
         await publisher.delete(1)
         assert (await store.read(KEYS.indexes)).entries == ()
 
+    async def test_a_host_is_found_as_it_stands_in_a_request(
+        self, store: Store, publisher: Publisher
+    ):
+        await publisher.put(1, "domain/primary", "Shop.example.com")
+        for asked in ("shop.example.com", "SHOP.example.com:8080", "shop.example.com."):
+            assert await find(store, KEYS, "host", asked) == 1
+        assert await find(store, KEYS, "host", "shop.example.com.evil") is None
+
     async def test_a_tenant_that_cannot_be_understood_keeps_its_names(
         self, store: Store, publisher: Publisher
     ):

@@ -15,10 +15,11 @@ from mooring.errors import NotConfigured, TenantError
 from mooring.hub import Hub
 from mooring.store.contract import key
 from mooring.tenants.finding import find
+from mooring.tenants.hosts import host_of
 from mooring.tenants.indexing import claims
 from mooring.tenants.keys import NAMESPACE, IndexKind, Keys, is_id
 from mooring.tenants.publishing import Parts, held
-from mooring.tenants.resolver import REFUSED, Refusal, host_of, wanted
+from mooring.tenants.resolver import REFUSED, Refusal, wanted
 from mooring.tenants.values import Resolver, Unreadable, decode, record
 
 By = Literal["id", "code", "host", "name", "ftp-user"]
