@@ -6,6 +6,7 @@ For the tests, which is what is brought where nothing is said:
 
 - Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
 - Debian's Redis 7.0, unless this machine has one: that of the wheel is 6.2 and speaks no TLS;
+- Debian's libfaketime, unless this machine has one: it steps the clock of a Redis;
 - older protobuf runtimes, for our messages must work with each;
 - other people's etcd clients, for our server must work with them;
 - Envoy, which our control plane feeds;
@@ -30,11 +31,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mooring.testing.etcd import EtcdNotFound, find_etcd
-from mooring.testing.redis import RedisNotFound, find_redis
+from mooring.testing.redis import FaketimeNotFound, RedisNotFound, find_faketime, find_redis
 
 TOOLS = Path(".tools")
 ETCD = ("etcd-server", "etcd-client")
 REDIS = ("redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblzf1")
+FAKETIME = ("libfaketime",)
 ZOOKEEPER = (
     "libzookeeper-java",
     "libdropwizard-metrics-java",
@@ -72,6 +74,7 @@ def fetch_for_tests() -> int:
     fetchers = (
         fetch_etcd,
         fetch_redis,
+        fetch_faketime,
         fetch_prometheus,
         fetch_chromium,
         fetch_python_packages,
@@ -103,6 +106,14 @@ def fetch_prometheus() -> int:
         return 0
     missing = "Prometheus is not on PATH: install it, the files under deploy/ are tried with it"
     return unpack(target, PROMETHEUS, missing=missing)
+
+
+def fetch_faketime() -> int:
+    try:
+        find_faketime()
+        return 0
+    except FaketimeNotFound as missing:
+        return unpack(TOOLS / "faketime", FAKETIME, missing=str(missing))
 
 
 def fetch_chromium() -> int:

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -231,6 +232,24 @@ class TestCleanup:
         assert [each["id"] for each in told["removed"]] == ["a", "b"]
         assert (told["services"], told["brakes"], told["problems"]) == (1, [], [])
         assert ok(run("cleanup", "--once")) == "0 services looked at; 0 instances taken out\n"
+
+    async def test_once_reports_heartbeats_that_lay_ahead_of_the_clock(self, hub: Hub, run: Run):
+        """As after a step of Redis' clock back by an hour."""
+        await left_behind(hub, "a", "b")
+        redis = hub.registry
+        assert isinstance(redis, RedisRegistry)
+        ahead = int(time.time() * 1000) + 3_600_000
+        heartbeats = redis.keys.of("orders").heartbeats
+        for command in ((), ("--json",)):
+            await redis.connection.call(
+                "ZADD", heartbeats, ahead, "a", ahead, "b", what="the test", writes=True
+            )
+            done = ok(run("cleanup", "--once", *command))
+            if command:
+                told = json.loads(done)
+                assert [each["id"] for each in told["lowered"]] == ["a", "b"]
+            else:
+                assert done.endswith("; 2 heartbeats ahead of Redis' clock lowered\n")
 
     async def test_it_runs_until_it_is_told_to_stop(self, hub: Hub, start: Start, tmp_path: Path):
         (tmp_path / "settings.yaml").write_text(

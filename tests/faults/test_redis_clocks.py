@@ -1,4 +1,5 @@
-"""Only Redis' own clock counts: that of a client, an admin or a consumer may be hours off."""
+"""Only Redis' own clock counts: that of a client, an admin or a consumer may be hours off. If it
+steps, no live instance is lost and no dead one stays."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 
 import mooring
 from mooring.hub import Hub
+from mooring.mirror import Mirror
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import World, crash, fleet, namespaced, quick, registry_of, sweeping
 from tests.faults.test_redis_races import PATIENT
@@ -131,3 +133,90 @@ async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
         assert newer.registered > ahead
         assert await older.settle() == "superseded"
         assert await newer.settle() == "registered"
+
+
+STEPPED = quick(timeout=4.0, interval=0.3)
+
+
+@pytest.fixture(params=["6.2", "valkey-9"])
+def steppable(
+    request: pytest.FixtureRequest, fresh_redis: Callable[..., RedisServer]
+) -> RedisServer:
+    return fresh_redis(series=request.param, steppable=True)
+
+
+async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: RedisServer):
+    async with (
+        mooring.connect(steppable.url, settings=quick(timeout=4.0, beat=1.5)) as hub,
+        fleet(hub, 2),
+        hub.discover("echo") as view,
+        Mirror(hub.registry.follow_all()) as mirror,
+        sweeping(hub),
+    ):
+        await asyncio.gather(*(hub.registry.instances("echo") for _ in range(2)))
+        steppable.command("PUBLISH", "registry:services:echo:changes", "{}")  # a look just before
+        await asyncio.sleep(0.2)
+        steppable.step_clock(3600)
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            steppable.command("PUBLISH", "registry:services:echo:changes", "{}")
+            assert len((await hub.registry.instances("echo")).instances) == 2
+            assert await hub.registry.services() == [("echo", 2)]
+            assert max((await hub.registry.silence("echo")).values()) < 4
+            assert len(view.instances) == len(mirror.items) == 2
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.timed
+async def test_an_instance_that_died_before_the_clock_stepped_forward_is_left_out(
+    steppable: RedisServer,
+):
+    async with (
+        mooring.connect(steppable.url, settings=STEPPED) as hub,
+        fleet(hub, 2),
+        fleet(hub, 1, first=3) as dying,
+        hub.discover("echo") as view,
+    ):
+        await crash(dying)
+        steppable.step_clock(3600)
+        await eventually(lambda: len(view.instances) == 2, within=4 + 5)
+
+
+async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_and_removed(
+    steppable: RedisServer, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    async with (
+        mooring.connect(steppable.url, settings=STEPPED) as hub,
+        fleet(hub, 2),
+        fleet(hub, 1, first=3, ephemeral=False) as staying,
+        fleet(hub, 1, first=4) as dying,
+        hub.discover("echo") as view,
+    ):
+        await crash((*dying, *staying))
+        steppable.step_clock(-3600)
+        sweeper = registry_of(hub).sweeper()
+        swept = await sweeper.sweep()
+        assert sorted(swept.lowered) == [("echo", f"10.0.0.1:{port}") for port in (1, 2, 3, 4)]
+        assert "4 heartbeats ahead of Redis' clock lowered" in str(swept)
+        told = [record.getMessage() for record in caplog.records]
+        assert (
+            sum("the heartbeats of 4 instances lay more than 4s ahead" in line for line in told)
+            == 1
+        )
+        assert sum("stepped back by 1h" in line for line in told) == 1
+        scores = await registry_of(hub).reader.scores(registry_of(hub).keys.of("echo"))
+        assert all(abs(score / 1000 + 3600 - time.time()) < 60 for score in scores.values())
+        record = steppable.command(
+            "HGET", "registry:services:echo:instance:10.0.0.1:4", "heartbeat"
+        )
+        assert float(str(record)) == scores["10.0.0.1:4"]
+        assert len(view.instances) == 4
+        assert (await sweeper.sweep()).lowered == []
+        async with sweeping(hub):
+            await eventually(lambda: len(view.instances) == 3, within=30)
+            await eventually(lambda: "10.0.0.1:4" not in {each.id for each in view.instances})
+            gone = "registry:services:echo:instance:10.0.0.1:4"
+            await eventually(lambda: steppable.command("EXISTS", gone) == 0)
+            ill = "registry:services:echo:instance:10.0.0.1:3"
+            await eventually(lambda: steppable.command("HGET", ill, "healthy") == "false")

@@ -142,6 +142,7 @@ def _record(swept: Swept) -> dict[str, JSON]:
         "removed": places(swept.removed),
         "unhealthy": places(swept.unhealthy),
         "orphans": places(swept.orphans),
+        "lowered": places(swept.lowered),
         "brakes": list(swept.brakes),
         "problems": list(swept.problems),
     }

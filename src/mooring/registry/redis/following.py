@@ -132,7 +132,7 @@ class ServiceFeed:
             self._problems = {}
         self._report(details.problems)
         self._config, self._mark = state.config, max(state.now, 1)
-        self._late = overdue(scores, state.now, self._timeout)
+        self._late = overdue(scores, state.now, self._timeout, state.clock)
         self._hear_of_the_brake(state)
         self._shown = self._standing(self._raw, self._shown, gone)
         self.read = time.monotonic()

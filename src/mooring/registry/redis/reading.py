@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from mooring.durations import show
 from mooring.errors import InvalidRequest, StoreError
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Malformed, Problem
 from mooring.registry.redis import fields
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.expiry import Brake, brake_of
+from mooring.registry.redis.expiry import Brake, ServerClock, brake_of
 from mooring.registry.redis.keys import Keys, ServiceKeys
 from mooring.registry.redis.scripts import LIST, STATE
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -35,7 +39,8 @@ class State(NamedTuple):
     """A service but for its instances."""
 
     now: int
-    """The server's clock, in ms."""
+    """The server's time, in ms."""
+    clock: ServerClock
     config: Mapping[str, Config]
     """The operator's word by id; on the service under the empty one."""
     brake: Brake | None
@@ -53,6 +58,7 @@ class Reader:
         self._connection, self._keys = connection, keys
 
     async def state(self, service: ServiceKeys) -> State:
+        asked = time.monotonic()
         reply: Any = await self._connection.run(
             STATE,
             [service.config, service.brake, service.evictions],
@@ -60,6 +66,15 @@ class Reader:
             what=f"read of {service.name}",
         )
         now, told, brake = reply
+        clock = self._connection.clock(service.name)
+        if step := clock.read(int(now), asked=asked, answered=time.monotonic()):
+            log.warning(
+                "%s: the clock of Redis stepped %s by %s: %s",
+                *(self._connection.where, "forward" if step > 0 else "back", show(abs(step))),
+                "no instance counts as silent because of it"
+                if step > 0
+                else "an instance that died is listed until cleanup has lowered its heartbeat",
+            )
         config: dict[str, Config] = {}
         problems: list[Problem] = []
         for id, value in fields.from_pairs(told).items():
@@ -67,7 +82,8 @@ class Reader:
                 config[id] = values.decode_config(value.encode())
             except Malformed as error:
                 problems.append(Problem(f"{service.config} {id!r}".encode(), str(error)))
-        return State(int(now), config, brake_of(fields.from_pairs(brake)), tuple(problems))
+        held = brake_of(fields.from_pairs(brake))
+        return State(int(now), clock, config, held, tuple(problems))
 
     async def scores(self, service: ServiceKeys) -> dict[str, float]:
         """The last heartbeat of each instance, in ms on the server's clock, oldest first."""

@@ -204,7 +204,7 @@ class RedisRegistry(Registry):
         details = await self.reader.details(keys, scores)
         shown = standing(
             {id: with_config(each, state.config) for id, each in details.instances.items()},
-            overdue(scores, state.now, self.timeout),
+            overdue(scores, state.now, self.timeout, state.clock),
             held={},
             braked=state.brake is not None,
             grace=False,
@@ -255,7 +255,7 @@ class RedisRegistry(Registry):
     async def silence(self, service: str) -> Mapping[str, float]:
         keys = self.keys.of(service)
         state, scores = await asyncio.gather(self.reader.state(keys), self.reader.scores(keys))
-        return {id: max(state.now - score, 0) / 1000 for id, score in scores.items()}
+        return {id: state.clock.silence(score, state.now) for id, score in scores.items()}
 
     async def brakes(self) -> Mapping[str, str]:
         """As everywhere; one that cannot be read is left out, and a warning is logged."""

@@ -12,7 +12,7 @@
 --       then for each instance: id, head of the message
 -- Gives {now, brake, silent, total, then {outcome, id} for each that was changed}; the brake is
 -- 'open', 'tripped' (just now), 'holding', 'recovered', 'timed out' or 'released'; outcomes are
--- 'removed', 'unhealthy', 'orphan' and 'error …'.
+-- 'removed', 'unhealthy', 'orphan', 'lowered' and 'error …'.
 --
 -- Instances that stay when they are silent neither trip the brake nor keep it from being tripped.
 -- That of ARGV[4] was read before: what this Redis stood still since then counts against nobody.
@@ -96,6 +96,14 @@ local function look(instance, id, head)
       changed('orphan', id)
     end
     return
+  end
+  -- The clock stepped back. Beats never lower a heartbeat, so that this one would count as new for
+  -- as long as the step.
+  if tonumber(score) > now + timeout then
+    redis.call('ZADD', heartbeats, text(now), id)
+    redis.call('ZADD', persistent, 'XX', text(now), id)
+    redis.call('HSET', instance, 'heartbeat', text(now))
+    return changed('lowered', id)
   end
   if state == 'holding' or state == 'tripped' or tonumber(score) >= oldest then return end
   if held[1] == 'false' then
