@@ -216,3 +216,13 @@ def test_without_a_local_server_the_error_says_how_to_start_one(
     done = command("store", "export")
     assert done.code == 1
     assert "start `mooring serve`" in done.stderr
+
+
+async def test_what_servers_keep_for_themselves_is_left_out_unless_it_is_named(file: Path):
+    async with open_store(f"sqlite://{file}") as store:
+        await store.commit(Put(b"/mooring/tokens/1", b"{}"), Put(b"/mooringish", b"1"))
+    done = mooring_command("store", "export", f"--store=sqlite://{file}", "--prefix=/mooring")
+    assert done.stdout == '{"key": "/mooringish", "value": "1"}\n'
+    assert "1 of Mooring's servers left out" in done.stderr
+    named = mooring_command("store", "export", f"--store=sqlite://{file}", "--prefix=/mooring/")
+    assert named.stdout == '{"key": "/mooring/tokens/1", "value": "{}"}\n'

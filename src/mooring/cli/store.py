@@ -24,6 +24,9 @@ from mooring.store.url import StoreURL, parse
 
 app = typer.Typer(help="Look after a store: check, backup, export, import.", no_args_is_help=True)
 
+_OWN = b"/mooring/"
+"""What servers keep for themselves: bound to its store, and another store would have it refused."""
+
 FilePath = Annotated[Path, typer.Argument(metavar="PATH", help="the file of an embedded store")]
 
 
@@ -94,18 +97,22 @@ def _read(file: Path | None) -> str:
 
 async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
-    written = skipped = 0
+    written = skipped = own = 0
     with writing(file) as output, progress("keys") as told:
         async with open_store(where) as store:
             async for entries in pages(store, range):
                 for entry in entries:
-                    if entry.lease and not leased:
+                    if entry.key.startswith(_OWN) and not start.startswith(_OWN):
+                        own += 1
+                    elif entry.lease and not leased:
                         skipped += 1
                     else:
                         output.write(line_of(entry) + "\n")
                         written += 1
                 told(written, None)
     left_out = f", {skipped} on a lease left out (--leased takes them)" if skipped else ""
+    if own:
+        left_out += f", {own} of Mooring's servers left out (they are of use in this store only)"
     typer.echo(f"{written} keys{left_out}", err=True)
 
 
