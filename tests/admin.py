@@ -13,8 +13,8 @@ or, over any URL:
             ...
 
 There is a token for each role without a scope (`admin.tokens["viewer"]`); more are made by
-`admin.token("operator", groups=["Common"], tenants=[7])`. `as_=None` says nothing about who asks.
-Everything is like under `mooring serve`: the same application, limits, audit and uvicorn.
+`await admin.token("operator", groups=["Common"], tenants=[7])`. `as_=None` says nothing about who
+asks. Everything is like under `mooring serve`: the same application, limits, audit and uvicorn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import httpx
 import msgspec
 
 from mooring.hub import Hub, connect
-from mooring.server.access.principals import ROLES, Role
+from mooring.server.access.principals import Role
 from mooring.server.access.tokens import ADMIN
 from mooring.server.api import endpoints
 from mooring.server.app import Application
@@ -46,8 +46,16 @@ class Admin:
     """`store_url` may be any that `connect` takes; `settings` are those of the file."""
 
     def __init__(
-        self, store_url: str, *, folder: Path, registry: str = "", **settings: Any
+        self,
+        store_url: str,
+        *,
+        folder: Path,
+        registry: str = "",
+        roles: Collection[Role] = ("viewer", "operator", "service"),
+        **settings: Any,
     ) -> None:
+        """`roles` are those that tokens are made for, beside the admin's."""
+        self._roles = roles
         told = {
             "store": store_url,
             "registry": registry,
@@ -74,7 +82,6 @@ class Admin:
             self.parts = prepare(settings, self.readiness)
             self.application = Application(self.parts, endpoints(console=settings.console))
             self.url = await opened.enter_async_context(listen(self.application, settings))
-            self.tokens = {role: self.token(role) for role in ROLES if role != "admin"}
             self.tokens["admin"] = self.parts.folder.read_admin_token()
             self._client = await opened.enter_async_context(self.client())
             self.hub = await opened.enter_async_context(
@@ -85,11 +92,16 @@ class Admin:
                     tenants_namespace=settings.tenants_namespace,
                 )
             )
+            has_store = parse(settings.store).scheme not in REDIS
+            await opened.enter_async_context(
+                self.parts.sharing(self.hub.store if has_store else None)
+            )
+            for role in self._roles:
+                self.tokens[role] = await self.token(role)
             self.fleet = await opened.enter_async_context(Fleet(self.hub.registry))
             self.parts.open(self.hub, self.fleet)
             await opened.enter_async_context(watching(self.parts))
             opened.callback(self._stop)
-            has_store = parse(settings.store).scheme not in REDIS
             apart = bool(settings.registry) or not has_store
             self.readiness.questions = tuple(questions(self.hub, store=has_store, apart=apart))
             self._opened = opened.pop_all()
@@ -103,7 +115,7 @@ class Admin:
         self.application.end_streams()
         self.parts.close()
 
-    def token(
+    async def token(
         self,
         role: Role,
         *,
@@ -113,7 +125,7 @@ class Admin:
         name: str = "",
     ) -> str:
         """Another token: what its bearer shows."""
-        _, text = self.parts.tokens.create(
+        _, text = await self.parts.tokens.create(
             name or f"a-{role}", role, groups=groups, tenants=tenants, lasts=lasts
         )
         return text
@@ -132,7 +144,7 @@ class Admin:
         """A browser on our own page, with a session of a token, by its id."""
         async with self.client() as client:
             client.headers["Origin"] = self.url
-            code = self.parts.sessions.issue(token)
+            code = await self.parts.sessions.issue(token)
             answer = await client.post("/login", params={"code": code})
             assert answer.status_code == 303, answer.text
             yield client

@@ -112,7 +112,7 @@ class TestWhoIsNobody:
         assert answer.status_code == 401
 
     async def test_who_has_one_that_has_expired(self, admin: Admin):
-        token = admin.token("admin", lasts=60)
+        token = await admin.token("admin", lasts=60)
         assert (await admin.get("/admin/tokens", as_=token)).status_code == 200
         later = utcnow() + datetime.timedelta(seconds=61)
         admin.parts.tokens._clock = lambda: later
@@ -155,7 +155,7 @@ class TestWhoIsNobody:
 
 class TestLogin:
     async def test_a_code_is_good_once_however_many_come_at_once(self, admin: Admin):
-        code = admin.parts.sessions.issue(ADMIN)
+        code = await admin.parts.sessions.issue(ADMIN)
 
         async def redeem() -> int:
             answer = await admin.post(
@@ -170,7 +170,7 @@ class TestLogin:
         chosen = "chosen-by-somebody-else-" + "x" * 20
         async with admin.client() as browser:
             browser.cookies.set("mooring-session", chosen)
-            code = admin.parts.sessions.issue(ADMIN)
+            code = await admin.parts.sessions.issue(ADMIN)
             told = {"Origin": admin.url}
             answer = await browser.post("/login", params={"code": code}, headers=told)
             assert answer.status_code == 303
@@ -267,7 +267,7 @@ class TestWhatIsTheirs:
 
     async def test_nothing_of_it_is_in_any_answer(self, shared: Admin):
         for role in ROLES:
-            narrow = shared.token(role, groups=["Ours"], tenants=[2])
+            narrow = await shared.token(role, groups=["Ours"], tenants=[2])
             for each in GUARDED:
                 if each.method not in SAFE or each.path == "/admin/events":
                     continue
@@ -279,7 +279,7 @@ class TestWhatIsTheirs:
                     assert "Their" not in told or answer.status_code == 403, (role, path, told)
 
     async def test_everything_of_it_is_refused(self, shared: Admin):
-        narrow = shared.token("admin", groups=["Ours"], tenants=[2])
+        narrow = await shared.token("admin", groups=["Ours"], tenants=[2])
         for each in GUARDED:
             if not {"service", "tenant"} & set(each.parameters):
                 continue
@@ -294,7 +294,7 @@ class TestWhatIsTheirs:
             assert gone == answer.text
 
     async def test_nothing_of_it_is_in_the_stream(self, shared: Admin):
-        narrow = shared.token("viewer", groups=["Ours"], tenants=[2])
+        narrow = await shared.token("viewer", groups=["Ours"], tenants=[2])
         async with shared.client(narrow) as client:
             answer = await client.get("/admin/events?service=Theirs/Their")
             assert answer.status_code == 403
@@ -317,7 +317,7 @@ class TestWhatIsTheirs:
         raise AssertionError(heard)
 
     async def test_a_service_of_ours_sees_no_more_than_instances(self, shared: Admin):
-        service = shared.token("service", groups=["Ours"])
+        service = await shared.token("service", groups=["Ours"])
         for each in GUARDED:
             path = path_of(each, service="Ours%2FOur", id="10.0.0.1:80", tenant="2")
             answer = await shared.request(each.method, path, as_=service)
@@ -326,7 +326,7 @@ class TestWhatIsTheirs:
                 assert answer.status_code == 403, named(each)
 
     async def test_names_that_look_like_ours_are_not(self, shared: Admin):
-        narrow = shared.token("admin", groups=["Ours"])
+        narrow = await shared.token("admin", groups=["Ours"])
         for service in (
             *("ours%2FOur", "OURS%2FOur", "Ours%20%2FOur", "Ours%2F..%2FTheirs%2FTheir"),
             *("Our", "default%2FOur", "Ours%252FOur", "Ours%2FOur%2F", "%2FOurs%2FOur"),

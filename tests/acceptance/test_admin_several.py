@@ -49,6 +49,9 @@ class One:
             )
         )
 
+        self.origin = f"http://{self._served.http}"
+        self.browser = self._stack.enter_context(httpx.Client(timeout=PATIENCE, trust_env=False))
+
     def kill(self) -> None:
         self._served.signal(signal.SIGKILL)
         self._served.end()
@@ -79,6 +82,21 @@ class One:
     def called(self) -> list[str]:
         """Who may be called, by this server's word."""
         return [each["id"] for each in self.get(CART)]
+
+    def link(self) -> str:
+        """The path of a link that logs its opener in, as the admin of this server."""
+        url: str = self.ask("POST", "/admin/login-codes", status=201)["url"]
+        return url.partition(self._served.http)[2]
+
+    def login(self, link: str) -> None:
+        answer = self.browser.post(f"{self.origin}{link}", headers={"Origin": self.origin})
+        assert answer.status_code == 303, answer.text
+        again = self.browser.post(f"{self.origin}{link}", headers={"Origin": self.origin})
+        assert again.status_code == 401, "a link is good once"
+
+    def logged_in(self, browser: httpx.Client) -> int:
+        """What a browser is answered that logged in at another server behind the same name."""
+        return browser.get(f"{self.origin}/admin/whoami").status_code
 
     def registered(self) -> list[str]:
         answer = self.client.get(f"{ADMIN}/instances")
@@ -188,3 +206,56 @@ class TestOnRedis:
 
             until(swept_by_the_other, within=PATIENCE)
             b.beat(late, status=404)
+
+
+class TestSharing:
+    """Of one store that keeps what it is given; its servers have the same key."""
+
+    @pytest.fixture(params=["etcd-3.5", "served"])
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        name: str = request.param
+        return name
+
+    @pytest.fixture(autouse=True)
+    def _one_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MOORING_SERVER_KEY", "a key of these tests, which is long enough")
+
+    def test_tokens_sessions_and_the_audit_are_of_all(self, store_url: str, tmp_path: Path):
+        with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
+
+            def create(number: int) -> Any:
+                body = {"name": f"token {number}", "role": "viewer"}
+                return (a, b)[number % 2].ask("POST", "/admin/tokens", body, status=201)
+
+            with ThreadPoolExecutor(8) as threads:
+                made = list(threads.map(create, range(40)))
+            wanted = {each["id"] for each in made}
+            until(lambda: wanted <= ids(a) and wanted <= ids(b))
+            for one in (a, b):
+                assert whoami(one, made[0]["token"]) == 200
+            b.ask("DELETE", f"/admin/tokens/{made[0]['id']}")
+            assert whoami(b, made[0]["token"]) == 401
+            until(lambda: whoami(a, made[0]["token"]) == 401)
+            until(lambda: len(a.get("/admin/audit?limit=1000")) == 41)
+            written = a.get("/admin/audit?limit=1000")
+            until(lambda: b.get("/admin/audit?limit=1000") == written)
+            assert sorted(each["method"] for each in written) == ["DELETE", *["POST"] * 40]
+            assert written == sorted(written, key=lambda each: each["id"], reverse=True)
+            b.login(a.link())
+            until(lambda: a.logged_in(b.browser) == 200)
+            a.kill()
+            assert wanted <= ids(b)
+            assert b.get("/admin/audit?limit=1000")[-len(written) :] == written
+            with servers(store_url, tmp_path / "a") as (again,):
+                assert again.logged_in(b.browser) == 200, "a restart logs nobody out"
+                assert whoami(again, made[1]["token"]) == 200
+                again.login(b.link())
+
+
+def whoami(one: One, token: str) -> int:
+    headers = {"Authorization": f"Bearer {token}"}
+    return one.client.get("/admin/whoami", headers=headers).status_code
+
+
+def ids(one: One) -> set[str]:
+    return {each["id"] for each in one.get("/admin/tokens")}

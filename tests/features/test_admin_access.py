@@ -216,7 +216,7 @@ class TestRolesAndScopes:
                 assert answer.json()["error"]["code"] == "forbidden"
 
     async def test_a_scope_holds_on_every_path(self, admin: Admin):
-        elsewhere = admin.token("admin", groups=["Elsewhere"], tenants=[2])
+        elsewhere = await admin.token("admin", groups=["Elsewhere"], tenants=[2])
         for each in GUARDED:
             if each.needs.within == "anywhere":
                 continue
@@ -224,7 +224,7 @@ class TestRolesAndScopes:
             assert answer.status_code == 403, named(each)
 
     async def test_an_encoding_of_the_path_does_not_leave_the_scope(self, admin: Admin):
-        here = admin.token("admin", groups=["Common"])
+        here = await admin.token("admin", groups=["Common"])
         for each in GUARDED:
             if each.needs.within != "group":
                 continue
@@ -234,7 +234,7 @@ class TestRolesAndScopes:
                 assert answer.status_code in (400, 403), (named(each), service)
 
     async def test_who_it_is_is_told(self, admin: Admin):
-        token = admin.token("operator", groups=["b", "a"], tenants=[3], name="ann")
+        token = await admin.token("operator", groups=["b", "a"], tenants=[3], name="ann")
         told = (await admin.get("/admin/whoami", as_=token)).json()
         assert (told["name"], told["role"], told["session"]) == ("ann", "operator", False)
         assert (told["groups"], told["tenants"]) == (["a", "b"], [3])
@@ -260,7 +260,7 @@ class TestTokens:
         assert (await admin.get("/admin/whoami", as_=made["token"])).status_code == 401
 
     async def test_one_that_has_expired_is_none(self, admin: Admin):
-        token = admin.token("viewer", lasts=0.2)
+        token = await admin.token("viewer", lasts=0.2)
 
         async def refused() -> bool:
             return (await admin.get("/admin/whoami", as_=token)).status_code == 401
@@ -304,7 +304,7 @@ class TestLogin:
 
     async def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(self, admin: Admin):
         async with admin.client() as browser:
-            code = admin.parts.sessions.issue(ADMIN)
+            code = await admin.parts.sessions.issue(ADMIN)
             told = {"Origin": admin.url}
             answer = await browser.post("/login", params={"code": code}, headers=told)
         flags = answer.headers["Set-Cookie"].split("; ")[1:]
@@ -313,7 +313,7 @@ class TestLogin:
 
     async def test_another_site_logs_nobody_in(self, admin: Admin):
         for origin in OTHERS:
-            code = admin.parts.sessions.issue(ADMIN)
+            code = await admin.parts.sessions.issue(ADMIN)
             headers = {"Origin": origin} if origin else {}
             answer = await admin.post("/login", as_=None, query={"code": code}, headers=headers)
             assert answer.status_code == 403
@@ -367,7 +367,7 @@ class TestLogin:
             assert "<form" not in answer.text
 
     async def test_it_leads_nowhere_but_home(self, admin: Admin):
-        code = admin.parts.sessions.issue(ADMIN)
+        code = await admin.parts.sessions.issue(ADMIN)
         for name in ("next", "redirect", "url"):
             query = {"code": code, name: "https://evil.example"}
             headers = {"Origin": admin.url}
@@ -380,7 +380,7 @@ class TestLogin:
         while (await admin.post("/login?code=x", as_=None, headers=headers)).status_code == 401:
             refused += 1
         assert 10 <= refused < 100
-        code = admin.parts.sessions.issue(ADMIN)
+        code = await admin.parts.sessions.issue(ADMIN)
         answer = await admin.post("/login", as_=None, query={"code": code}, headers=headers)
         assert answer.status_code == 303
 
@@ -610,7 +610,7 @@ async def test_over_tls_the_cookie_never_goes_without(tmp_path: Path, certificat
     async with Admin("memory://", folder=tmp_path, tls=tls) as admin:
         assert admin.url.startswith("https://")
         async with httpx.AsyncClient(base_url=admin.url, verify=trust, trust_env=False) as browser:
-            code = admin.parts.sessions.issue(ADMIN)
+            code = await admin.parts.sessions.issue(ADMIN)
             answer = await browser.post(
                 f"/login?code={urllib.parse.quote(code)}", headers={"Origin": admin.url}
             )

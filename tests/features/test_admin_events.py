@@ -87,7 +87,7 @@ async def test_who_listens_sees_an_instance_come_fail_and_go(admin: Admin):
 
 
 async def test_who_is_scoped_hears_of_their_own_groups_alone(admin: Admin):
-    token = admin.token("viewer", groups=["shop"])
+    token = await admin.token("viewer", groups=["shop"])
     async with events(admin, as_=token) as heard:
         await heard.next("hello")
         async with admin.hub.register(Instance("media/secret", "10.0.0.2", 80)):
@@ -112,10 +112,10 @@ async def test_who_comes_back_hears_what_was_missed(admin: Admin):
 
 
 async def test_a_token_that_is_revoked_ends_its_stream(admin: Admin):
-    token, text = admin.parts.tokens.create("short", "viewer", lasts=3600)
+    token, text = await admin.parts.tokens.create("short", "viewer", lasts=3600)
     async with events(admin, as_=text) as heard:
         await heard.next("hello")
-        admin.parts.tokens.revoke(token.id)
+        await admin.parts.tokens.revoke(token.id)
         with pytest.raises(StopAsyncIteration):
             await heard.next("never")
     assert admin.parts.stream is not None
@@ -124,7 +124,7 @@ async def test_a_token_that_is_revoked_ends_its_stream(admin: Admin):
 
 
 async def test_who_may_not_is_told_so(admin: Admin):
-    token = admin.token("viewer", groups=["shop"])
+    token = await admin.token("viewer", groups=["shop"])
     assert (await admin.get("/admin/events?service=media/x", as_=token)).status_code == 403
     assert (await admin.get("/admin/events", as_="service")).status_code == 403
     assert (await admin.get("/admin/events", as_=None)).status_code == 401
@@ -165,7 +165,7 @@ async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
     again = await admin.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert (await admin.get(path, as_="operator")).content == first.content
-    token = admin.token("viewer", groups=["media"])
+    token = await admin.token("viewer", groups=["media"])
     assert (await admin.get(path, as_=token)).json()["groups"] == []
     # Of another moment alone it is the same.
     fleet.sampled += 1
@@ -204,7 +204,7 @@ async def test_the_first_page_has_everything_at_once(admin: Admin):
         assert {"added", "health"} <= {each["kind"] for each in shown["events"]}
         times = [each["time"] for each in shown["events"]]
         assert times == sorted(times, reverse=True)
-        token = admin.token("viewer", groups=["default"])
+        token = await admin.token("viewer", groups=["default"])
         scoped = (await admin.get("/admin/overview", as_=token)).json()
         assert scoped["health"]["totalInstances"] == 1
         assert scoped["problems"] == []

@@ -176,7 +176,7 @@ async def test_an_unknown_lock_is_not_found_and_a_scoped_token_sees_none(admin: 
     query = {"holder": "a", "reason": "b"}
     assert error(await admin.delete(path("nope"), query=query), 404)["code"] == "not_found"
     for scope in ({"groups": ["Common"]}, {"tenants": [7]}):
-        token = admin.token("operator", **scope)
+        token = await admin.token("operator", **scope)
         error(await admin.get("/admin/locks", as_=token), 403)
         error(await admin.delete(path("nope"), query=query, as_=token), 403)
 

@@ -165,7 +165,7 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         told_of = [event.text for event in admin.fleet.timeline("Common/echo")]
         assert "gone: it was taken out" in told_of
         error(await admin.delete(ECHO, as_="viewer"), 403)
-        error(await admin.delete(ECHO, as_=admin.token("operator", groups=["Other"])), 403)
+        error(await admin.delete(ECHO, as_=await admin.token("operator", groups=["Other"])), 403)
         answer = await admin.delete(f"{ECHO}?reason=no+more")
         assert (answer.status_code, answer.content) == (204, b"")
         notes = noted(admin)
@@ -194,7 +194,7 @@ async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None
     change = {"set": {"a": 1}}
     assert error(await admin.request("PATCH", f"{missing}/config", change), 404) == wanted
     # Names that somebody may not see are not told.
-    token = admin.token("viewer", groups=["Other"])
+    token = await admin.token("viewer", groups=["Other"])
     elsewhere = "/admin/registry/services/Other%2Fecho/config"
     assert error(await admin.get(elsewhere, as_=token), 404) == "there is no service 'Other/echo'"
 
@@ -237,8 +237,8 @@ async def test_a_service_is_described(admin: Admin, echo: None):
 
 async def test_an_operator_stays_in_its_groups(admin: Admin, echo: None):
     theirs, others = (
-        admin.token("operator", groups=["Common"]),
-        admin.token("operator", groups=["Other"]),
+        await admin.token("operator", groups=["Common"]),
+        await admin.token("operator", groups=["Other"]),
     )
     assert (await admin.post(f"{ONE}/drain", as_=theirs)).status_code == 200
     for path in ("drain", "enable"):
@@ -266,7 +266,7 @@ async def test_anything_is_found_by_name(admin: Admin, echo: None):
     assert await search("10.0.0.1") == [("instance", "10.0.0.1:80", "exact")]
     assert await search("th-7") == [("instance", "10.0.0.1:80", "substring")]
     assert await search("nothing like it") == []
-    assert await search("echo", admin.token("viewer", groups=["Other"])) == []
+    assert await search("echo", await admin.token("viewer", groups=["Other"])) == []
     (found,) = told(await admin.get("/admin/search?q=north-7"))
     assert (found["field"], found["service"]) == ("metadata.rack", "Common/echo")
     assert found["path"] == f"{ECHO}/instances/10.0.0.1%3A80"
@@ -303,7 +303,7 @@ class TestBrakes:
             assert (
                 told(
                     await admin.get(
-                        "/admin/registry/brakes", as_=admin.token("viewer", groups=["Other"])
+                        "/admin/registry/brakes", as_=await admin.token("viewer", groups=["Other"])
                     )
                 )
                 == []

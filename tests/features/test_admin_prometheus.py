@@ -55,7 +55,7 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
         assert found["mooring_http_requests_total", "GET", "/metrics", "200"] >= 1
         of_instances = [key for key in found if key[0] == "mooring_instances"]
         assert not any("10.0.0" in part for key in of_instances for part in key)
-        token = admin.token("viewer", groups=["media"])
+        token = await admin.token("viewer", groups=["media"])
         scoped = await samples(admin, token)
         assert scoped["mooring_services",] == 0
         assert not any("shop/orders" in key for key in scoped)
@@ -150,7 +150,7 @@ async def test_targets_are_as_prometheus_documents_them(admin: Admin):
         assert await targets("service=gateway") == ["10.0.0.3:80"]
         assert await targets("port=metrics") == ["[::1]:9100"]
         assert await targets("service=gateway&port=9090") == ["10.0.0.3:9090"]
-        assert await targets("", admin.token("viewer", groups=["default"])) == ["10.0.0.3:80"]
+        assert await targets("", await admin.token("viewer", groups=["default"])) == ["10.0.0.3:80"]
         assert (await admin.get("/prometheus/targets?port=0")).status_code == 400
         assert (await admin.get("/prometheus/targets", as_="service")).status_code == 403
 

@@ -127,7 +127,7 @@ async def test_a_beat_tells_the_operators_word(admin: Admin):
 
 
 async def test_a_service_stays_in_its_groups(admin: Admin):
-    token = admin.token("service", groups=["Common"])
+    token = await admin.token("service", groups=["Common"])
     theirs = "/registry/services/Common%2FAuth/instances"
     assert (await admin.post(theirs, WHERE, as_=token)).status_code == 201
     assert (await admin.get(theirs, as_=token)).status_code == 200

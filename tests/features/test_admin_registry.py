@@ -256,7 +256,7 @@ async def test_what_is_not_there_is_404_with_the_name_that_was_meant(admin: Admi
 
 
 async def test_who_is_scoped_to_a_group_sees_nothing_beyond_it(admin: Admin):
-    mine = admin.token("viewer", groups=["Common"])
+    mine = await admin.token("viewer", groups=["Common"])
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
         assert [each["serviceName"] for each in await told(admin, "services", as_=mine)] == [
@@ -271,7 +271,7 @@ async def test_who_is_scoped_to_a_group_sees_nothing_beyond_it(admin: Admin):
 
 
 async def test_a_service_may_read_instances_and_nothing_else(admin: Admin):
-    service = admin.token("service", groups=["Common"])
+    service = await admin.token("service", groups=["Common"])
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
         (one,) = await told(admin, "services", "Common/Auth", "instances", as_=service)
@@ -340,7 +340,7 @@ async def test_what_has_not_changed_is_not_sent_again(admin: Admin):
 
 
 async def test_what_happens_elsewhere_is_not_told_by_a_tag(admin: Admin):
-    mine = admin.token("viewer", groups=["Common"])
+    mine = await admin.token("viewer", groups=["Common"])
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
         known = admin.fleet.service("orders")

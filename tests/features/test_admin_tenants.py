@@ -192,7 +192,10 @@ async def test_what_only_may_have_a_secret_in_it_is_masked_too(admin: Admin):
 
 async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admin):
     await publish(admin, ACME, 201)
-    mine, both = admin.token("operator", tenants=[8]), admin.token("operator", tenants=[7, 8])
+    mine, both = (
+        await admin.token("operator", tenants=[8]),
+        await admin.token("operator", tenants=[7, 8]),
+    )
     for section in (
         {"domain": {"primary": "acme.example"}},
         {"meta": {"code": "acme", "name": "x"}},
@@ -432,7 +435,7 @@ async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
         "exact",
     )
     assert hit["path"] == ONE
-    scoped = admin.token("operator", tenants=[7])
+    scoped = await admin.token("operator", tenants=[7])
     assert [each["id"] for each in told(await admin.get("/admin/tenants", as_=scoped))] == [7]
     found = told(await admin.get("/admin/search?q=shop", as_=scoped))
     assert [each["tenant"] for each in found] == [7]
@@ -441,7 +444,7 @@ async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
         error(await admin.request(method, "/admin/tenants/2", as_=scoped), 403)
     error(await admin.put("/admin/tenants/2", {}, as_=scoped), 403)
     error(await admin.get("/admin/tenants/2/history", as_=scoped), 403)
-    error(await admin.get(ONE, as_=admin.token("viewer", groups=["Common"])), 403)
+    error(await admin.get(ONE, as_=await admin.token("viewer", groups=["Common"])), 403)
 
 
 async def test_what_is_wrong_is_said(admin: Admin):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
 from mooring.errors import InvalidRequest, StoreError
-from mooring.replacement import replacing
+from mooring.hub import open_store
 from mooring.server.access import folder as folder_module
 from mooring.server.access import sessions as sessions_module
 from mooring.server.access import tokens as tokens_module
@@ -33,10 +34,13 @@ from mooring.server.access.principals import (
     objection,
     scope,
 )
-from mooring.server.access.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Sessions
+from mooring.server.access.records import Records, ServerKey
+from mooring.server.access.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Issued, Sessions
 from mooring.server.access.tokens import ADMIN, Token, Tokens, digest
-from tests.waiting import until
+from mooring.store import Store, everything
+from tests.waiting import eventually
 
+KEY = ServerKey(b"k" * 32)
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -64,11 +68,34 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def tokens(folder: Folder, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Tokens:
+async def store() -> AsyncIterator[Store]:
+    async with open_store("memory://") as opened:
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Folder, store: Store, clock: Clock) -> AsyncIterator[Tokens]:
+    tokens = Tokens(folder, clock=clock.wall)
+    tokens.open()
+    async with Records(store, KEY, "tokens", Token, changed=tokens.changed) as records:
+        await records.ready()
+        await tokens.use(records)
+        yield tokens
+
+
+@pytest.fixture
+async def tokens(
+    folder: Folder, clock: Clock, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Tokens]:
     monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
-    opened = Tokens(folder, clock=clock.wall)
-    opened.open()
-    return opened
+    async with opened(folder, store, clock) as made:
+        yield made
+
+
+def former(folder: Folder, *tokens: Token) -> None:
+    """`tokens.json`, as an earlier version wrote it."""
+    folder.tokens.write_bytes(msgspec.json.encode({"tokens": tokens, "version": 1}))
+    folder.tokens.chmod(0o600)
 
 
 def request(**headers: str) -> Request:
@@ -134,15 +161,17 @@ class TestPrincipals:
 
 
 class TestFolder:
-    def test_it_and_its_files_are_for_the_user_alone(self, folder: Folder, tokens: Tokens):
-        tokens.create("a", "viewer")
+    def test_it_and_its_files_are_for_the_user_alone(self, folder: Folder):
+        folder.server_key()
+        folder.server_id()
         folder.announce("http://127.0.0.1:1")
         assert mode(folder.path) == 0o700
         assert {file.name: mode(file) for file in folder.path.iterdir()} == {
             ".lock": 0o600,
             "admin-token": 0o600,
+            "server-id": 0o600,
+            "server-key": 0o600,
             "server.json": 0o600,
-            "tokens.json": 0o600,
         }
 
     def test_the_admin_token_is_made_once(self, folder: Folder):
@@ -207,8 +236,8 @@ class TestFolder:
                 folder.read(file, closed=0o022)
 
     @pytest.mark.parametrize("name", ["admin-token", "tokens.json"])
-    def test_what_is_no_file_of_ours_is_refused(self, folder: Folder, tokens: Tokens, name: str):
-        tokens.create("ann", "viewer")
+    def test_what_is_no_file_of_ours_is_refused(self, folder: Folder, name: str):
+        former(folder)
         file, elsewhere = folder.path / name, folder.path / "elsewhere"
         file.rename(elsewhere)
         file.symlink_to(elsewhere)
@@ -220,16 +249,30 @@ class TestFolder:
             Tokens(folder).open()
 
     @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
-    def test_tokens_that_others_may_write_are_none(
-        self, folder: Folder, tokens: Tokens, writable: int
-    ):
-        _, text = tokens.create("ann", "viewer")
+    def test_former_tokens_that_others_may_write_are_refused(self, folder: Folder, writable: int):
+        former(folder)
         folder.tokens.chmod(0o644)  # as a copy has it
-        assert tokens.bearer(text) is not None
+        Tokens(folder).open()
         folder.tokens.chmod(writable)
-        assert tokens.bearer(text) is None
         with pytest.raises(InvalidRequest, match=r"tokens.json is not for you alone"):
             Tokens(folder).open()
+
+    def test_the_server_key_is_made_once_and_for_the_user_alone(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ):
+        made = folder.server_key()
+        assert len(made) >= 43
+        assert folder.server_key() == made
+        assert folder.server_id() == folder.server_id()
+        monkeypatch.setenv("MOORING_SERVER_KEY", "x" * 40)
+        assert folder.server_key() == b"x" * 40
+        monkeypatch.setenv("MOORING_SERVER_KEY", "too short")
+        with pytest.raises(InvalidRequest, match="MOORING_SERVER_KEY is not a server key"):
+            folder.server_key()
+        monkeypatch.delenv("MOORING_SERVER_KEY")
+        (folder.path / "server-key").chmod(0o640)
+        with pytest.raises(InvalidRequest, match="others may read"):
+            folder.server_key()
 
     @pytest.mark.parametrize("readable", [0o644, 0o640, 0o604])
     def test_an_admin_token_that_others_may_read_is_refused(
@@ -270,8 +313,8 @@ class TestFolder:
 
 
 class TestTokens:
-    def test_who_shows_one_is_who_it_says(self, tokens: Tokens):
-        made, text = tokens.create("ann", "operator", groups=["b", "a", "a"], tenants=[7])
+    async def test_who_shows_one_is_who_it_says(self, tokens: Tokens):
+        made, text = await tokens.create("ann", "operator", groups=["b", "a", "a"], tenants=[7])
         assert tokens.bearer(text) == Principal(
             "ann", "operator", frozenset("ab"), frozenset([7]), token=made.id
         )
@@ -287,152 +330,168 @@ class TestTokens:
         assert tokens.bearer(text) is None
         assert tokens.bearer(folder.read_admin_token()) is not None
 
-    def test_nothing_that_opens_the_door_is_kept_or_shown(self, tokens: Tokens, folder: Folder):
-        made, text = tokens.create("ann", "viewer")
-        kept = folder.tokens.read_text()
+    async def test_nothing_that_opens_the_door_is_kept_or_shown(self, tokens: Tokens, store: Store):
+        made, text = await tokens.create("ann", "viewer")
+        kept = repr([entry.value for entry in (await store.read(everything())).entries])
+        assert made.sha256 in kept
         assert text not in kept
         assert text.removeprefix("moor_") not in kept
         assert made.sha256 not in repr(made)
         assert text not in repr(tokens.listed())
 
-    def test_it_expires(self, tokens: Tokens, clock: Clock):
-        _, text = tokens.create("ann", "viewer", lasts=60)
+    async def test_it_expires(self, tokens: Tokens, clock: Clock):
+        _, text = await tokens.create("ann", "viewer", lasts=60)
         clock.seconds = 59.9
         assert tokens.bearer(text) is not None
         clock.seconds = 60
         assert tokens.bearer(text) is None
 
-    def test_it_is_revoked_at_once_and_stays_listed_for_a_while(self, tokens: Tokens, clock: Clock):
-        made, text = tokens.create("ann", "viewer")
+    async def test_it_is_revoked_at_once_and_stays_listed_for_a_while(
+        self, tokens: Tokens, clock: Clock
+    ):
+        made, text = await tokens.create("ann", "viewer")
         assert tokens.bearer(text) is not None
-        assert tokens.revoke(made.id) is not None
+        assert await tokens.revoke(made.id) is not None
         assert tokens.bearer(text) is None
         assert [each.id for each in tokens.listed()] == [ADMIN, made.id]
         clock.seconds = 91 * 86400
-        tokens.create("bob", "viewer")
+        await tokens.create("bob", "viewer")
         assert made.id not in [each.id for each in tokens.listed()]
 
-    def test_revoking_what_is_not_there(self, tokens: Tokens):
-        assert tokens.revoke("nothing") is None
+    async def test_revoking_what_is_not_there(self, tokens: Tokens):
+        assert await tokens.revoke("nothing") is None
         with pytest.raises(InvalidRequest, match="admin-token"):
-            tokens.revoke(ADMIN)
-
-    def test_another_server_of_the_folder_sees_it(self, tokens: Tokens, folder: Folder):
-        other = Tokens(folder)
-        other.open()
-        made, text = other.create("ann", "viewer")
-        assert tokens.bearer(text) is not None
-        tokens.revoke(made.id)
-        until(lambda: other.bearer(text) is None)
-
-    def test_servers_that_write_at_once_lose_nothing(self, folder: Folder, tokens: Tokens):
-        def work() -> None:
-            mine = Tokens(folder)
-            mine.open()
-            for _ in range(5):
-                mine.create("ann", "viewer")
-
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(tokens.listed()) == 31
-
-    def test_a_revocation_is_not_undone_by_who_read_before_it(
-        self, folder: Folder, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-    ):
-        made, text = tokens.create("ann", "operator")
-        other = Tokens(folder)
-        other.open()
-        other.create("bob", "viewer")
-        revoking = threading.Thread(target=lambda: tokens.revoke(made.id))
-        real = tokens._read_file
-
-        def read() -> list[Token]:
-            found = real()
-            if threading.current_thread() is not revoking and not revoking.ident:
-                revoking.start()
-                revoking.join(0.5)  # as far as it comes before we believe what we read
-            return found
-
-        monkeypatch.setattr(tokens, "_read_file", read)
-        assert tokens.bearer(text) is not None
-        revoking.join()
-        assert tokens.bearer(text) is None
-        assert len(tokens.listed()) == 3
-
-    def test_nobody_waits_for_a_change_that_is_being_written(
-        self, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-    ):
-        made, text = tokens.create("ann", "operator")
-        asked: list[bool] = []
-
-        @contextlib.contextmanager
-        def slow(file: Path) -> Iterator[BinaryIO]:
-            with replacing(file) as out:
-                yield out
-            asked.append(tokens.bearer(text) is not None)  # in its place, but not yet believed
-
-        monkeypatch.setattr(tokens_module, "replacing", slow)
-        tokens.revoke(made.id)
-        assert asked == [True]
-        assert tokens.bearer(text) is None
+            await tokens.revoke(ADMIN)
 
     @pytest.mark.parametrize(
         "content", ["", "{", "[]", '{"tokens": [{"id": "x"}]}', '{"tokens": [], "more": 1}']
     )
-    def test_a_broken_file_lets_nobody_in_but_the_admin(
-        self, tokens: Tokens, folder: Folder, content: str, caplog: pytest.LogCaptureFixture
-    ):
-        _, text = tokens.create("ann", "viewer")
+    def test_a_damaged_file_of_former_tokens_is_refused(self, folder: Folder, content: str):
+        former(folder)
         folder.tokens.write_text(content)
-        assert tokens.bearer(text) is None
-        assert tokens.bearer(folder.read_admin_token()) is not None
-        assert "no token but the admin's" in caplog.text
         with pytest.raises(InvalidRequest, match=r"tokens\.json"):
             Tokens(folder).open()
-        with pytest.raises(InvalidRequest, match=r"tokens\.json"):
-            tokens.create("bob", "viewer")
+
+    async def test_former_tokens_are_moved_into_the_store(
+        self, folder: Folder, store: Store, clock: Clock
+    ):
+        created = clock.wall()
+        ann = Token(id="1", name="ann", role="viewer", created=created, sha256=digest("a"))
+        bob = Token(
+            id="2", name="bob", role="admin", created=created, revoked=created, sha256=digest("b")
+        )
+        former(folder, ann, bob)
+        before = Tokens(folder, clock=clock.wall)
+        before.open()
+        assert before.bearer("a") is not None, "also while the store is away"
+        for _ in range(2):
+            async with opened(folder, store, clock) as tokens:
+                assert tokens.bearer("a") == ann.principal()
+                assert tokens.bearer("b") is None
+                assert [each.id for each in tokens.listed()] == [ADMIN, "1", "2"]
+            assert not folder.tokens.exists()
+
+    async def test_another_server_of_the_store_knows_it_and_its_end(
+        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock
+    ):
+        async with opened(folder, store, clock) as other:
+            made, text = await other.create("ann", "viewer")
+            await eventually(lambda: tokens.bearer(text) is not None)
+            await tokens.revoke(made.id)
+            assert tokens.bearer(text) is None
+            await eventually(lambda: other.bearer(text) is None)
+
+    async def test_servers_that_write_at_once_lose_nothing(
+        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock
+    ):
+        async with opened(folder, store, clock) as other:
+            made = await asyncio.gather(
+                *(one.create("ann", "viewer") for one in (tokens, other) * 15)
+            )
+            ids = [token.id for token, _ in made]
+            await asyncio.gather(*(one.revoke(id) for one in (tokens, other) for id in ids))
+            await eventually(lambda: len(other.listed()) == len(tokens.listed()) == 31)
+            assert all(tokens.bearer(text) is None for _, text in made)
+
+    async def test_the_admin_token_of_a_server_is_known_to_the_others(
+        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock, tmp_path: Path
+    ):
+        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere.prepare()
+        async with opened(elsewhere, store, clock) as other:
+            text = folder.read_admin_token()
+            assert other.bearer(text) is None
+            await tokens.share_admin("one")
+            await eventually(lambda: other.bearer(text) is not None)
+            assert other.listed()[-1].id == "admin-one"
+            assert [each.id for each in tokens.listed()] == [ADMIN]
+            with pytest.raises(InvalidRequest, match="admin-token"):
+                await tokens.revoke("admin-one")
+            folder.admin_token.unlink()
+            folder.prepare()
+            await tokens.share_admin("one")
+            await eventually(lambda: other.bearer(folder.read_admin_token()) is not None)
+            assert other.bearer(text) is None
+            await other.revoke("admin-one")
+            await tokens.share_admin("one")
+            assert other.bearer(folder.read_admin_token()) is None
+            folder.admin_token.unlink()
+
+            async def is_gone() -> bool:
+                await tokens.share_admin("one")
+                return len(other.listed()) == 1
+
+            await eventually(is_gone)
 
     @pytest.mark.parametrize("lasts", [0.0, -1.0, 1e300])
-    def test_a_time_that_makes_no_sense_is_refused(self, tokens: Tokens, lasts: float):
+    async def test_a_time_that_makes_no_sense_is_refused(self, tokens: Tokens, lasts: float):
         with pytest.raises(InvalidRequest):
-            tokens.create("ann", "viewer", lasts=lasts)
+            await tokens.create("ann", "viewer", lasts=lasts)
 
-    def test_a_group_that_cannot_be_is_refused(self, tokens: Tokens):
+    async def test_a_group_that_cannot_be_is_refused(self, tokens: Tokens):
         with pytest.raises(InvalidRequest):
-            tokens.create("ann", "viewer", groups=["a/b"])
+            await tokens.create("ann", "viewer", groups=["a/b"])
 
 
 class TestSessions:
-    @pytest.fixture
-    def sessions(self, tokens: Tokens, clock: Clock) -> Sessions:
-        return Sessions(tokens, secure=True, clock=clock)
+    @pytest.fixture(params=["in the store", "here alone"])
+    async def sessions(
+        self, request: pytest.FixtureRequest, tokens: Tokens, clock: Clock, store: Store
+    ) -> AsyncIterator[Sessions]:
+        made = Sessions(tokens, secure=True, clock=clock)
+        async with (
+            Records(store, KEY, "sessions", Issued) as sessions,
+            Records(store, KEY, "login-links", Issued) as codes,
+        ):
+            if request.param == "in the store":
+                await sessions.ready()
+                await codes.ready()
+                made.use(sessions, codes)
+            yield made
 
-    def cookie(self, sessions: Sessions, token: str = ADMIN) -> str:
-        begun = sessions.redeem(sessions.issue(token))
+    async def cookie(self, sessions: Sessions, token: str = ADMIN) -> str:
+        begun = await sessions.redeem(await sessions.issue(token))
         assert begun is not None
         return begun[1].partition(";")[0]
 
-    def test_a_code_is_good_once(self, sessions: Sessions):
-        code = sessions.issue(ADMIN)
-        begun = sessions.redeem(code)
+    async def test_a_code_is_good_once(self, sessions: Sessions):
+        code = await sessions.issue(ADMIN)
+        begun = await sessions.redeem(code)
         assert begun is not None
         assert begun[0].token == ADMIN
         assert begun[0].session
-        assert sessions.redeem(code) is None
-        assert sessions.redeem("") is None
+        assert await sessions.redeem(code) is None
+        assert await sessions.redeem("") is None
 
-    def test_a_code_is_good_for_ten_minutes(self, sessions: Sessions, clock: Clock):
-        code, later = sessions.issue(ADMIN), sessions.issue(ADMIN)
+    async def test_a_code_is_good_for_ten_minutes(self, sessions: Sessions, clock: Clock):
+        code, later = await sessions.issue(ADMIN), await sessions.issue(ADMIN)
         clock.seconds = CODE_LASTS - 1
-        assert sessions.redeem(code) is not None
+        assert await sessions.redeem(code) is not None
         clock.seconds = CODE_LASTS
-        assert sessions.redeem(later) is None
+        assert await sessions.redeem(later) is None
 
-    def test_a_session_is_that_of_the_cookie(self, sessions: Sessions, clock: Clock):
-        cookie = self.cookie(sessions)
+    async def test_a_session_is_that_of_the_cookie(self, sessions: Sessions, clock: Clock):
+        cookie = await self.cookie(sessions)
         found = sessions.principal(request(cookie=cookie))
         assert found is not None
         assert (found.role, bool(found.session)) == ("admin", True)
@@ -442,10 +501,9 @@ class TestSessions:
         assert sessions.principal(request(cookie=f"{name}=other; a=b; {cookie}")) == found
         clock.seconds = SESSION_LASTS
         assert sessions.principal(request(cookie=cookie)) is None
-        assert len(sessions) == 0
 
-    def test_the_cookie_is_for_the_browser_alone(self, sessions: Sessions, tokens: Tokens):
-        begun = sessions.redeem(sessions.issue(ADMIN))
+    async def test_the_cookie_is_for_the_browser_alone(self, sessions: Sessions, tokens: Tokens):
+        begun = await sessions.redeem(await sessions.issue(ADMIN))
         assert begun is not None
         flags = begun[1].split("; ")[1:]
         assert set(flags) == {
@@ -457,73 +515,77 @@ class TestSessions:
         }
         assert "Secure" not in Sessions(tokens, secure=False).farewell
 
-    def test_with_tls_no_other_host_can_set_it(self, sessions: Sessions, tokens: Tokens):
+    async def test_with_tls_no_other_host_can_set_it(self, sessions: Sessions, tokens: Tokens):
         assert sessions.cookie == f"__Host-{COOKIE}"
         assert sessions.farewell.startswith(f"__Host-{COOKIE}=;")
-        cookie = self.cookie(sessions)
+        cookie = await self.cookie(sessions)
         assert sessions.principal(request(cookie=cookie)) is not None
         assert sessions.principal(request(cookie=cookie.removeprefix("__Host-"))) is None
         assert Sessions(tokens, secure=False).cookie == COOKIE
 
-    def test_of_two_sessions_in_one_request_neither_counts(
+    async def test_of_two_sessions_in_one_request_neither_counts(
         self, sessions: Sessions, tokens: Tokens
     ):
-        mine = self.cookie(sessions)
-        theirs = self.cookie(sessions, tokens.create("eve", "admin")[0].id)
+        mine = await self.cookie(sessions)
+        theirs = await self.cookie(sessions, (await tokens.create("eve", "admin"))[0].id)
         for both in (f"{theirs}; {mine}", f"{mine}; {theirs}"):
             assert sessions.principal(request(cookie=both)) is None
         again = sessions.principal(request(cookie=f"{mine}; {mine}"))
         assert again is not None
         assert again.token == ADMIN
-        sessions.end(request(cookie=theirs))
+        await sessions.end(request(cookie=theirs))
         assert sessions.principal(request(cookie=f"{theirs}; {mine}")) == again
 
-    def test_junk_beside_it_does_no_harm(self, sessions: Sessions):
-        mine, name = self.cookie(sessions), sessions.cookie
+    async def test_junk_beside_it_does_no_harm(self, sessions: Sessions):
+        mine, name = await self.cookie(sessions), sessions.cookie
         junk = [f"{name}={'j' * length}" for length in range(1, 150)] + [f"{name}={'x' * 43}"] * 150
         assert sessions.principal(request(cookie="; ".join([*junk, mine]))) is not None
         endless = [f"{name}={n:043d}" for n in range(10_000)]
         assert sessions.principal(request(cookie="; ".join([*endless, mine]))) is None
 
-    def test_it_ends_with_its_token(self, sessions: Sessions, tokens: Tokens, clock: Clock):
-        made, text = tokens.create("ann", "viewer", lasts=60)
-        expiring = self.cookie(sessions, made.id)
-        other, _ = tokens.create("bob", "viewer")
-        revoked = self.cookie(sessions, other.id)
-        code = sessions.issue(other.id)
+    async def test_it_ends_with_its_token(self, sessions: Sessions, tokens: Tokens, clock: Clock):
+        made, text = await tokens.create("ann", "viewer", lasts=60)
+        expiring = await self.cookie(sessions, made.id)
+        other, _ = await tokens.create("bob", "viewer")
+        revoked = await self.cookie(sessions, other.id)
+        code = await sessions.issue(other.id)
         assert sessions.principal(request(cookie=revoked)) is not None
-        tokens.revoke(other.id)
+        await tokens.revoke(other.id)
         assert sessions.principal(request(cookie=revoked)) is None
-        assert sessions.redeem(code) is None
-        assert sessions.issue(other.id) == ""
+        assert await sessions.redeem(code) is None
+        assert await sessions.issue(other.id) == ""
         assert sessions.principal(request(cookie=expiring)) is not None
         clock.seconds = 60
         assert sessions.principal(request(cookie=expiring)) is None
-        assert sessions.begin(text) is None
+        assert await sessions.begin(text) is None
 
-    def test_it_ends_when_the_admin_token_is_another(self, sessions: Sessions, folder: Folder):
-        cookie = self.cookie(sessions)
+    async def test_it_ends_when_the_admin_token_is_another(
+        self, sessions: Sessions, folder: Folder
+    ):
+        cookie = await self.cookie(sessions)
         folder.admin_token.unlink()
         folder.prepare()
         assert sessions.principal(request(cookie=cookie)) is None
 
-    def test_it_ends_by_logging_out(self, sessions: Sessions):
-        cookie = self.cookie(sessions)
-        sessions.end(request(cookie=cookie))
+    async def test_it_ends_by_logging_out(self, sessions: Sessions):
+        cookie = await self.cookie(sessions)
+        await sessions.end(request(cookie=cookie))
         assert sessions.principal(request(cookie=cookie)) is None
         assert "Max-Age=0" in sessions.farewell
 
-    def test_memory_is_bounded(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch):
+    async def test_memory_is_bounded(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sessions_module, "MOST", 3)
-        cookies = [self.cookie(sessions) for _ in range(5)]
+        cookies = [await self.cookie(sessions) for _ in range(5)]
         assert len(sessions) == 3
         assert sessions.principal(request(cookie=cookies[0])) is None
         assert sessions.principal(request(cookie=cookies[-1])) is not None
 
-    def test_neither_codes_nor_cookies_are_kept(self, sessions: Sessions):
-        code = sessions.issue(ADMIN)
-        cookie = self.cookie(sessions).partition("=")[2]
-        kept = repr(vars(sessions))
+    async def test_neither_codes_nor_cookies_are_kept(self, sessions: Sessions, store: Store):
+        code = await sessions.issue(ADMIN)
+        cookie = (await self.cookie(sessions)).partition("=")[2]
+        kept = repr([vars(sessions), vars(sessions._codes), vars(sessions._sessions)])
+        kept += repr((await store.read(everything())).entries)
+        kept += repr([entry.value for entry in (await store.read(everything())).entries])
         assert code not in kept
         assert cookie not in kept
         assert digest(code) in kept

@@ -133,6 +133,8 @@ class Application:
         else:
             principal = self._parts.sessions.principal(call.request)
         if principal is None:
+            if not self._parts.tokens.loaded and (headers or call.request.cookies):
+                raise _unknown_yet("the server cannot read its tokens")
             if headers:  # who says nothing, or has a session that is over, tries nothing
                 self._parts.limits.failed(call.client)
             raise Refused(
@@ -143,6 +145,9 @@ class Application:
                 headers={"WWW-Authenticate": 'Bearer realm="mooring"'},
             )
         call.principal = principal  # for the audit, whether or not they may
+        writes = call.request.method not in SAFE and principal.role in ("operator", "admin")
+        if writes and not self._parts.tokens.is_confirmed(principal.token):
+            raise _unknown_yet("the store has not confirmed this token for too long")
         return principal
 
     def _response(self, request: Request, answer: Answer) -> Response:
@@ -173,6 +178,15 @@ class Application:
         except TimeoutError:
             if not self._parts.readiness.stopping:
                 raise
+
+
+def _unknown_yet(why: str) -> Refused:
+    return Refused(
+        503,
+        "unavailable",
+        f"{why}, since the store is away: try again when it is back",
+        headers={"Retry-After": "5"},
+    )
 
 
 def _refusal(error: Exception) -> Refused:

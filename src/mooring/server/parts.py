@@ -10,6 +10,7 @@ from mooring.server.access.folder import Folder
 from mooring.server.access.limits import Limits
 from mooring.server.access.origins import Origins
 from mooring.server.access.sessions import Sessions
+from mooring.server.access.sharing import Sharing
 from mooring.server.access.tokens import Tokens
 from mooring.server.health import Readiness
 from mooring.server.http.errors import Refused
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mooring.server.alerts.outlook import Outlook
     from mooring.server.fleet.live import Fleet
     from mooring.server.stream import Stream
+    from mooring.store import Store
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Parts:
     origins: Origins
     limits: Limits
     audit: Audit
+    shared: Sharing | None = field(default=None)
     _hub: Hub | None = field(default=None)
     _fleet: Fleet | None = field(default=None)
     outlook: Outlook | None = field(default=None)
@@ -52,6 +55,11 @@ class Parts:
         if self._fleet is None:
             raise self._not_open()
         return self._fleet
+
+    def sharing(self, store: Store | None) -> Sharing:
+        """Where what this server keeps for itself is, while it is entered."""
+        self.shared = Sharing(self.folder, self.tokens, self.sessions, self.audit, store)
+        return self.shared
 
     def open(self, hub: Hub, fleet: Fleet | None) -> None:
         """From now on requests are about these."""

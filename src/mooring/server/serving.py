@@ -71,6 +71,8 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             beside.append(plane.address)
             say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
         if face is not None:
+            store = hub.store if has_store else None
+            await stack.enter_async_context(face.parts.sharing(store))
             told = await stack.enter_async_context(_fleet(hub, face.parts))
             if told:
                 say(f"alerts   → {told}")
@@ -78,7 +80,7 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
                 say(f"checks   {await stack.enter_async_context(_checks(face, beside))}")
             say(f"health   {face.url}/healthz and /readyz")
             if settings.console:
-                code = face.parts.sessions.issue(ADMIN)
+                code = await face.parts.sessions.issue(ADMIN)
                 say(f"console  {face.url}/login?code={code}")
         readiness.questions = tuple(questions(hub, store=has_store, apart=apart))
         say("ready    Ctrl-C stops it")

@@ -86,7 +86,7 @@ async def test_who_is_scoped_is_led_only_to_what_they_may_see(
     browser: Browser, admin: Admin, scope: dict[str, Any], place: str
 ):
     async with Visitor(browser, admin) as scoped:
-        await scoped.log_in(admin.token("viewer", **scope))
+        await scoped.log_in(await admin.token("viewer", **scope))
         await expect(scoped.page.get_by_role("heading", level=1)).to_contain_text(place)
         places = scoped.page.get_by_role("navigation", name="Places").get_by_role("link")
         await expect(places).to_have_text([place])

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -73,6 +73,12 @@ class Entry(
     left_out: int = 0
     """Refusals before this one, of anybody, that were too many to write down."""
 
+    @property
+    def kind(self) -> Literal["done", "routine", "refused"]:
+        if is_refused(self.status, stranger=not self.token):
+            return "refused"
+        return "routine" if self.role in ("viewer", "service") else "done"
+
 
 _decoder = msgspec.json.Decoder(Entry)
 
@@ -87,15 +93,19 @@ class Audit:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._done = _Journal(folder, folder.audit, largest, kept)
-        self._routine = _Journal(folder, folder.routine, largest, kept)
-        self._refused = _Journal(folder, folder.refused, largest, kept)
+        self._journals = {
+            "done": _Journal(folder, folder.audit, largest, kept),
+            "routine": _Journal(folder, folder.routine, largest, kept),
+            "refused": _Journal(folder, folder.refused, largest, kept),
+        }
         self._refusals = Buckets(_REFUSALS / 60, _REFUSALS)
         self._strangers = Buckets(_STRANGERS / 60, _STRANGERS, most=1)
         self._left_out = 0
         self._last = 0
         self.failures = 0
         """Entries that could not be written."""
+        self.appended: Callable[[Entry], None] | None = None
+        """Called with each entry, after it was written."""
 
     def write(self, call: Call, status: int) -> None:
         """Write down how a call was answered: never its body, nor its query. A failure is logged
@@ -125,7 +135,7 @@ class Audit:
         self.append(entry)
 
     def append(self, entry: Entry) -> None:
-        journal = self._journal(entry)
+        journal = self._journals[entry.kind]
         try:
             journal.append(msgspec.json.encode(entry) + b"\n")
             self._left_out = 0
@@ -140,6 +150,8 @@ class Audit:
                 journal.file,
                 error.strerror,
             )
+        if self.appended is not None:
+            self.appended(entry)
 
     def read(
         self,
@@ -151,8 +163,7 @@ class Audit:
         """The newest first, and of those older than `before`, the id of an entry. Blocks on the
         disk. Lines that are no entries are passed over. Raises `OSError`."""
         found: list[Entry] = []
-        journals = (self._done, self._routine, self._refused)
-        entries = (each.entries() for each in journals)
+        entries = (each.entries() for each in self._journals.values())
         for entry in heapq.merge(*entries, key=attrgetter("id"), reverse=True):
             if before and entry.id >= before:
                 continue
@@ -161,11 +172,6 @@ class Audit:
                 if len(found) == limit:
                     break
         return found
-
-    def _journal(self, entry: Entry) -> _Journal:
-        if is_refused(entry.status, stranger=not entry.token):
-            return self._refused
-        return self._routine if entry.role in ("viewer", "service") else self._done
 
     def _is_too_much(self, token: str, client: str) -> bool:
         if token:

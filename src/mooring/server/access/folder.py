@@ -1,4 +1,4 @@
-"""The folder where a server keeps what must not be lost and not be seen: tokens and the audit."""
+"""The data folder of a server: its admin token, the key that it shares with others, its audit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from mooring.errors import InvalidRequest, StoreError
 from mooring.replacement import replacing
 
 ADMIN_TOKEN = "admin-token"
+SERVER_KEY = "server-key"
+SERVER_KEY_VARIABLE = "MOORING_SERVER_KEY"
 TOKENS = "tokens.json"
+"""Where earlier versions kept the tokens."""
 AUDIT = "audit.jsonl"
 ROUTINE = "routine.jsonl"
 REFUSED = "refused.jsonl"
 SERVER = "server.json"
 _LOCK = ".lock"
 _RUNNING = "server.lock"
+_SERVER_ID = "server-id"
 _WITHOUT = {
     ADMIN_TOKEN: "and the next start makes another",
+    SERVER_KEY: "and give this server the key of the others again",
     TOKENS: "which revokes all tokens but the admin's",
     SERVER: "and start the server again",
+    _SERVER_ID: "and the next start makes another",
 }
 """What comes of removing a file."""
 
@@ -93,12 +99,9 @@ class Folder:
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.check()
-            with self.locked():
-                if not self.admin_token.exists():
-                    with replacing(self.admin_token) as out:
-                        out.write(new_token().encode() + b"\n")
         except OSError as error:
             raise self.unusable(error) from error
+        self._make(self.admin_token, new_token())
         self.read_admin_token()
 
     def check(self) -> os.stat_result:
@@ -151,6 +154,37 @@ class Folder:
                 "it, and the next start makes another"
             )
         return token
+
+    def server_key(self) -> bytes:
+        """The key that the servers of a store share: that of the environment, or that of the file,
+        which is made if it is missing. Raises `InvalidRequest` if others could have read it, or if
+        it is too short, and `StoreError`."""
+        text = os.environ.get(SERVER_KEY_VARIABLE, "").strip().encode("utf-8", "surrogateescape")
+        where = SERVER_KEY_VARIABLE
+        if not text:
+            file = self.path / SERVER_KEY
+            self._make(file, secrets.token_urlsafe(32))
+            text, where = self.read(file, closed=0o077).strip(), str(file)
+        if len(text) < SHORTEST:
+            raise InvalidRequest(
+                f"{where} is not a server key: it needs {SHORTEST} random characters or more"
+            )
+        return text
+
+    def server_id(self) -> str:
+        """Tells this server from the others, and stays the same. Raises `StoreError`."""
+        file = self.path / _SERVER_ID
+        self._make(file, secrets.token_hex(6))
+        return self.read(file, closed=0o022).decode("ascii", "replace").strip()[:40]
+
+    def _make(self, file: Path, text: str) -> None:
+        try:
+            with self.locked():
+                if not file.exists():
+                    with replacing(file) as out:
+                        out.write(text.encode() + b"\n")
+        except OSError as error:
+            raise self.unusable(error) from error
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:

@@ -1,18 +1,27 @@
-"""The sessions of browsers: begun with a code that is good once, kept in memory, and over when the
-token behind them is."""
+"""The sessions of browsers: begun with a code that is good once, kept in the store for all its
+servers, and over when the token behind them is.
+
+Of a cookie and of a code only the SHA-256 is kept. If the store is away, what begins is known to
+this server alone, until it stops.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 
+from mooring.errors import StoreError
 from mooring.server.access.principals import Principal
+from mooring.server.access.records import Records
 from mooring.server.access.tokens import Token, Tokens, digest
+
+log = logging.getLogger(__name__)
 
 COOKIE = "mooring-session"
 HOST_COOKIE = f"__Host-{COOKIE}"
@@ -28,67 +37,124 @@ _LENGTH = 43
 """Characters of a cookie's value; any other is none of ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Issued:
+_PATIENCE = 3.0
+"""Seconds for the store to take one, before it is kept here alone."""
+
+
+class Issued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A session or a code, as it is kept."""
+
     token: str
+    """The id of the token that it began with."""
     sha256: str
-    """Of the token, so that another one of the same id is not it."""
+    """Of that token, so that another one of the same id is not it."""
     until: float
+    """Seconds since 1970."""
     id: str = ""
+
+
+class Kept:
+    """Sessions, or codes, by the digest of what the browser shows."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._here: dict[str, Issued] = {}
+        self.records: Records[Issued] | None = None
+
+    def get(self, sha256: str) -> Issued | None:
+        issued = self._here.get(sha256)
+        if issued is None and self.records is not None:
+            issued = self.records.get(sha256)
+        return None if issued is None or self._clock() >= issued.until else issued
+
+    async def add(self, sha256: str, issued: Issued) -> None:
+        """Keep it in the store, or here if that is away."""
+        await self._make_room()
+        try:
+            if self.records is not None:
+                async with asyncio.timeout(_PATIENCE):
+                    ttl = max(issued.until - self._clock(), 1.0)
+                    return await self.records.create(sha256, issued, ttl=ttl)
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or "the store did not answer in time"
+            log.warning("a login is known to this server alone: %s", why)
+        self._here[sha256] = issued
+
+    async def remove(self, sha256: str) -> bool:
+        """Whether it was there, and this call removed it. Raises what the store raises."""
+        if self._here.pop(sha256, None) is not None:
+            return True
+        return self.records is not None and await self.records.remove(sha256)
+
+    def __len__(self) -> int:
+        return len(self._here) + (0 if self.records is None else len(self.records))
+
+    async def _make_room(self) -> None:
+        if len(self) < MOST:
+            return
+        known = {**self._here, **({} if self.records is None else self.records.all())}
+        by_age = sorted(known, key=lambda each: known[each].until)
+        for sha256 in by_age[: len(self) - MOST + 1]:
+            try:
+                await self.remove(sha256)
+            except StoreError as error:
+                log.debug("an old login is left to expire: %s", error)
 
 
 class Sessions:
     def __init__(
-        self, tokens: Tokens, *, secure: bool, clock: Callable[[], float] = time.monotonic
+        self, tokens: Tokens, *, secure: bool, clock: Callable[[], float] = time.time
     ) -> None:
         self._tokens, self._secure, self._clock = tokens, secure, clock
         self.cookie = HOST_COOKIE if secure else COOKIE
         """The name of the cookie."""
-        self._codes: OrderedDict[str, _Issued] = OrderedDict()
-        self._sessions: OrderedDict[str, _Issued] = OrderedDict()
+        self._codes, self._sessions = Kept(clock), Kept(clock)
 
-    def issue(self, token: str) -> str:
-        """A code for the holder of a token, by its id; empty where that token is no good."""
+    def use(self, sessions: Records[Issued], codes: Records[Issued]) -> None:
+        """From now on they are kept there."""
+        self._sessions.records, self._codes.records = sessions, codes
+
+    async def issue(self, token: str) -> str:
+        """A code for the holder of a token, by its id; empty if that token is not valid."""
         if not (sha256 := self._tokens.sha256(token)):
             return ""
         code = secrets.token_urlsafe(32)
         until = self._clock() + CODE_LASTS
-        self._keep(self._codes, digest(code), _Issued(token, sha256, until))
+        await self._codes.add(digest(code), Issued(token=token, sha256=sha256, until=until))
         return code
 
-    def redeem(self, code: str) -> tuple[Principal, str] | None:
-        """Begin a session with a code, which is used up; who it is and the cookie. None for one
-        that is unknown, used, too old, or of a token that is no longer good."""
-        issued = self._codes.pop(digest(code), None)
-        token = self._current(issued)
-        return None if token is None else self._begin(token)
-
-    def begin(self, text: str) -> tuple[Principal, str] | None:
-        """Begin a session with a token itself; None for one that is no good."""
-        principal = self._tokens.bearer(text)
-        if principal is None:
+    async def redeem(self, code: str) -> tuple[Principal, str] | None:
+        """Begin a session with a code, which is used up on every server; its principal and the
+        cookie. None for one that is unknown, used, expired, or of a token that is no longer valid.
+        Raises what the store raises."""
+        issued = self._codes.get(digest(code))
+        if issued is None or not await self._codes.remove(digest(code)):
             return None
-        token = self._tokens.current(principal.token, digest(text))
-        return None if token is None else self._begin(token)
+        token = self._tokens.current(issued.sha256)
+        return None if token is None else await self._begin(token)
+
+    async def begin(self, text: str) -> tuple[Principal, str] | None:
+        """Begin a session with a token itself; None for one that is not valid."""
+        if self._tokens.bearer(text) is None:
+            return None
+        token = self._tokens.current(digest(text))
+        return None if token is None else await self._begin(token)
 
     def principal(self, request: Request) -> Principal | None:
         """Whose session the cookie of a request belongs to, if any. Of two sessions at once one
         was slipped in by somebody else, who would like to be taken for the user: neither counts."""
         found: dict[str, Principal] = {}
         for value in _cookies(request, self.cookie):
-            key = digest(value)
-            issued = self._sessions.get(key)
-            token = self._current(issued)
+            issued = self._sessions.get(digest(value))
+            token = None if issued is None else self._tokens.current(issued.sha256)
             if token is not None and issued is not None:
                 found[issued.id] = token.principal(session=issued.id)
-            else:
-                self._sessions.pop(key, None)
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def end(self, request: Request) -> None:
-        """End the sessions that a request has a cookie of."""
+    async def end(self, request: Request) -> None:
+        """End the sessions that a request has a cookie of. Raises what the store raises."""
         for value in _cookies(request, self.cookie):
-            self._sessions.pop(digest(value), None)
+            await self._sessions.remove(digest(value))
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -98,22 +164,12 @@ class Sessions:
         """The cookie that removes ours."""
         return self._cookie("", 0)
 
-    def _begin(self, token: Token) -> tuple[Principal, str]:
+    async def _begin(self, token: Token) -> tuple[Principal, str]:
         value, id = secrets.token_urlsafe(32), secrets.token_hex(6)
-        issued = _Issued(token.id, token.sha256, self._clock() + SESSION_LASTS, id)
-        self._keep(self._sessions, digest(value), issued)
+        until = self._clock() + SESSION_LASTS
+        issued = Issued(token=token.id, sha256=token.sha256, until=until, id=id)
+        await self._sessions.add(digest(value), issued)
         return token.principal(session=id), self._cookie(value, int(SESSION_LASTS))
-
-    def _current(self, issued: _Issued | None) -> Token | None:
-        if issued is None or self._clock() >= issued.until:
-            return None
-        return self._tokens.current(issued.token, issued.sha256)
-
-    def _keep(self, kept: OrderedDict[str, _Issued], key: str, issued: _Issued) -> None:
-        now = self._clock()
-        while kept and (len(kept) >= MOST or next(iter(kept.values())).until <= now):
-            kept.popitem(last=False)  # all of one kind last equally long
-        kept[key] = issued
 
     def _cookie(self, value: str, lasts: int) -> str:
         secure = "; Secure" if self._secure else ""

@@ -1,18 +1,19 @@
-"""Tokens: who holds one is who it says.
+"""Tokens: a caller that shows one is whom it says.
 
-Of a token only its SHA-256 is kept. It is 256 random bits: there is nothing to guess, and no need
-for a slow hash. The admin token is the file of that name, as it is at the moment.
+Only the SHA-256 of a token is kept. It is 256 random bits: there is nothing to guess, and no need
+for a slow hash. The admin token of a server is the file of that name, as it is at the moment; the
+other servers of the store know it as a token like any other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import hmac
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -20,24 +21,28 @@ from typing import TypeAlias
 
 import msgspec
 
-from mooring.errors import InvalidRequest, MooringError
+from mooring.errors import Conflict, InvalidRequest, MooringError, Unavailable
 from mooring.names import check_name
-from mooring.replacement import replacing
 from mooring.server.access.folder import Folder, new_token
 from mooring.server.access.principals import Principal, Role, scope
+from mooring.server.access.records import Records
 
 log = logging.getLogger(__name__)
 
 Time: TypeAlias = datetime.datetime
 
 ADMIN = "admin"
-"""The id of the admin token."""
+"""The id of this server's admin token."""
 MOST = 10_000
-"""Tokens of a folder."""
+"""Tokens of a store."""
+TRUSTED = 3600.0
+"""Seconds after which tokens that the store has not confirmed since serve for reading alone."""
 _LOOK = 1.0
-"""Seconds after which files are looked at again: another server may have changed them."""
+"""Seconds after which the file of the admin token is looked at again."""
 _KEPT = datetime.timedelta(days=90)
 """For so long a token is listed that is of no more use."""
+_PRUNED = 100
+"""Such tokens that are deleted at once."""
 
 
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
@@ -69,6 +74,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """`tokens.json` of earlier versions."""
+
     tokens: list[Token] = []
     version: int = 1
 
@@ -82,45 +89,98 @@ def utcnow() -> Time:
 
 
 class Tokens:
-    """The tokens of a folder, as they are now: what another server changes there is seen within a
-    second, what this one changes at once."""
+    """The tokens that this server accepts: its admin token, and those of the records that it was
+    given. To look one up takes no I/O but a look at the admin token's file once a second."""
 
     def __init__(self, folder: Folder, *, clock: Callable[[], Time] = utcnow) -> None:
         self._folder, self._clock = folder, clock
+        self._records: Records[Token] | None = None
+        self._former: list[Token] = []
+        """Those of `tokens.json`, until they are in the records."""
+        self._admin: Token | None = None
+        self._own = ""
+        """The id of the record of our admin token; empty while it is in none."""
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
-        self._listed: list[Token] = []
-        self._admin: Token | None = None
-        self._seen: dict[Path, _Stamp | None] = {}
-        self._lock = threading.Lock()
-        """From reading the files to believing them: a change is made in a thread."""
+        self._changed = True
+        self._stamp: _Stamp | None = None
         self._looked = 0.0
         self.used: dict[str, Time] = {}
         """When a token was last used here, by its id."""
 
     def open(self) -> None:
-        """Read what is kept. Raises `InvalidRequest` for files that cannot be used."""
-        with self._lock:
-            self._seen = self._stamps()  # before they are read: what changes meanwhile is seen
-            self._admin = self._read_admin()
-            self._listed = self._read_file()
-            self._index()
+        """Read what lies in the folder. Raises `InvalidRequest` for files that cannot be used."""
+        self._stamp = _stamp(self._folder.admin_token)  # before it is read
+        self._admin = self._read_admin()
+        self._former = self._read_former()
+        self._changed = True
+
+    def changed(self) -> None:
+        """The records changed."""
+        self._changed = True
+
+    async def use(self, records: Records[Token]) -> None:
+        """From now on the tokens are those of these records, and those of `tokens.json` are moved
+        there. Raises what the store raises."""
+        self._records, self._changed = records, True
+        for token in self._former:
+            if records.get(token.id) is None:
+                with contextlib.suppress(Conflict):  # another server has the same
+                    await records.create(token.id, token)
+        if self._former:
+            log.info("%d tokens of %s were moved", len(self._former), self._folder.tokens)
+        self._former, self._changed = [], True
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self._folder.tokens, self._folder.tokens.with_suffix(".json.moved"))
+
+    async def share_admin(self, server: str) -> None:
+        """Let the other servers know our admin token as it is now, unless one of them revoked it.
+        Raises what the store raises."""
+        records = self._records
+        if records is None or not records.loaded:
+            return
+        self._look()
+        self._own = own = f"{ADMIN}-{server}"
+        admin, known = self._admin, records.get(own)
+        if admin is None:
+            if known is not None:
+                await records.remove(own)
+            return
+        wanted = msgspec.structs.replace(admin, id=own)
+        if known is None:
+            with contextlib.suppress(Conflict):
+                await records.create(own, wanted)
+        elif known.sha256 != admin.sha256:
+            await records.change(own, lambda _: wanted)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a token that is unknown here is unknown to the others too."""
+        return self._records is not None and self._records.loaded
+
+    def is_confirmed(self, id: str) -> bool:
+        """Whether the store was heard recently enough that a token which was revoked elsewhere
+        cannot pass for valid."""
+        return id == ADMIN or self._records is None or self._records.age < TRUSTED
 
     def bearer(self, token: str) -> Principal | None:
         """Whose token this is; None for one that is unknown, revoked or expired."""
-        found = self._valid(digest(token))
+        found = self.current(digest(token))
         if found is None:
             return None
         self.used[found.id] = self._clock()
         return found.principal()
 
-    def current(self, id: str, sha256: str) -> Token | None:
-        """A token by its id, as long as it is the same and good."""
-        found = self._valid(sha256)
-        return found if found is not None and found.id == id else None
+    def current(self, sha256: str) -> Token | None:
+        """A token by its digest, as long as it is valid."""
+        self._look()
+        found = self._by_digest.get(sha256)
+        if found is None or not hmac.compare_digest(found.sha256, sha256):
+            return None
+        return found if found.is_valid(self._clock()) else None
 
     def sha256(self, id: str) -> str:
-        """What is kept of a token that is good; empty otherwise."""
+        """The digest of a valid token; empty otherwise."""
         self._look()
         found = self._by_id.get(id)
         return found.sha256 if found is not None and found.is_valid(self._clock()) else ""
@@ -128,9 +188,10 @@ class Tokens:
     def listed(self) -> list[Token]:
         """All that are kept, the admin token first."""
         self._look()
-        return [*([self._admin] if self._admin else []), *self._listed]
+        first = [] if self._admin is None else [self._admin]
+        return first + [each for each in self._by_id.values() if each.id != ADMIN]
 
-    def create(
+    async def create(
         self,
         name: str,
         role: Role,
@@ -139,8 +200,8 @@ class Tokens:
         tenants: Collection[int] = (),
         lasts: float | None = None,
     ) -> tuple[Token, str]:
-        """A new token, and what its holder shows: that is said here and never again. Blocks on the
-        disk. Raises `InvalidRequest`, and `StoreError` where it cannot be kept."""
+        """A new token and its text, which is kept nowhere. Raises `InvalidRequest`, and what the
+        store raises."""
         for group in groups:
             check_name("group", group)
         text, now = new_token(), self._clock()
@@ -154,94 +215,53 @@ class Tokens:
             expires=None if lasts is None else _later(now, lasts),
             sha256=digest(text),
         )
-
-        def add(kept: list[Token]) -> list[Token]:
-            if len(kept) >= MOST:
-                raise InvalidRequest(f"there are {MOST} tokens: revoke those that nobody uses")
-            return [*kept, made]
-
-        self._change(add)
+        records = self._opened()
+        await self._prune(records)
+        if len(records) >= MOST:
+            raise InvalidRequest(f"there are {MOST} tokens: revoke those that are not used")
+        await records.create(made.id, made)
         return made, text
 
-    def revoke(self, id: str) -> Token | None:
-        """From now on it is of no use, nor are the sessions that began with it. The token; None
-        where there is none. Blocks on the disk. Raises `InvalidRequest` for the admin token."""
-        if id == ADMIN:
+    async def revoke(self, id: str) -> Token | None:
+        """End a token and the sessions that began with it, on every server. The token; None if
+        there is none. Raises `InvalidRequest` for the admin token, and what the store raises."""
+        if id in (ADMIN, self._own):
             raise InvalidRequest(
                 f"the admin token is the file {self._folder.admin_token}: remove it, and the next "
                 "start of the server makes another"
             )
-        revoked: list[Token] = []
+        now = self._clock()
+        return await self._opened().change(
+            id, lambda token: msgspec.structs.replace(token, revoked=token.revoked or now)
+        )
 
-        def mark(kept: list[Token]) -> list[Token]:
-            after = [
-                msgspec.structs.replace(each, revoked=each.revoked or self._clock())
-                if each.id == id
-                else each
-                for each in kept
-            ]
-            revoked.extend(each for each in after if each.id == id)
-            return after
+    async def _prune(self, records: Records[Token]) -> None:
+        oldest = self._clock() - _KEPT
+        ended = [id for id, token in records.all().items() if _ended(token) <= oldest]
+        for id in ended[:_PRUNED]:
+            await records.remove(id)
 
-        self._change(mark)
-        return revoked[0] if revoked else None
-
-    def _stamps(self) -> dict[Path, _Stamp | None]:
-        return {file: _stamp(file) for file in (self._folder.tokens, self._folder.admin_token)}
-
-    def _valid(self, sha256: str) -> Token | None:
-        self._look()
-        found = self._by_digest.get(sha256)
-        if found is None or not hmac.compare_digest(found.sha256, sha256):
-            return None
-        return found if found.is_valid(self._clock()) else None
-
-    def _change(self, edit: Callable[[list[Token]], list[Token]]) -> None:
-        try:
-            # The folder first: for that somebody else may make us wait, and nobody shall for us.
-            with self._folder.locked(), self._lock:
-                oldest = self._clock() - _KEPT
-                kept = [each for each in self._read_file() if _ended(each) > oldest]
-                after = edit(kept)
-                with replacing(self._folder.tokens) as out:
-                    out.write(msgspec.json.format(msgspec.json.encode(_File(after))) + b"\n")
-                    out.flush()
-                    written = _stamped(os.fstat(out.fileno()))
-                self._listed = after
-                self._index()
-                self._seen[self._folder.tokens] = written
-        except OSError as error:
-            raise self._folder.unusable(error) from error
+    def _opened(self) -> Records[Token]:
+        if self._records is None:
+            raise Unavailable("the server's tokens are not open yet: try again in a second")
+        return self._records
 
     def _look(self) -> None:
-        """Read anew what was changed. A file that cannot be read lets nobody in."""
+        """Follow what changed. An admin token that cannot be read is not accepted."""
         now = time.monotonic()
-        if now - self._looked < _LOOK:
-            return
-        if not self._lock.acquire(blocking=False):
-            return  # a change of our own is being written, and is seen by whoever asks after it
-        try:
+        if now - self._looked >= _LOOK:
             self._looked = now
-            self._read_anew()
-        finally:
-            self._lock.release()
-
-    def _read_anew(self) -> None:
-        stamps = self._stamps()
-        if stamps == self._seen:
-            return
-        self._seen = stamps
-        try:
-            self._admin = self._read_admin()
-        except MooringError as error:
-            log.error("the admin token is good for nothing: %s", error)
-            self._admin = None
-        try:
-            self._listed = self._read_file()
-        except MooringError as error:
-            log.error("no token but the admin's is good for anything: %s", error)
-            self._listed = []
-        self._index()
+            stamp = _stamp(self._folder.admin_token)
+            if stamp != self._stamp:
+                self._stamp, self._changed = stamp, True
+                try:
+                    self._admin = self._read_admin()
+                except MooringError as error:
+                    log.error("the admin token is not accepted: %s", error)
+                    self._admin = None
+        if self._changed:
+            self._changed = False
+            self._index()
 
     def _read_admin(self) -> Token | None:
         try:
@@ -252,27 +272,31 @@ class Tokens:
         created = datetime.datetime.fromtimestamp(changed, datetime.UTC)
         return Token(id=ADMIN, name=ADMIN, role="admin", created=created, sha256=digest(token))
 
-    def _read_file(self) -> list[Token]:
+    def _read_former(self) -> list[Token]:
         file = self._folder.tokens
         try:
-            told = self._folder.read(file, closed=0o022)
-            return msgspec.json.decode(told, type=_File).tokens
+            found = self._folder.read(file, closed=0o022)
+            return msgspec.json.decode(found, type=_File).tokens
         except FileNotFoundError:
             return []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(
-                f"{file} cannot be understood ({error}): mend it, or remove it, which revokes all "
-                "tokens but the admin's"
+                f"{file} is damaged ({error}): repair it, or remove it, which revokes all tokens "
+                "but the admin's"
             ) from error
 
     def _index(self) -> None:
-        everything = [*([self._admin] if self._admin else []), *self._listed]
-        # New dictionaries: a change is made in a thread while requests are looked up.
-        self._by_digest = {each.sha256: each for each in everything}
-        self._by_id = {each.id: each for each in everything}
+        known = {each.id: each for each in self._former}
+        if self._records is not None:
+            known.update(self._records.all())
+        known.pop(self._own, None)  # it is the file that counts
+        if self._admin is not None:
+            known[ADMIN] = self._admin
+        self._by_digest = {each.sha256: each for each in known.values()}
+        self._by_id = known
         for id in list(self.used):
-            if id not in self._by_id:
-                self.used.pop(id, None)
+            if id not in known:
+                del self.used[id]
 
 
 def _ended(token: Token) -> Time:
@@ -290,10 +314,7 @@ def _later(now: Time, seconds: float) -> Time:
 
 def _stamp(file: Path) -> _Stamp | None:
     try:
-        return _stamped(file.stat(follow_symlinks=False))
+        told = file.stat(follow_symlinks=False)
     except OSError:
         return None
-
-
-def _stamped(told: os.stat_result) -> _Stamp:
     return told.st_mtime_ns, told.st_ino, told.st_size, told.st_mode, told.st_uid

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import urllib.parse
 from typing import Annotated
 
 import msgspec
 
+from mooring.errors import StoreError
 from mooring.server.access.audit import Entry
 from mooring.server.access.principals import need
 from mooring.server.http.answers import Answer
@@ -45,15 +47,9 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 async def audit(call: Call) -> Answer:
     query: AuditQuery = call.query
-    kept = call.parts.audit
-    try:
-        found = await asyncio.to_thread(
-            kept.read, limit=query.limit + 1, before=query.after, matches=query.matches
-        )
-    except OSError as error:
-        raise Refused(503, "unavailable", f"the audit cannot be read: {error.strerror}") from error
+    found, of = await _read(call, query)
     some = found[: query.limit]
-    headers = {"X-Audit-Failures": str(kept.failures)}
+    headers = {"X-Audit-Failures": str(call.parts.audit.failures), "X-Audit-Of": of}
     if len(found) > len(some):
         told = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -63,6 +59,24 @@ async def audit(call: Call) -> Answer:
         following = urllib.parse.urlencode({**told, "after": some[-1].id})
         headers["Link"] = f'<{call.here}?{following}>; rel="next"'
     return Answer(some, headers=headers)
+
+
+async def _read(call: Call, query: AuditQuery) -> tuple[list[Entry], str]:
+    """One entry more than wanted, and of which servers: of this one alone if the store is away."""
+    limit = query.limit + 1
+    shared = None if call.parts.shared is None else call.parts.shared.audit
+    if shared is not None:
+        with contextlib.suppress(StoreError):
+            found = await shared.read(limit=limit, before=query.after, matches=query.matches)
+            return found, "all servers"
+    try:
+        here = call.parts.audit
+        found = await asyncio.to_thread(
+            here.read, limit=limit, before=query.after, matches=query.matches
+        )
+    except OSError as error:
+        raise Refused(503, "unavailable", f"the audit cannot be read: {error.strerror}") from error
+    return found, "this server"
 
 
 ENDPOINTS = (

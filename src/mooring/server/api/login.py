@@ -81,7 +81,7 @@ async def page(call: Call) -> Answer:
 
 
 async def login(call: Call) -> Answer:
-    begun = call.parts.sessions.redeem(call.query.code)
+    begun = await call.parts.sessions.redeem(call.query.code)
     if begun is None:
         call.parts.limits.failed(call.client)
         return _page(_SPENT, 401)
@@ -92,7 +92,7 @@ async def login(call: Call) -> Answer:
 
 
 async def login_with_token(call: Call) -> Answer:
-    begun = call.parts.sessions.begin(call.body.token)
+    begun = await call.parts.sessions.begin(call.body.token)
     if begun is None:
         call.parts.limits.failed(call.client)
         raise Refused(401, "unauthenticated", "this token is unknown, revoked or expired")
@@ -101,7 +101,7 @@ async def login_with_token(call: Call) -> Answer:
 
 
 async def logout(call: Call) -> Answer:
-    call.parts.sessions.end(call.request)
+    await call.parts.sessions.end(call.request)
     headers = {"Set-Cookie": call.parts.sessions.farewell, "Clear-Site-Data": '"cache"'}
     return Answer(status=204, headers=headers)
 
@@ -113,7 +113,7 @@ async def link(call: Call) -> Answer:
             "forbidden",
             "a session cannot begin another: ask with the token itself (`mooring login`)",
         )
-    code = call.parts.sessions.issue(call.principal.token)
+    code = await call.parts.sessions.issue(call.principal.token)
     if not code:
         raise Refused(401, "unauthenticated", "the token was revoked this very moment")
     request = call.request

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -106,8 +105,7 @@ async def create(call: Call) -> Answer:
         raise Refused(400, "bad_request", "a token's name must be words that can be printed")
     lasts = None if wanted.expires == NEVER else durations.parse(wanted.expires)
     tokens = call.parts.tokens
-    made, text = await asyncio.to_thread(
-        tokens.create,
+    made, text = await tokens.create(
         wanted.name,
         wanted.role,
         groups=wanted.groups,
@@ -124,7 +122,7 @@ async def create(call: Call) -> Answer:
 async def revoke(call: Call) -> Answer:
     id = call.path["token"]
     try:
-        revoked = await asyncio.to_thread(call.parts.tokens.revoke, id)
+        revoked = await call.parts.tokens.revoke(id)
     except InvalidRequest as error:
         raise Refused(409, "refused", str(error)) from error
     if revoked is None:

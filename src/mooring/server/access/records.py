@@ -1,0 +1,234 @@
+"""Records that grant rights: kept in a store, and authenticated with a key that the store does not
+hold.
+
+Every server that has the key shares them. A client that can only write to the store can delete a
+record, which takes rights away, but can neither make one nor bring an old one back. The HMAC covers
+the record's key in the store, its content, and two numbers that the store itself counts and no
+client can choose: the revision at which the key was created, and how often it was written since. A
+copy under another key, a copy in another store and an older version all fail one of the three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Generic, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from mooring.errors import Conflict
+from mooring.mirror import Mirror, RangeFeed, Update
+from mooring.store import Delete, Entry, Put, Store, absent, created_at, key, prefix, unchanged
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+ROOT = "/mooring/"
+"""Everything that servers keep for themselves lies below it, with one root for each purpose."""
+_MARK = f"{ROOT}server-key".encode()
+"""Says which key the records of a store are authenticated with."""
+_TOLD = 1000
+"""Keys that are not authentic of which the log tells."""
+_RESERVED = b"{}"
+"""The value of a key whose record is about to be written."""
+
+
+class ServerKey:
+    """The key that the servers of one store share."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this key from another, and does not help to guess it."""
+        return self._hmac(b"mooring server key")[:16]
+
+    def mac(self, name: bytes, created: int, version: int, content: bytes) -> str:
+        return self._hmac(b"%d %d %d\n%s%s" % (created, version, len(name), name, content))
+
+    def _hmac(self, message: bytes) -> str:
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
+
+
+async def is_key_of(store: Store, server_key: ServerKey) -> bool:
+    """Whether the records of a store are authenticated with this key. A store without records takes
+    it from now on. Raises what the store raises."""
+    mine = server_key.fingerprint.encode()
+    try:
+        await store.commit(Put(_MARK, mine), require=[absent(_MARK)])
+    except Conflict:
+        found = (await store.read(key(_MARK))).first
+        return found is not None and hmac.compare_digest(found.value, mine)
+    return True
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    content: msgspec.Raw
+    created: int
+    version: int
+    mac: str
+
+
+def seal(server_key: ServerKey, name: bytes, created: int, version: int, content: bytes) -> bytes:
+    mac = server_key.mac(name, created, version, content)
+    return msgspec.json.encode(_Sealed(msgspec.Raw(content), created, version, mac))
+
+
+def unseal(server_key: ServerKey, entry: Entry) -> bytes:
+    """The content of an authentic record. Raises `ValueError`, which says what is wrong."""
+    try:
+        sealed = msgspec.json.decode(entry.value, type=_Sealed)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ValueError("it is not a record") from None
+    content = bytes(sealed.content)
+    mac = server_key.mac(entry.key, sealed.created, sealed.version, content)
+    if not hmac.compare_digest(mac, sealed.mac):
+        raise ValueError("it was not written by a server with this key")
+    if (sealed.created, sealed.version) != (entry.created, entry.version):
+        raise ValueError("it is an old version or a copy that a client of the store wrote")
+    return content
+
+
+class _Held(NamedTuple, Generic[T]):
+    content: T
+    modified: int
+
+
+class Records(Generic[T]):
+    """The authentic records of one purpose by id, live and in memory.
+
+    Entering does not wait for the store: `loaded` says whether they were read. If the store is
+    away, what is known stays. What this server writes it knows at once, the others within the
+    moment that the store needs to tell them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        server_key: ServerKey,
+        purpose: str,
+        type: type[T],
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._key, self._changed = store, server_key, changed
+        self._root = f"{ROOT}{purpose}/".encode()
+        self._decoder = msgspec.json.Decoder(type)
+        self._held: dict[str, _Held[T]] = {}
+        self._rejected: set[str] = set()
+        self._mirror = Mirror(RangeFeed(store, prefix(self._root)), wait=False)
+        self._mirror.subscribe(self._apply)
+
+    async def __aenter__(self) -> Self:
+        self._mirror.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._mirror.aclose()
+
+    @property
+    def loaded(self) -> bool:
+        return self._mirror.loaded
+
+    @property
+    def age(self) -> float:
+        """Seconds since the store was last heard."""
+        return self._mirror.age
+
+    async def ready(self) -> None:
+        await self._mirror.ready()
+
+    def get(self, id: str) -> T | None:
+        held = self._held.get(id)
+        return None if held is None else held.content
+
+    def all(self) -> Mapping[str, T]:
+        return MappingProxyType({id: held.content for id, held in self._held.items()})
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def create(self, id: str, content: T, *, ttl: float | None = None) -> None:
+        """Write a new record; after `ttl` seconds the store deletes it. Raises `Conflict` if there
+        is one, and what the store raises."""
+        name = self._name(id)
+        lease = 0 if ttl is None else (await self._store.grant(ttl)).id
+        # Only once the key exists is it known when it was created.
+        reserved = await self._store.commit(Put(name, _RESERVED, lease), require=[absent(name)])
+        await self._put(id, content, reserved.revision, 2, lease, reserved.revision)
+
+    async def change(self, id: str, edit: Callable[[T], T]) -> T | None:
+        """Replace a record by what `edit` makes of it, which is returned; None if there is none."""
+        while True:
+            entry = (await self._store.read(key(self._name(id)))).first
+            content = None if entry is None else self._opened(id, entry)
+            if entry is None or content is None:
+                return None
+            after = edit(content)
+            try:
+                version, lease = entry.version + 1, entry.lease
+                await self._put(id, after, entry.created, version, lease, entry.modified)
+            except Conflict:
+                continue
+            return after
+
+    async def remove(self, id: str) -> bool:
+        """Delete a record; whether this call did. Of several servers, one does."""
+        held = self._held.get(id)
+        if held is None:
+            return False
+        name, removed = self._name(id), True
+        try:
+            checks = [unchanged(name, held.modified)]
+            await self._store.commit(Delete(key(name)), require=checks)
+        except Conflict:
+            removed = False
+        if self._held.get(id) is held:
+            del self._held[id]
+            self._changed()
+        return removed
+
+    async def _put(
+        self, id: str, content: T, created: int, version: int, lease: int, modified: int
+    ) -> None:
+        name, encoded = self._name(id), msgspec.json.encode(content)
+        put = Put(name, seal(self._key, name, created, version, encoded), lease)
+        checks = [created_at(name, created), unchanged(name, modified)]
+        committed = await self._store.commit(put, require=checks)
+        self._held[id] = _Held(content, committed.revision)
+        self._changed()
+
+    def _name(self, id: str) -> bytes:
+        return self._root + id.encode()
+
+    def _apply(self, update: Update[bytes, Entry]) -> None:
+        for change in update.changes:
+            id = change.key[len(self._root) :].decode(errors="replace")
+            held = self._held.get(id)
+            modified = update.mark if change.after is None else change.after.modified
+            if held is not None and modified < held.modified and not update.resync:
+                continue  # we know of a later write of our own
+            content = None if change.after is None else self._opened(id, change.after)
+            if content is None or change.after is None:
+                self._held.pop(id, None)
+            else:
+                self._held[id] = _Held(content, change.after.modified)
+        self._changed()
+
+    def _opened(self, id: str, entry: Entry) -> T | None:
+        if entry.value == _RESERVED:
+            return None
+        try:
+            content = self._decoder.decode(unseal(self._key, entry))
+        except (ValueError, msgspec.DecodeError) as error:
+            if id not in self._rejected and len(self._rejected) < _TOLD:
+                self._rejected.add(id)
+                log.error("%s grants nothing: %s", entry.key.decode(errors="replace"), error)
+            return None
+        self._rejected.discard(id)
+        return content

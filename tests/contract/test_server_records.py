@@ -1,0 +1,172 @@
+"""Records that grant rights: servers with the key share them, and a client that can merely write to
+the store can neither make one nor bring an old one back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from mooring.errors import Conflict
+from mooring.hub import open_store
+from mooring.server.access.records import Records, ServerKey, is_key_of, seal
+from mooring.store import Delete, Entry, Put, Store, key, prefix
+from tests.waiting import eventually
+
+KEY, OTHER_KEY = ServerKey(b"k" * 32), ServerKey(b"o" * 32)
+ROOT = b"/mooring/rights/"
+
+
+class Right(msgspec.Struct, frozen=True):
+    role: str
+    revoked: bool = False
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    async with open_store(store_url) as opened:
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    store: Store, server_key: ServerKey = KEY, purpose: str = "rights"
+) -> AsyncIterator[Records[Right]]:
+    """What a server that starts now knows."""
+    async with Records(store, server_key, purpose, Right) as records:
+        await records.ready()
+        yield records
+
+
+async def stored(store: Store, id: str) -> Entry:
+    entry = (await store.read(key(ROOT + id.encode()))).first
+    assert entry is not None
+    return entry
+
+
+async def rights(store: Store) -> dict[str, Right]:
+    async with reading(store) as records:
+        return dict(records.all())
+
+
+async def test_what_one_server_writes_the_others_know(store: Store):
+    async with reading(store) as one, reading(store) as other:
+        await one.create("a", Right("viewer"))
+        assert one.get("a") == Right("viewer")
+        await eventually(lambda: other.get("a") == Right("viewer"))
+        with pytest.raises(Conflict):
+            await other.create("a", Right("admin"))
+        assert await other.change("a", lambda was: Right(was.role, revoked=True)) is not None
+        await eventually(lambda: one.get("a") == Right("viewer", revoked=True))
+        assert await one.change("b", lambda was: was) is None
+        assert await rights(store) == {"a": Right("viewer", revoked=True)}
+        assert [await one.remove("a"), await other.remove("a")] == [True, False]
+        assert await rights(store) == {}
+        await one.create("a", Right("operator"))
+        await eventually(lambda: other.get("a") == Right("operator"))
+
+
+async def test_a_record_may_expire(store: Store):
+    async with reading(store) as records:
+        await records.create("a", Right("viewer"), ttl=1)
+        assert (await stored(store, "a")).lease
+        await records.change("a", lambda was: Right(was.role, revoked=True))
+        await eventually(lambda: records.get("a") is None)
+
+
+async def test_a_writer_without_the_key_cannot_grant_anything(
+    store: Store, caplog: pytest.LogCaptureFixture
+):
+    async with reading(store) as records:
+        await records.create("a", Right("viewer"))
+        for number, value in enumerate(
+            [
+                b"",
+                b"{",
+                b"[]",
+                b'{"role": "admin"}',
+                b'{"content": {"role": "admin"}, "created": 1, "version": 1, "mac": ""}',
+                (await stored(store, "a")).value.replace(b"viewer", b"admin"),
+                b"\xff" * 40,
+            ]
+        ):
+            await store.commit(Put(ROOT + b"forged-%d" % number, value))
+        for version in (1, 2):
+            made = await store.commit(Put(ROOT + b"other", b"{}"))
+            forged = seal(OTHER_KEY, ROOT + b"other", made.revision, version, b'{"role":"admin"}')
+            await store.commit(Put(ROOT + b"other", forged))
+        await records.create("last", Right("viewer"))
+        assert set(await rights(store)) == {"a", "last"}
+        await eventually(lambda: "/mooring/rights/other grants nothing" in caplog.text)
+        assert set(records.all()) == {"a", "last"}
+
+
+async def test_a_writer_cannot_copy_a_record_to_another_id_or_purpose(store: Store):
+    async with reading(store) as records:
+        await records.create("mine", Right("admin"))
+    entry = await stored(store, "mine")
+    for copy in (ROOT + b"copy", b"/mooring/others/mine"):
+        for _ in range(2):  # as often written as the record that is copied
+            await store.commit(Put(copy, entry.value))
+    assert set(await rights(store)) == {"mine"}
+    async with reading(store, purpose="others") as others:
+        assert len(others) == 0
+
+
+async def test_a_writer_cannot_bring_back_what_was_revoked(store: Store):
+    async with reading(store) as records:
+        await records.create("a", Right("admin"))
+        before = (await stored(store, "a")).value
+        await records.change("a", lambda was: Right(was.role, revoked=True))
+        revoked = (await stored(store, "a")).value
+        name = ROOT + b"a"
+
+        async def grants() -> bool:
+            here = records.get("a")
+            new = (await rights(store)).get("a")
+            return any(right is not None and not right.revoked for right in (here, new))
+
+        await store.commit(Put(name, before))
+        assert not await grants()
+        await store.commit(Delete(key(name)))
+        for _ in range(4):
+            await store.commit(Put(name, before))
+            assert not await grants()
+        await store.commit(Delete(key(name)))
+        await store.commit(Put(name, b"{}"))
+        await store.commit(Put(name, before))
+        assert not await grants()
+        await store.commit(Put(name, revoked))
+        assert not await grants()
+        await eventually(lambda: records.get("a") is None)
+
+
+async def test_a_writer_cannot_bring_back_what_was_deleted(store: Store):
+    async with reading(store) as records:
+        await records.create("a", Right("admin"))
+        before = (await stored(store, "a")).value
+        assert await records.remove("a")
+        for _ in range(3):
+            await store.commit(Put(ROOT + b"a", before))
+            assert await rights(store) == {}
+
+
+async def test_a_create_that_was_interrupted_leaves_nothing_that_counts(store: Store):
+    await store.commit(Put(ROOT + b"half", b"{}"))
+    async with reading(store) as records:
+        assert len(records) == 0
+        assert await records.change("half", lambda was: was) is None
+
+
+async def test_a_store_has_one_key(store: Store):
+    assert await is_key_of(store, KEY)
+    assert await is_key_of(store, KEY)
+    assert not await is_key_of(store, OTHER_KEY)
+    async with reading(store) as records:
+        await records.create("a", Right("admin"))
+    async with reading(store, OTHER_KEY) as records:
+        assert len(records) == 0
+    held = [entry.value for entry in (await store.read(prefix(b"/mooring/"))).entries]
+    assert not any(b"k" * 32 in value for value in held)
