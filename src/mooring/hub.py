@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from mooring.discovery.copies import Copies
+from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.rotation import Explanation, Wanted, explain
+from mooring.discovery.rotation import Explanation, explain
 from mooring.discovery.view import Empty, View, blames
 from mooring.errors import Closed, InvalidRequest, MissingExtra
 from mooring.heartbeat.collecting import Collecting

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mooring.discovery.eligibility import Wanted, callable_now, objection
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.rotation import Rotation, Wanted, objection
+from mooring.discovery.rotation import Rotation
 from mooring.errors import NoInstance
 from mooring.model import Instance, Status
 
@@ -22,8 +23,8 @@ def one(port: int, **fields: object) -> Instance:
     return Instance("echo", "10.0.0.1", port, status=status, **fields)  # type: ignore[arg-type]
 
 
-def rotation_of(*instances: Instance, wanted: Wanted | None = None, **more: object) -> Rotation:
-    rotation = Rotation("echo", policy="round_robin", wanted=wanted, resilience=CALM, **more)
+def rotation_of(*instances: Instance, wanted: Wanted | None = None) -> Rotation:
+    rotation = Rotation("echo", policy="round_robin", wanted=wanted, resilience=CALM)
     for instance in instances:
         rotation.put(instance, 0.0, first=True)
     return rotation
@@ -149,6 +150,88 @@ def test_the_last_one_left_comes_back_as_the_other_goes(how: str):
     assert called(rotation) == [1]
 
 
+def test_calls_spill_over_when_few_of_a_zone_are_healthy():
+    rotation = rotation_of(
+        *(one(port, zone="a", healthy=port == 1) for port in range(1, 11)),
+        *(one(port, zone="b") for port in range(11, 31)),
+        wanted=Wanted(zone="a"),
+    )
+    assert rotation.mode == "spill-over"
+    assert called(rotation) == [1, *range(11, 31)]
+    assert rotation.stay == pytest.approx(1 / 7)
+    told = next(str(each) for each in rotation.explain() if each.instance.port == 11)
+    assert told.endswith(
+        "called: only 10% of what a can carry is usable: 86% of the calls spill over to other zones"
+    )
+    for port in range(2, 8):
+        rotation.put(one(port, zone="a"), 1.0)
+    assert called(rotation) == [1, *range(2, 8)]
+    assert rotation.stay == 1
+
+
+def test_a_zone_threshold_of_0_keeps_all_calls_in_the_zone():
+    rotation = Rotation("echo", wanted=Wanted(zone="a"), resilience=Resilience(zone_threshold=0))
+    for port in range(1, 21):
+        zone = "a" if port <= 10 else "b"
+        rotation.put(one(port, zone=zone, healthy=port == 1 or port > 10), 0.0, first=True)
+    assert called(rotation) == [1]
+
+
+def test_a_key_keeps_its_zone_while_calls_spill_over():
+    rotation = Rotation("echo", policy="consistent_hash", wanted=Wanted(zone="a"), resilience=CALM)
+    for port in range(1, 21):
+        zone = "a" if port <= 10 else "b"
+        rotation.put(one(port, zone=zone, healthy=port <= 4 or port > 10), 0.0, first=True)
+    keys = [f"key{n}" for n in range(300)]
+    before = {key: rotation.pick(key).id for key in keys}
+    assert before == {key: rotation.pick(key).id for key in keys}
+    rotation.put(one(4, zone="a", healthy=False), 1.0)
+    after = {key: rotation.pick(key).id for key in keys}
+    local = {f"10.0.0.1:{port}" for port in range(1, 11)}
+    assert not any(before[key] not in local and after[key] in local for key in keys)
+
+
+def test_those_that_drain_are_called_if_no_other_is_usable():
+    rotation = rotation_of(one(1, state="draining"))
+    assert called(rotation) == [1]
+    assert rotation.available == 1
+    assert "called: it is draining, and no other is usable" in str(rotation.explain()[0])
+    rotation.put(one(2, enabled=False), 1.0)
+    assert called(rotation) == [1]
+    rotation.put(one(3, healthy=False), 2.0)  # a successor that is not ready yet
+    assert called(rotation) == [1]
+    rotation.put(one(3), 3.0)
+    assert called(rotation) == [3]
+    rotation.reach("10.0.0.1:3", False)
+    assert called(rotation) == [1]
+    rotation.reach("10.0.0.1:3", True)
+    assert called(rotation) == [3]
+    rotation.remove("10.0.0.1:3", 4.0)
+    assert called(rotation) == [1]
+
+
+def test_one_that_drains_does_not_carry_the_load_of_many_that_are_unhealthy():
+    rotation = rotation_of(
+        one(1, state="draining"), *(one(port, healthy=False) for port in range(2, 6))
+    )
+    assert rotation.mode == "panic"
+    assert called(rotation) == [1, 2, 3, 4, 5]
+
+
+def test_those_that_drain_are_tried_last():
+    rotation = rotation_of(one(1), one(2, state="draining"), one(3, healthy=False), one(4))
+    ids = [f"10.0.0.1:{port}" for port in (1, 4, 3, 2)]
+    for number in range(2, 4):
+        assert rotation.pick(exclude=ids[:number]).id == ids[number]
+
+
+def test_those_that_may_be_called_without_a_rotation():
+    up, leaving, off = one(1), one(2, state="draining"), one(3, enabled=False)
+    assert callable_now([up, leaving, off]) == [up]
+    assert callable_now([leaving, off]) == [leaving]
+    assert callable_now([off, one(4, state="down")]) == []
+
+
 def test_those_of_other_zones_are_available_too():
     rotation = rotation_of(
         one(1, zone="a"), one(2, zone="b"), one(3, healthy=False), wanted=Wanted(zone="a")
@@ -260,10 +343,11 @@ def test_a_condition_that_raises_leaves_out_that_one_alone():
 
 def test_explanations():
     rotation = rotation_of(
-        one(1, zone="a"),
+        one(1, zone="a", weight=9),
         one(2, zone="a", healthy=False),
         one(3, zone="b"),
         one(4, enabled=False),
+        one(5, state="draining"),
         wanted=Wanted(zone="a"),
     )
     told = [str(explanation) for explanation in rotation.explain()]
@@ -271,6 +355,10 @@ def test_explanations():
     assert "not called: it says that it is not healthy" in told[1]
     assert "it is in b, and there are instances in a" in told[2]
     assert "disabled by an operator" in told[3]
+    assert (
+        told[4]
+        == "10.0.0.1:5: not called: it is draining; it is in no zone, and there are instances in a"
+    )
 
 
 fields = st.fixed_dictionaries(
@@ -321,16 +409,42 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.now += seconds
         self.rotation.tick(self.now)
 
+    def spills(self, well: dict[int, Instance], may: dict[int, Instance]) -> bool:
+        """Whether calls leave the zone: less of it is usable than it takes, and less than there."""
+        leaving = all(i.status.state == "draining" for i in well.values())
+        shares = []
+        for local in (True, False):
+            side = [
+                (p, i.weight)
+                for p, i in may.items()
+                if (i.zone == "a") is local and (i.status.state == "draining") is leaving
+            ]
+            usable = sum(weight for p, weight in side if p in well)
+            shares.append(usable / sum(weight for _, weight in side) if side else 0.0)
+        return shares[0] < min(shares[1], self.rotation.resilience.zone_threshold)
+
     @invariant()
     def the_right_ones_are_called(self) -> None:
         ejected = {seat.instance.port for seat in self.rotation if seat.ejected}
-        may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
         reached = {seat.instance.port for seat in self.rotation if seat.reachable}
-        near = {p: i for p, i in may.items() if p in reached}
-        well = {p: i for p, i in near.items() if i.status.healthy and p not in ejected}
+
+        def usable(some: dict[int, Instance]) -> dict[int, Instance]:
+            near = {p: i for p, i in some.items() if p in reached}
+            return {p: i for p, i in near.items() if i.status.healthy and p not in ejected}
+
+        may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
+        if not usable(may):
+            may = {
+                p: i
+                for p, i in self.there.items()
+                if not objection(i, self.wanted, last_resort=True)
+            }
+        near, well = {p: i for p, i in may.items() if p in reached}, usable(may)
         here = {p for p, i in well.items() if i.zone == "a"}
         panics = len(well) < len(may) * 0.5
         expected = set(near) if panics else (here or set(well))
+        if not panics and here and self.spills(well, may):
+            expected = set(well)
         assert self.rotation.available == len(near if panics else well)
         assert set(called(self.rotation)) == expected
         assert len(self.rotation.picker) == len(expected)

@@ -118,6 +118,29 @@ def test_grpc_is_not_told_of_the_unhealthy_while_half_of_them_are_well():
     } == {proto.HEALTHY}
 
 
+@pytest.mark.parametrize("client", [GRPC, ENVOY])
+def test_those_that_drain_are_called_if_there_is_no_other(client: Client):
+    leaving = instance(2, status=Status("draining"))
+    assert addresses([instance(1, enabled=False), leaving], client) == ["10.0.0.2:80"]
+
+
+def test_grpc_is_given_a_part_of_other_zones_if_few_of_its_own_are_healthy():
+    near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 11))]
+    far = [instance(last, zone="b") for last in range(11, 31)]
+    shares: dict[str, int] = {}
+    for priority, zone, weight, _ in localities(near + far, Client("grpc", "a")):
+        assert priority == 0
+        shares[zone] = shares.get(zone, 0) + weight
+    assert shares["a"] / sum(shares.values()) == pytest.approx(1 / 7, rel=0.01)
+
+
+def test_envoy_itself_lets_calls_spill_over_to_the_second_priority():
+    near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 5))]
+    far = [instance(last, zone="b") for last in range(5, 10)]
+    told = localities(near + far, Client("envoy", "a"))
+    assert {zone: priority for priority, zone, *_ in told} == {"a": 0, "b": 1}
+
+
 def test_an_unhealthy_zone_leaves_no_gap_in_the_priorities():
     there = [unhealthy(1, zone="a"), instance(2, zone="b"), instance(3, zone="b")]
     assert [priority for priority, *_ in localities(there, Client("grpc", "a"))] == [0]

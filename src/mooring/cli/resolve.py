@@ -27,8 +27,9 @@ from mooring.cli.options import (
 from mooring.cli.printing import show, yes_no
 from mooring.cli.reaching import listed, reach, run_command
 from mooring.cli.telling import note
+from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.rotation import Explanation, Rotation, Wanted
+from mooring.discovery.rotation import Explanation, Rotation
 from mooring.discovery.rotation import explain as explain_rotation
 from mooring.errors import NoInstance
 from mooring.model import JSON, Instance

@@ -1,82 +1,57 @@
 """Who may be called: the instances of a service, sifted, and a picker over those in rotation.
 
-Some objections to an instance are final (it is disabled, draining, has no weight, or is not what
+Some objections to an instance are final (it is disabled or down, has no weight, or is not what
 was asked for). Others, that it is unhealthy or was ejected after failures, count only as long as
 enough instances remain: below the panic threshold a bad instance is better than none. One without
-a connection is not called even then, where its caller keeps connections (`reach`). A zone is a
-preference: callers stay in theirs while there is anybody to call.
+a connection is not called even then, where its caller keeps connections (`reach`). An instance that
+drains still serves for a while: it is called if no other is usable.
 
-Pure: time is passed in. One change costs one instance, however many there are.
+A zone is a preference. Calls stay in the caller's zone while it can carry them, and spill over to
+other zones in proportion when too few of its instances are usable (`Resilience.zone_threshold`).
+
+Pure: time is passed in, and chance can be. One change costs one instance, however many there are.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from mooring.discovery import balance
-from mooring.discovery.balance import Node, Picker
-from mooring.discovery.balance.contract import effective
-from mooring.discovery.resilience import Outliers, Resilience, panicking, slow_start
+from mooring.discovery.balance import LocalityPicker, Node, Picker
+from mooring.discovery.balance.contract import Clock, effective
+from mooring.discovery.eligibility import Wanted, objection
+from mooring.discovery.resilience import (
+    Contribution,
+    Outliers,
+    Resilience,
+    Tally,
+    panicking,
+    slow_start,
+    staying,
+)
 from mooring.errors import NoInstance
 from mooring.model import Instance
 
-Mode = Literal["zone", "healthy", "panic"]
+Mode = Literal["zone", "spill-over", "healthy", "panic"]
 
 _STEPS = 20
 """In which a slow start goes up: thousands may be warming at once, and each step costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a caller asks for."""
-
-    version: str = ""
-    """This version alone; empty: any."""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """Metadata that an instance must have."""
-    zone: str = ""
-    """The caller's own zone: preferred."""
-    zone_only: bool = False
-    """Never leave the zone."""
-    where: Callable[[Instance], bool] | None = None
-    """Any other condition."""
-
-
-def objection(instance: Instance, wanted: Wanted) -> str:
-    """Why an instance is never called, in words; empty where it may be."""
-    if not instance.enabled:
-        return "disabled by an operator"
-    if instance.status.state != "up":
-        return f"it is {instance.status.state}"
-    if not instance.weight:
-        return "its weight is 0"
-    if wanted.version and instance.version != wanted.version:
-        return f"its version is {instance.version}, not {wanted.version}"
-    for name, value in wanted.tags.items():
-        if (has := instance.metadata.get(name)) != value:
-            return f"its {name} is {has!r}, not {value!r}"
-    if wanted.zone_only and instance.zone != wanted.zone:
-        return f"its zone is {instance.zone or 'not known'}, not {wanted.zone}"
-    if wanted.where is not None:
-        try:
-            meets = wanted.where(instance)
-        except Exception as error:  # noqa: BLE001 - the caller's own code
-            return f"the caller's condition fails on it: {error!r}"
-        if not meets:
-            return "it does not meet the caller's condition"
-    return ""
 
 
 class Seat:
     """One instance in a rotation."""
 
     __slots__ = (
+        "counted",
+        "draining",
         "ejected",
         "failing",
         "instance",
+        "local",
         "node",
         "objection",
         "reachable",
@@ -92,6 +67,9 @@ class Seat:
         self.step = 0
         """How far its slow start has got."""
         self.objection = ""
+        self.draining = False
+        """Whether it is about to leave, and called only if no other is usable."""
+        self.counted: Contribution | None = None
         self.ejected = False
         self.reachable = True
         """Whether there is a connection to it, where somebody keeps one and says so."""
@@ -99,6 +77,8 @@ class Seat:
         """Whether a call to it failed lately, so that its calls are counted."""
         self.seated = False
         """Whether the picker has it."""
+        self.local = False
+        """Whether the picker has it among those of the caller's zone."""
         self.node = Node(instance.id, item=self)
 
     @property
@@ -116,17 +96,27 @@ class Rotation:
         policy: str = "p2c",
         wanted: Wanted | None = None,
         resilience: Resilience | None = None,
+        rng: random.Random | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.wanted = wanted or Wanted()
         self.resilience = resilience or Resilience()
         self.mode: Mode = "healthy"
-        self.picker: Picker = balance.make(policy)
+        self.last_resort = False
+        """Whether those that drain are called."""
+        self.picker: Picker = balance.make(policy, rng=rng, clock=clock)
+        self._localities: LocalityPicker | None = None
+        if self.wanted.zone:
+            keyed, remote = policy == "consistent_hash", balance.make(policy, rng=rng, clock=clock)
+            self._localities = LocalityPicker(self.picker, remote, keyed=keyed, rng=rng)
+            self.picker = self._localities
         self._service = service
         self._seats: dict[str, Seat] = {}
         self._outliers = Outliers(self.resilience)
         self._warming: dict[str, Seat] = {}
         self._failing: dict[str, float] = {}
-        self._admissible = self._reachable = self._well = self._well_here = 0
+        self._up = (Tally(), Tally())  # elsewhere, and in the caller's zone
+        self._draining = (Tally(), Tally())
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -137,7 +127,21 @@ class Rotation:
     @property
     def available(self) -> int:
         """How many may be called, in whatever zone: callers leave theirs when they have to."""
-        return self._reachable if self.mode == "panic" else self._well
+        if self.mode == "panic":
+            return sum(tally.reachable for tally in self._members())
+        return sum(tally.well for tally in self._members())
+
+    @property
+    def stay(self) -> float:
+        """The share of calls that stay in the caller's zone."""
+        return 1.0 if self._localities is None else self._localities.stay
+
+    def _members(self) -> tuple[Tally, ...]:
+        return (*self._up, *self._draining) if self.last_resort else self._up
+
+    def _zones(self) -> tuple[Tally, Tally]:
+        """Those that are well are in these: elsewhere, and in the caller's zone."""
+        return self._draining if self.last_resort else self._up
 
     def seat(self, id: str) -> Seat | None:
         return self._seats.get(id)
@@ -148,9 +152,8 @@ class Rotation:
         seat = self._seats.get(id)
         if seat is None or seat.reachable is reachable:
             return
-        self._count(seat, -1)
         seat.reachable = reachable
-        self._count(seat, +1)
+        self._recount(seat)
         self._settle(seat)
 
     def put(self, instance: Instance, now: float, *, first: bool = False) -> None:
@@ -165,11 +168,10 @@ class Rotation:
         if seat is None:
             seat = self._seats[instance.id] = Seat(instance, float("-inf") if first else now)
         else:
-            self._count(seat, -1)
             seat.instance = instance
-        seat.objection = objection(instance, self.wanted)
+        seat.objection = objection(instance, self.wanted, last_resort=True)
+        seat.draining = instance.status.state == "draining"
         self._watch(seat)
-        self._count(seat, +1)
         self._reweigh(seat, now)
         self._settle(seat)
         self._let_back(now)
@@ -184,58 +186,82 @@ class Rotation:
 
     def _drop(self, seat: Seat) -> None:
         id = seat.instance.id
-        self._count(seat, -1)
+        if seat.counted is not None:
+            seat.counted.tally.count(seat.counted, -1)
+            seat.counted = None
         self._warming.pop(id, None)
         self._failing.pop(id, None)
         self._outliers.forget(id)
         self._unseat(seat)
 
     def _watch(self, seat: Seat) -> None:
-        """Those that are never called do not count where a share may be ejected."""
-        if seat.objection:
+        """Those that are never called, or as a last resort, do not count where a share may be
+        ejected."""
+        if seat.objection or seat.draining:
             seat.ejected = False
             self._outliers.forget(seat.instance.id)
         else:
             self._outliers.add(seat.instance.id)
 
-    def _count(self, seat: Seat, by: int) -> None:
+    def _recount(self, seat: Seat) -> None:
+        if (before := seat.counted) is not None:
+            before.tally.count(before, -1)
+        seat.counted = None
         if seat.objection:
             return
-        self._admissible += by
-        if seat.reachable:
-            self._reachable += by
-        if seat.well:
-            self._well += by
-            if seat.instance.zone == self.wanted.zone:
-                self._well_here += by
+        instance, well = seat.instance, seat.well
+        tallies = self._draining if seat.draining else self._up
+        tally = tallies[bool(self.wanted.zone) and instance.zone == self.wanted.zone]
+        weight = effective(instance.weight, instance.id)
+        seat.counted = Contribution(
+            tally, seat.reachable, well, weight, seat.node.weight if well else 0.0
+        )
+        tally.count(seat.counted, +1)
 
-    def _choose_mode(self) -> Mode:
-        if panicking(self._well, self._admissible, self.resilience.panic_threshold):
-            return "panic"
-        return "zone" if self.wanted.zone and self._well_here else "healthy"
+    def _choose_mode(self) -> tuple[Mode, float]:
+        """The mode, and the share of calls that stay in the caller's zone."""
+        self.last_resort = not any(tally.well for tally in self._up)
+        members = self._members()
+        well = sum(tally.well for tally in members)
+        admissible = sum(tally.admissible for tally in members)
+        if panicking(well, admissible, self.resilience.panic_threshold):
+            return "panic", 0.0
+        remote, local = self._zones()
+        if not local.well:
+            return "healthy", 0.0
+        stay = staying(local.share, remote.share, self.resilience.zone_threshold)
+        return ("zone" if stay >= 1.0 else "spill-over"), stay
 
     def _belongs(self, seat: Seat) -> bool:
-        if seat.objection or not seat.reachable:
+        if seat.objection or not seat.reachable or (seat.draining and not self.last_resort):
             return False
         if self.mode == "panic":
             return True
-        return seat.well and (self.mode == "healthy" or seat.instance.zone == self.wanted.zone)
+        return seat.well and (self.mode != "zone" or seat.instance.zone == self.wanted.zone)
 
     def _settle(self, seat: Seat | None) -> None:
         """Give a seat its place, and all of them where the mode changed."""
-        mode = self._choose_mode()
-        if mode != self.mode:
-            self.mode = mode
+        before = self.mode, self.last_resort
+        self.mode, stay = self._choose_mode()
+        if (self.mode, self.last_resort) != before:
             for each in self._seats.values():
                 self._place(each)
         elif seat is not None:
             self._place(seat)
+        if self._localities is not None:
+            self._localities.stay = stay
 
     def _place(self, seat: Seat) -> None:
         if not self._belongs(seat):
-            self._unseat(seat)
-        elif not seat.seated:
-            seat.seated = True
+            return self._unseat(seat)
+        local = self.mode in ("zone", "spill-over") and seat.instance.zone == self.wanted.zone
+        if seat.seated and seat.local is local:
+            return
+        self._unseat(seat)
+        seat.seated, seat.local = True, local
+        if self._localities is not None:
+            self._localities.add(seat.node, local=local)
+        else:
             self.picker.add(seat.node)
 
     def _unseat(self, seat: Seat) -> None:
@@ -244,22 +270,29 @@ class Rotation:
             self.picker.remove(seat.node)
 
     def _reweigh(self, seat: Seat, now: float) -> None:
-        if not seat.instance.weight:
-            return
-        weight = effective(seat.instance.weight, seat.instance.id)  # one share of it is above 0
-        factor = 1.0
-        if (window := self.resilience.slow_start) and seat.since > float("-inf"):
-            age = now - seat.since
-            seat.step = int(_STEPS * age / window)
-            factor = slow_start(age, window, self.resilience.slow_start_least)
-            if factor < 1.0:
-                self._warming[seat.instance.id] = seat
+        """Its weight may be another, and so may be what its zone can carry."""
+        if seat.instance.weight:
+            weight = effective(seat.instance.weight, seat.instance.id)  # one share of it is above 0
+            weight *= self._warmth(seat, now)
+            if seat.seated:
+                self.picker.reweight(seat.node, weight)
             else:
-                self._warming.pop(seat.instance.id, None)
-        if seat.seated:
-            self.picker.reweight(seat.node, weight * factor)
+                seat.node.weight = weight
+        self._recount(seat)
+
+    def _warmth(self, seat: Seat, now: float) -> float:
+        """By what its weight counts while it is new."""
+        window = self.resilience.slow_start
+        if not window or seat.since == float("-inf"):
+            return 1.0
+        age = now - seat.since
+        seat.step = int(_STEPS * age / window)
+        factor = slow_start(age, window, self.resilience.slow_start_least)
+        if factor < 1.0:
+            self._warming[seat.instance.id] = seat
         else:
-            seat.node.weight = weight * factor
+            self._warming.pop(seat.instance.id, None)
+        return factor
 
     def tick(self, now: float) -> float | None:
         """Let time pass: ejected ones come back, new ones warm up. Seconds until it is worth
@@ -269,6 +302,7 @@ class Rotation:
         for seat in tuple(self._warming.values()):
             if int(_STEPS * (now - seat.since) / window) != seat.step:
                 self._reweigh(seat, now)
+                self._settle(None)
         for id, last in tuple(self._failing.items()):
             if now - last > self.resilience.failure_rate_window:
                 del self._failing[id]
@@ -283,15 +317,9 @@ class Rotation:
         """Those whose ejection is over, or is one too many since others are gone."""
         for id in self._outliers.due(now):
             if (seat := self._seats.get(id)) is not None:
-                self._eject(seat, False)
-                seat.since = now
+                seat.ejected, seat.since = False, now
                 self._reweigh(seat, now)
-
-    def _eject(self, seat: Seat, ejected: bool) -> None:
-        self._count(seat, -1)
-        seat.ejected = ejected
-        self._count(seat, +1)
-        self._settle(seat)
+                self._settle(seat)
 
     def pick(self, key: str | bytes | None = None, exclude: Collection[str] = ()) -> Node:
         """The next to call, none of `exclude` where there is another. Raises `NoInstance`."""
@@ -312,7 +340,8 @@ class Rotation:
         ]
         for may in (
             [seat for seat in others if seat.seated],
-            [seat for seat in others if not seat.objection and seat.well],
+            [seat for seat in others if not seat.objection and seat.well and not seat.draining],
+            [seat for seat in others if not seat.objection and not seat.draining],
             [seat for seat in others if not seat.objection],
         ):
             if may:
@@ -342,7 +371,9 @@ class Rotation:
         self._failing[node.id] = now
         if not self._outliers.record(node.id, ok, now):
             return False
-        self._eject(seat, True)
+        seat.ejected = True
+        self._recount(seat)
+        self._settle(seat)
         return True
 
     def explain(self) -> list[Explanation]:
@@ -352,6 +383,8 @@ class Rotation:
         reasons: list[str] = []
         if seat.objection:
             reasons.append(seat.objection)
+        if seat.draining:
+            reasons.append("it is draining" + ", and no other is usable" * seat.seated)
         if not seat.instance.status.healthy:
             reasons.append("it says that it is not healthy")
         if not seat.reachable:
@@ -361,8 +394,15 @@ class Rotation:
         if self.mode == "zone" and seat.instance.zone != self.wanted.zone:
             zone = seat.instance.zone or "no zone"
             reasons.append(f"it is in {zone}, and there are instances in {self.wanted.zone}")
+        if seat.seated and self.mode == "spill-over" and not seat.local:
+            zone, usable = self.wanted.zone, self._zones()[1].share
+            reasons.append(
+                f"only {usable:.0%} of what {zone} can carry is usable: {1 - self.stay:.0%} of the "
+                "calls spill over to other zones"
+            )
         if seat.seated and self.mode == "panic" and reasons:
-            few = f"only {self._well} of {self._admissible} are well"
+            well = sum(tally.well for tally in self._members())
+            few = f"only {well} of {sum(each.admissible for each in self._members())} are well"
             reasons.append(f"called all the same: {few} (panic threshold)")
         if seat.seated and seat.instance.id in self._warming:
             reasons.append(f"slow start: its weight counts {seat.node.weight:g} for the time being")

@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple, Self, TypeVar
 
 from mooring import telemetry
 from mooring.discovery.copies import Copies
+from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience, RetryBudget
-from mooring.discovery.rotation import Explanation, Rotation, Wanted
+from mooring.discovery.rotation import Explanation, Rotation
 from mooring.errors import Closed, NoInstance, Unavailable
 from mooring.mirror import Change, Feed, Mirror, Update
 from mooring.model import Instance

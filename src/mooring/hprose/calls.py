@@ -12,7 +12,7 @@ from typing import Self
 
 from hprose import HproseClient  # type: ignore[import-untyped]
 
-from mooring.discovery.rotation import Wanted, objection
+from mooring.discovery.eligibility import callable_now
 from mooring.errors import Closed, InvalidRequest, NoInstance, StoreError
 from mooring.hprose.choice import Choice, Decision, Server, decide
 from mooring.hub import Hub
@@ -25,8 +25,6 @@ Connect = Callable[[str], HproseClient]
 """What makes hprose's client for the URL of a server. `ValueError` where it cannot."""
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
-
-_ANY = Wanted()
 
 
 @dataclass(slots=True)
@@ -88,9 +86,7 @@ class Calls:
         clients: dict[str, HproseClient] = {}
         unusable: dict[str, str] = {}
         servers = []
-        for instance in instances:
-            if objection(instance, _ANY):
-                continue
+        for instance in callable_now(instances):
             try:
                 url = server_url(instance)
                 known = self._clients.get(url)

@@ -6,22 +6,26 @@ knows no weights of endpoints, only of localities, so that each weight is a loca
 **Envoy** takes all clusters, and one table of routes that finds the service by the host that is
 called; it weighs endpoints, and its localities are the zones.
 
-Who may never be called (disabled, draining, without weight) is left out. Envoy is told who is
-unhealthy and decides by its panic threshold, which we set to our own; gRPC has none, so that it is
-decided here. The client's own zone is the first priority, all others are the second; a priority
-without endpoints is never sent, for gRPC refuses gaps.
+Who may never be called (disabled, down, without weight) is left out, and so is who drains unless
+there is no other. Envoy is told who is unhealthy and decides by its panic threshold, which we set
+to our own; gRPC has none, so that it is decided here. The client's own zone is the first priority,
+all others are the second; a priority without endpoints is never sent, for gRPC refuses gaps.
+
+If too few instances of the client's zone are healthy, Envoy lets calls spill over from the first
+priority to the second. gRPC calls the second only if the first is not reachable at all: for it,
+both become one priority, and the weights of the localities split the calls.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from mooring.addresses import is_ip
-from mooring.discovery.resilience import Resilience, panicking
-from mooring.discovery.rotation import Wanted, objection
+from mooring.discovery.eligibility import callable_now
+from mooring.discovery.resilience import Resilience, panicking, staying
 from mooring.model import Instance
 from mooring.xds import proto
 from mooring.xds.proto import message, written
@@ -33,8 +37,8 @@ service's name is never empty."""
 PLAIN = "//http"
 """What is added to a service's name for the cluster of its HTTP ports."""
 
-_ANYBODY = Wanted()
 _PANIC = Resilience().panic_threshold
+_ZONE = Resilience().zone_threshold
 _MOST = 2**31  # what all weights of a service may add up to; xDS has 32 bits for it
 _FINE = 1_000_000  # what the largest weight becomes where they are no whole numbers
 _UNBOUNDED = 2**31  # more requests than ever are under way
@@ -239,14 +243,19 @@ def has_plain(instances: Iterable[Instance]) -> bool:
 def endpoints(name: str, instances: Sequence[Instance], client: Client) -> Resource:
     """Whom to call for a cluster. Their hosts are IP addresses."""
     port = "http" if name.endswith(PLAIN) else "grpc"
-    callable = _callable(instances, client, port)
-    weights = dict(zip(callable, whole([each.weight for each in callable.values()]), strict=True))
+    admissible = _admissible(instances, port)
+    callable = _callable(admissible, client)
     near = {address for address, each in callable.items() if client.zone == each.zone}
+    shares = [each.weight for each in callable.values()]
+    stay = _staying(admissible, client) if near and len(near) < len(callable) else 1.0
+    if stay < 1.0:
+        shares = _split(callable, near, stay)
+    weights = dict(zip(callable, whole(shares), strict=True))
     groups: dict[tuple[int, str, int], list[str]] = {}
     for address, each in callable.items():
-        priority = 1 if near and client.zone and address not in near else 0
+        second = near and client.zone and address not in near and stay == 1.0
         weight = weights[address] if client.kind == "grpc" else 0
-        groups.setdefault((priority, each.zone, weight), []).append(address)
+        groups.setdefault((int(bool(second)), each.zone, weight), []).append(address)
     localities = [
         message(
             "LocalityLbEndpoints",
@@ -264,17 +273,50 @@ def endpoints(name: str, instances: Sequence[Instance], client: Client) -> Resou
     )
 
 
-def _callable(instances: Sequence[Instance], client: Client, port: str) -> dict[str, Instance]:
-    """Who may be called, by address and in order. Two at one address are one, and rather the one
-    that is well: gRPC refuses to hear of an address twice."""
+def _admissible(instances: Sequence[Instance], port: str) -> dict[str, Instance]:
+    """Who may be called, whatever its health, by address and in order. Two at one address are one,
+    and rather the one that is well: gRPC refuses to hear of an address twice."""
     admissible: dict[str, Instance] = {}
-    for each in sorted(instances, key=lambda each: (not each.status.healthy, each.id)):
-        if not objection(each, _ANYBODY) and is_ip(each.host):
+    for each in sorted(
+        callable_now(instances), key=lambda each: (not each.status.healthy, each.id)
+    ):
+        if is_ip(each.host):
             admissible.setdefault(each.address_for(port), each)
-    well = sum(each.status.healthy for each in admissible.values())
-    if client.kind == "grpc" and not panicking(well, len(admissible), _PANIC):
-        admissible = {name: each for name, each in admissible.items() if each.status.healthy}
     return dict(sorted(admissible.items()))
+
+
+def _callable(admissible: Mapping[str, Instance], client: Client) -> Mapping[str, Instance]:
+    well = {name: each for name, each in admissible.items() if each.status.healthy}
+    if client.kind == "grpc" and not panicking(len(well), len(admissible), _PANIC):
+        return well
+    return admissible
+
+
+def _staying(admissible: Mapping[str, Instance], client: Client) -> float:
+    """The share of calls that stay in the client's zone. Envoy decides that for itself."""
+    well = sum(each.status.healthy for each in admissible.values())
+    if client.kind == "envoy" or not client.zone or panicking(well, len(admissible), _PANIC):
+        return 1.0
+
+    def healthy(local: bool) -> float:
+        side = [each for each in admissible.values() if (each.zone == client.zone) is local]
+        most = max(each.weight for each in side)  # the sum of huge weights is no number
+        usable = sum(each.weight / most for each in side if each.status.healthy)
+        return usable / sum(each.weight / most for each in side)
+
+    return staying(healthy(local=True), healthy(local=False), _ZONE)
+
+
+def _split(callable: Mapping[str, Instance], near: Collection[str], stay: float) -> list[float]:
+    """Weights of which the share `stay` is that of the near ones."""
+    most = max(each.weight for each in callable.values())
+    relative = {address: each.weight / most for address, each in callable.items()}
+    local = sum(weight for address, weight in relative.items() if address in near)
+    remote = sum(relative.values()) - local
+    return [
+        weight / local * stay if address in near else weight / remote * (1.0 - stay)
+        for address, weight in relative.items()
+    ]
 
 
 def _endpoint(instance: Instance, port: str, weight: int, client: Client) -> Any:

@@ -23,6 +23,7 @@ from typing import Final
 
 from mooring.discovery.balance.contract import HEAVIEST, LIGHTEST, Clock, Node, Picker
 from mooring.discovery.balance.load import P2C, LeastRequests
+from mooring.discovery.balance.locality import LocalityPicker
 from mooring.discovery.balance.sticky import ConsistentHash
 from mooring.discovery.balance.turns import RoundRobin, WeightedRoundRobin
 from mooring.discovery.balance.urn import Random
@@ -36,6 +37,7 @@ __all__ = [
     "P2C",
     "ConsistentHash",
     "LeastRequests",
+    "LocalityPicker",
     "Node",
     "Picker",
     "Random",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 
 from mooring.addresses import is_ip, join
+from mooring.discovery.rotation import Rotation, Seat
 from mooring.discovery.view import View
 from mooring.errors import NoInstance, Unavailable
 from mooring.grpc.statuses import reason
@@ -37,6 +40,20 @@ def target_of(addresses: Iterable[Address]) -> str:
     )
 
 
+def in_turn(rotation: Rotation, salt: bytes) -> list[Seat]:
+    """Those to call one after another. gRPC calls all alike, so that of other zones there are only
+    as many as bring them the share of calls that spills over. `salt` makes each caller choose
+    others."""
+    seats = [seat for seat in rotation if seat.seated]
+    local = [seat for seat in seats if seat.local]
+    if rotation.mode != "spill-over" or not local:
+        return seats
+    remote = [seat for seat in seats if not seat.local]
+    remote.sort(key=lambda seat: blake2b(seat.node.id.encode(), key=salt).digest())
+    leave = round(len(local) * (1 - rotation.stay) / rotation.stay)
+    return local + remote[: max(leave, 1)]
+
+
 class Addresses:
     """Tells of the target at the beginning and at each change; with it, why it is empty. Its
     methods run on the hub's loop."""
@@ -54,6 +71,7 @@ class Addresses:
         self._changed = asyncio.Event()
         self._named: dict[Address, Sequence[Address]] = {}
         """What names stood for when that could last be told."""
+        self._salt = os.urandom(16)
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -94,8 +112,7 @@ class Addresses:
     async def _look(self, view: View) -> tuple[str, str]:
         where = [
             (seat.instance.host, seat.instance.port_for("grpc"))
-            for seat in view.rotation
-            if seat.seated
+            for seat in in_turn(view.rotation, self._salt)
         ]
         if not where:
             try:

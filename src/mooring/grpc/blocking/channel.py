@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import grpc
 
 import mooring.sync
+from mooring.discovery.resilience import Resilience
 from mooring.errors import Closed, InvalidRequest
 from mooring.grpc import target as targets
 from mooring.grpc.blocking.addresses import Addresses
@@ -120,6 +122,9 @@ class Channel(grpc.Channel):  # type: ignore[misc]
 
     async def _start(self, hub: Hub, service: str, discovery: Discovery) -> None:
         service = hub.registry.canonical(service)
+        # gRPC's own round robin knows no slow start, and nothing here tells when one is over.
+        resilience = replace(discovery.get("resilience") or Resilience(), slow_start=0.0)
+        discovery = {**discovery, "resilience": resilience}
         self._addresses = Addresses(
             service,
             partial(hub.discover, service, policy="round_robin", **discovery),

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring import durations
+from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.rotation import Wanted, explain
+from mooring.discovery.rotation import explain
 from mooring.model import Instance, State
 from mooring.server.access.principals import DISCOVERING, need
 from mooring.server.fleet.summary import metadata_shown

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.rotation import Wanted, explain
+from mooring.discovery.rotation import explain
 from mooring.errors import InvalidName
 from mooring.model import Instance, State, now
 from mooring.names import split_service

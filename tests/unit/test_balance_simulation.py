@@ -1,0 +1,181 @@
+"""Who gets how many calls: simulated fleets of unequal weights, latencies, health and ages, under
+callers that each make one call after another, 1, 4 or 64 of them at once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+import pytest
+
+from mooring.discovery.balance import NAMES, Node
+from mooring.discovery.eligibility import Wanted
+from mooring.discovery.resilience import Resilience
+from mooring.discovery.rotation import Rotation
+from mooring.model import Instance, Status
+
+CALLS = 4000
+CONCURRENCY = [1, 4, 64]
+at_each_concurrency = pytest.mark.parametrize("concurrency", CONCURRENCY)
+
+
+def instance(port: int, *, healthy: bool = True, zone: str = "", weight: float = 1.0) -> Instance:
+    return Instance(
+        "echo", "10.0.0.1", port, zone=zone, weight=weight, status=Status(healthy=healthy)
+    )
+
+
+class Fleet:
+    """Instances behind a rotation, on a clock of its own."""
+
+    def __init__(self, policy: str, *, zone: str = "", slow_start: float = 0.0) -> None:
+        self.now = 1000.0
+        self.rotation = Rotation(
+            "echo",
+            policy=policy,
+            wanted=Wanted(zone=zone),
+            resilience=Resilience(slow_start=slow_start),
+            rng=random.Random(11),
+            clock=lambda: self.now,
+        )
+
+    def add(self, instances: Iterable[Instance], *, new: bool = False) -> None:
+        for each in instances:
+            self.rotation.put(each, self.now, first=not new)
+
+    def shares(
+        self, concurrency: int, latency: Callable[[int], float] = lambda port: 0.01
+    ) -> dict[int, float]:
+        """The share of the calls that each port gets. A call takes its instance's latency."""
+        rotation, chance = self.rotation, random.Random(5)
+        under_way: list[tuple[float, int, float, Node]] = []
+        taken: Counter[int] = Counter()
+
+        def end_one() -> None:
+            self.now, _, began, node = heappop(under_way)
+            rotation.finished(node, self.now - began, True, self.now)
+
+        for number in range(CALLS):
+            if len(under_way) == concurrency:
+                end_one()
+            node = rotation.pick()
+            rotation.picker.started(node)
+            port = node.item.instance.port
+            taken[port] += 1
+            takes = latency(port) * chance.uniform(0.8, 1.2)
+            heappush(under_way, (self.now + takes, number, self.now, node))
+        while under_way:
+            end_one()
+        return {port: count / CALLS for port, count in taken.items()}
+
+
+class TestLeastRequests:
+    @at_each_concurrency
+    def test_unequal_weights(self, concurrency: int):
+        fleet = Fleet("least_requests")
+        fleet.add(instance(port, weight=port) for port in (1, 2, 3, 4))
+        shares = fleet.shares(concurrency)
+        for port in (1, 2, 3, 4):
+            if concurrency == 4:  # one each: an idle instance is always the best
+                assert 0.2 < shares[port] < 0.3
+            else:
+                assert shares[port] == pytest.approx(port / 10, rel=0.15)
+
+    @at_each_concurrency
+    def test_an_instance_that_is_ten_times_slower(self, concurrency: int):
+        fleet = Fleet("least_requests")
+        fleet.add(instance(port) for port in range(1, 6))
+        shares = fleet.shares(concurrency, lambda port: 0.1 if port == 1 else 0.01)
+        if concurrency == 1:
+            assert shares[1] == pytest.approx(0.2, rel=0.15)
+        else:  # while it is busy, others are not
+            assert 0.01 < shares[1] < 0.1
+        others = [shares[port] for port in range(2, 6)]
+        assert max(others) < 1.2 * min(others)
+
+    @at_each_concurrency
+    def test_one_warm_and_nine_new_instances(self, concurrency: int):
+        fleet = Fleet("least_requests", slow_start=3600)
+        fleet.add([instance(1)])
+        fleet.add((instance(port) for port in range(2, 11)), new=True)
+        shares = fleet.shares(concurrency)
+        new = [shares[port] for port in range(2, 11)]
+        assert min(new) > 0.03
+        assert max(new) < 0.1  # less than if all were warm
+        assert shares[1] > 2 * max(new)
+        if concurrency != 4:
+            assert shares[1] == pytest.approx(1 / 1.9, rel=0.1)
+
+
+@pytest.mark.parametrize("policy", [name for name in NAMES if name != "round_robin"])
+@at_each_concurrency
+def test_new_instances_get_less_until_they_are_warm(policy: str, concurrency: int):
+    fleet = Fleet(policy, slow_start=3600)
+    fleet.add(instance(port) for port in (1, 2))
+    fleet.add((instance(port) for port in (3, 4)), new=True)
+    shares = fleet.shares(concurrency)
+    for new in (3, 4):
+        assert 0.02 < shares[new] < 0.27  # at most its part: an idle one is the best
+    fleet.now += 3600
+    fleet.rotation.tick(fleet.now)
+    shares = fleet.shares(concurrency)
+    for port in (1, 2, 3, 4):
+        assert shares[port] == pytest.approx(0.25, rel=0.3)
+
+
+@pytest.mark.parametrize("policy", [name for name in NAMES if name != "consistent_hash"])
+class TestZones:
+    """Ten instances in the caller's zone and ten in another."""
+
+    def fleet(self, policy: str, healthy: int, *, slow_start: float = 0.0) -> Fleet:
+        fleet = Fleet(policy, zone="here", slow_start=slow_start)
+        fleet.add(instance(p, zone="here", healthy=p <= healthy) for p in range(1, 11))
+        fleet.add(instance(p, zone="there") for p in range(11, 21))
+        return fleet
+
+    @at_each_concurrency
+    @pytest.mark.parametrize(
+        ("healthy", "stay"), [(10, 1.0), (7, 1.0), (5, 5 / 7), (1, 1 / 7), (0, 0.0)]
+    )
+    def test_calls_spill_over_in_proportion(
+        self, policy: str, concurrency: int, healthy: int, stay: float
+    ):
+        shares = self.fleet(policy, healthy).shares(concurrency)
+        here = {port: share for port, share in shares.items() if port <= 10}
+        assert sum(here.values()) == pytest.approx(stay, abs=0.03)
+        assert max(here, default=0) <= healthy  # the unhealthy are not called
+        assert max(here.values(), default=0.0) < 0.2  # one that is left is not run down
+        if stay < 1:
+            there = [shares[port] for port in range(11, 21)]
+            assert max(there) < 2.5 * min(there)
+
+    @at_each_concurrency
+    def test_new_instances_of_the_zone_are_not_flooded(self, policy: str, concurrency: int):
+        """All of the zone are replaced at once, and begin with a tenth of their weight."""
+        fleet = Fleet(policy, zone="here", slow_start=3600)
+        fleet.add(instance(port, zone="there") for port in range(11, 21))
+        fleet.add((instance(port, zone="here") for port in range(1, 11)), new=True)
+        shares = fleet.shares(concurrency)
+        assert sum(shares[port] for port in range(1, 11)) == pytest.approx(1 / 7, abs=0.03)
+        fleet.now += 3600
+        fleet.rotation.tick(fleet.now)
+        shares = fleet.shares(concurrency)
+        assert set(shares) <= set(range(1, 11))
+
+    @at_each_concurrency
+    def test_new_instances_of_other_zones_are_not_flooded(self, policy: str, concurrency: int):
+        """One of ten is left here, and all others are new: there is no reason to leave for them."""
+        fleet = Fleet(policy, zone="here", slow_start=3600)
+        fleet.add(instance(p, zone="here", healthy=p <= 2) for p in range(1, 11))
+        fleet.add((instance(p, zone="there") for p in range(11, 31)), new=True)
+        shares = fleet.shares(concurrency)
+        assert max(shares) <= 2
+
+    @at_each_concurrency
+    def test_zones_that_are_equally_bad_keep_their_callers(self, policy: str, concurrency: int):
+        fleet = Fleet(policy, zone="here")
+        fleet.add(instance(p, zone="here", healthy=p <= 6) for p in range(1, 11))
+        fleet.add(instance(p, zone="there", healthy=p <= 16) for p in range(11, 21))
+        assert max(fleet.shares(concurrency)) <= 6
