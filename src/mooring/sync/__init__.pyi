@@ -23,6 +23,7 @@ import mooring.store
 import mooring.store.contract
 import mooring.tenants.document
 import mooring.tenants.history
+import mooring.tenants.keys
 import mooring.tenants.live
 import mooring.tenants.publisher
 import mooring.tenants.publishing
@@ -469,7 +470,7 @@ class Provider:
     def close(self) -> None: ...
 
 class Publisher:
-    def read(self, tenant: int) -> mooring.tenants.publishing.Parts: ...
+    def read(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publishing.Parts: ...
     def diff(
         self,
         document: mooring.tenants.document.Document,
@@ -490,7 +491,7 @@ class Publisher:
     def remove(self, tenant: int, path: str) -> mooring.tenants.work.Published: ...
     def change(
         self,
-        tenant: int,
+        tenant: mooring.tenants.keys.Owner,
         change: mooring.tenants.publisher.Change,
         *,
         action: str = "publish",
@@ -502,20 +503,39 @@ class Publisher:
     def delete(
         self, tenant: int, *, note: str = "", require: mooring.tenants.work.Require | None = None
     ) -> mooring.tenants.work.Published: ...
-    def put_common(self, path: str, value: mooring.model.JSON) -> None: ...
-    def remove_common(self, path: str) -> None: ...
+    def put_common(
+        self,
+        path: str,
+        value: mooring.model.JSON,
+        *,
+        note: str = "",
+        require: mooring.tenants.work.Require | None = None,
+        resent: mooring.tenants.publishing.Resent = ...,
+    ) -> mooring.tenants.work.Published: ...
+    def diff_common(
+        self,
+        path: str,
+        value: mooring.model.JSON,
+        *,
+        resent: mooring.tenants.publishing.Resent = ...,
+    ) -> list[mooring.tenants.publishing.Difference]: ...
+    def remove_common(
+        self, path: str, *, note: str = "", require: mooring.tenants.work.Require | None = None
+    ) -> mooring.tenants.work.Published | None: ...
     def beat(self) -> None: ...
-    def history(self, tenant: int) -> list[mooring.tenants.history.HistoryEntry]: ...
+    def history(
+        self, tenant: mooring.tenants.keys.Owner
+    ) -> list[mooring.tenants.history.HistoryEntry]: ...
     def rollback(
         self,
-        tenant: int,
+        tenant: mooring.tenants.keys.Owner,
         number: int,
         *,
         note: str = "",
         require: mooring.tenants.work.Require | None = None,
     ) -> mooring.tenants.work.Published: ...
     def diff_rollback(
-        self, tenant: int, number: int
+        self, tenant: mooring.tenants.keys.Owner, number: int
     ) -> list[mooring.tenants.publishing.Difference]: ...
     def rekey(
         self, progress: mooring.tenants.rekeying.Progress = ...

@@ -8,7 +8,7 @@ from functools import partial
 from mooring.errors import Conflict, OutcomeUnknown, TooLarge
 from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
 from mooring.tenants.indexing import claims, folded
-from mooring.tenants.keys import INDEXES, IndexEntry, Keys
+from mooring.tenants.keys import INDEXES, IndexEntry, Keys, Owner
 from mooring.tenants.publishing import BYTES, ROOM, Held, Parts, Unit, differences, unclear
 from mooring.tenants.scribe import Plan, Scribe, Seen, chunks
 from mooring.tenants.stages import stage
@@ -110,7 +110,7 @@ async def _set_aside(scribe: Scribe, work: Work, entries: Sequence[Entry], head:
     work.aside += 1
 
 
-def _order(keys: Keys, tenant: int, there: Held, entry: Entry) -> tuple[bool, int, bytes]:
+def _order(keys: Keys, tenant: Owner, there: Held, entry: Entry) -> tuple[bool, int, bytes]:
     """What the data explains, or may explain, comes last: it goes with the data."""
     place = keys.understand(entry.key)
     assert isinstance(place, IndexEntry)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from mooring.model import JSON
-from mooring.tenants.keys import IndexEntry, IndexKind, Keys, is_id, kind_of, name_of
+from mooring.tenants.keys import IndexEntry, IndexKind, Keys, Owner, is_id, kind_of, name_of
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -27,9 +27,12 @@ class Claim(msgspec.Struct, frozen=True):
         return f"the {what[self.kind]} {self.name!r}"
 
 
-def claims(keys: Keys, tenant: int, parts: Mapping[str, object]) -> dict[bytes, Claim]:
-    """Everything that a tenant with these parts lays claim to, by key."""
+def claims(keys: Keys, tenant: Owner, parts: Mapping[str, object]) -> dict[bytes, Claim]:
+    """Everything that a tenant with these parts lays claim to, by key. What all tenants share lays
+    no claims."""
     found: dict[bytes, Claim] = {}
+    if isinstance(tenant, str):
+        return found
     for kind, name, value, path in _wanted(tenant, parts):
         key = keys.index(kind, name)
         found.setdefault(key, Claim(kind, name, key, msgspec.json.encode(value), path))

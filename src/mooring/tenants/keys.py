@@ -9,9 +9,11 @@
     {namespace}/common/resolver | storage-directory
     {namespace}/platform/configs/{key}
     {namespace}/_health/sentinel
-    {namespace}/_history/{id}/{number} | {number}.{page} | last
+    {namespace}/_history/{id | common | platform}/{number} | {number}.{page} | last
 
-What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`.
+What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`. So
+is what all tenants share, by its path below the namespace: `common/resolver`. Each `Owner` of parts
+has one history.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -37,6 +40,17 @@ SINGLE = ("meta", *DOMAIN, "storage")
 """The parts of which a tenant has one."""
 MANY = ("database", "ftp")
 """The kinds of parts of which it has as many as it likes, by name."""
+
+COMMON = ("common/resolver", "common/storage-directory")
+PLATFORM = "platform/configs/"
+SENTINEL = "_health/sentinel"
+
+Area = Literal["common", "platform"]
+"""What all tenants share."""
+AREAS: Mapping[Area, str] = {"common": "common/", "platform": PLATFORM}
+"""Where it lies, below the namespace."""
+Owner: TypeAlias = int | Area
+"""Whose parts: those of a tenant, by its id, or those of an area that all tenants share."""
 
 IndexKind = Literal["by-code", "by-name", "ftp-user", "host"]
 INDEXES: tuple[IndexKind, ...] = ("ftp-user", "host", "by-code", "by-name")
@@ -85,12 +99,25 @@ class Keys:
         self.sentinel = f"{self.namespace}/{SENTINEL}".encode()
         self.histories = prefix(f"{self.namespace}/_history/".encode())
 
-    def part(self, tenant: int, path: str) -> bytes:
-        return f"{self._tenants}{check_id(tenant)}/{joined(path)}".encode()
+    def part(self, owner: Owner, path: str) -> bytes:
+        if is_area(owner):
+            return self.common_part(path)
+        return f"{self._tenants}{check_id(owner)}/{joined(path)}".encode()
 
-    def parts(self, tenant: int) -> Range:
-        """All of one tenant. It ends with a slash: tenant 1 is not tenant 10."""
-        return prefix(f"{self._tenants}{check_id(tenant)}/".encode())
+    def parts(self, owner: Owner) -> Range:
+        """All of one owner. It ends with a slash: tenant 1 is not tenant 10."""
+        if is_area(owner):
+            return prefix(f"{self.namespace}/{AREAS[owner]}".encode())
+        return prefix(f"{self._tenants}{check_id(owner)}/".encode())
+
+    def path_of(self, owner: Owner, key: bytes) -> str | None:
+        """The path of an owner's part; None for a key that is none."""
+        place = self.understand(key)
+        if isinstance(place, PartOf):
+            return place.path if place.tenant == owner else None
+        if isinstance(place, CommonPart) and is_area(owner):
+            return place.path if has_part(owner, place.path) else None
+        return None
 
     def index(self, kind: IndexKind, name: str) -> bytes:
         """`name` as people write it: a code, a name, a host, an FTP user."""
@@ -118,18 +145,22 @@ class Keys:
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"{path!r} is not text") from error
 
-    def history(self, tenant: int, number: int, page: int = 1) -> bytes:
+    def history(self, owner: Owner, number: int, page: int = 1) -> bytes:
         """An entry. A publish that took several transactions has a page for each of them."""
         more = f".{page:0{_PAGE}d}" if page > 1 else ""
-        return f"{self.namespace}/_history/{check_id(tenant)}/{number:0{_DIGITS}d}{more}".encode()
+        return f"{self._history(owner)}{number:0{_DIGITS}d}{more}".encode()
 
-    def history_head(self, tenant: int) -> bytes:
+    def _history(self, owner: Owner) -> str:
+        whose = owner if is_area(owner) else check_id(owner)
+        return f"{self.namespace}/_history/{whose}/"
+
+    def history_head(self, owner: Owner) -> bytes:
         """The newest number, followed by ` open` while further pages are to come. It is written
         with every page: a publisher that finds it unchanged knows that nobody else published."""
-        return f"{self.namespace}/_history/{check_id(tenant)}/last".encode()
+        return f"{self._history(owner)}last".encode()
 
-    def history_of(self, tenant: int) -> Range:
-        return prefix(f"{self.namespace}/_history/{check_id(tenant)}/".encode())
+    def history_of(self, owner: Owner) -> Range:
+        return prefix(self._history(owner).encode())
 
     def history_number(self, key: bytes) -> int:
         """The number of an entry of a history, whichever page of it; 0 for a key that is none."""
@@ -167,11 +198,6 @@ class Keys:
         return PartOf(int(id), rest) if is_id(id) and is_path(rest) else None
 
 
-COMMON = ("common/resolver", "common/storage-directory")
-PLATFORM = "platform/configs/"
-SENTINEL = "_health/sentinel"
-
-
 def configured_namespace() -> str:
     """The namespace that the environment sets; `jxt` by default."""
     return os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
@@ -196,6 +222,31 @@ def is_path(path: str) -> bool:
     """Whether a tenant has such a part. What is called `meta` below `ftp/` is an FTP user."""
     kind, _, name = path.partition("/")
     return path in SINGLE or (kind in MANY and name != "" and "/" not in name)
+
+
+def has_part(owner: Owner, path: str) -> bool:
+    """Whether this may be the path of an owner's part."""
+    if not is_area(owner):
+        return is_path(path)
+    return path in COMMON if owner == "common" else _below(path, PLATFORM)
+
+
+def area_of(path: str) -> Area:
+    """The area of a path that all tenants share."""
+    return "common" if path in COMMON else "platform"
+
+
+def is_area(owner: object) -> TypeGuard[Area]:
+    return isinstance(owner, str) and owner in AREAS
+
+
+def check_owner(owner: Owner) -> Owner:
+    return owner if is_area(owner) else check_id(owner)
+
+
+def named(owner: Owner) -> str:
+    """An owner in messages."""
+    return f"{owner} settings" if isinstance(owner, str) else f"tenant {owner}"
 
 
 def kind_of(path: str) -> str:

@@ -25,13 +25,23 @@ from mooring.errors import (
     Undecipherable,
 )
 from mooring.model import JSON
-from mooring.store.contract import Store
+from mooring.store.contract import Delete, Store, key
 from mooring.tasks import Backoff
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
 from mooring.tenants.erasing import erase
 from mooring.tenants.history import UNREADABLE, HistoryEntry, Undone
-from mooring.tenants.keys import Keys, check_id, is_path
+from mooring.tenants.keys import (
+    SENTINEL,
+    Keys,
+    Owner,
+    area_of,
+    check_id,
+    check_owner,
+    has_part,
+    joined,
+    named,
+)
 from mooring.tenants.merging import merged, resealed
 from mooring.tenants.publishing import (
     NOTHING_RESENT,
@@ -55,7 +65,7 @@ from mooring.tenants.scribe import (
     understood,
 )
 from mooring.tenants.secrets import CURRENT, Keyring
-from mooring.tenants.settings import Settings
+from mooring.tenants.settings import merged_common
 from mooring.tenants.stages import at_a_time, check, stage
 from mooring.tenants.work import Also, Published, Work
 from mooring.tenants.work import Require as Require
@@ -95,10 +105,9 @@ class Publisher:
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
         by = by or f"{_user()}@{socket.gethostname()}"
-        self._settings = Settings(store, self.keys)
         self._scribe = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for)
 
-    async def read(self, tenant: int) -> Parts:
+    async def read(self, tenant: Owner) -> Parts:
         """What the store has of a tenant, by path."""
         return held(
             self.keys, tenant, (await self._store.read(self.keys.parts(tenant))).entries
@@ -118,7 +127,7 @@ class Publisher:
         wanted = document.applied(seen.held.parts, self._ring, reseal=bool(resent))
         return await self._would_change(document.tenant, seen, wanted)
 
-    async def _would_change(self, tenant: int, seen: Seen, wanted: Parts) -> list[Difference]:
+    async def _would_change(self, tenant: Owner, seen: Seen, wanted: Parts) -> list[Difference]:
         await self._planned(tenant, seen, wanted, ROOM)
         return differences(seen.held.parts, wanted, seen.held.resent)
 
@@ -158,7 +167,7 @@ class Publisher:
 
     async def change(
         self,
-        tenant: int,
+        tenant: Owner,
         change: Change,
         *,
         action: str = "publish",
@@ -187,7 +196,7 @@ class Publisher:
         resent: Resent = NOTHING_RESENT,
     ) -> Published:
         """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
-        tenant = check_id(work.tenant)
+        tenant = check_owner(work.tenant)
 
         async def attempt(seen: Seen) -> None:
             seen = resending(seen, resent)
@@ -195,15 +204,15 @@ class Publisher:
                 raise Moved(tenant)
             wanted = change(seen.held.parts)
             for path in wanted:
-                if not is_path(path):
-                    raise InvalidRequest(f"tenant {tenant}: {path} is no part of a tenant")
+                if not has_part(tenant, path):
+                    raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
             plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
             while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
                 part = await self._scribe.plan(tenant, seen.held, towards)
                 head = await self._scribe.write(work, seen, part, towards, closing=False)
                 seen = await self._scribe.look(tenant)
                 if seen.head != head:
-                    raise Conflict(f"tenant {tenant} was changed meanwhile", revision=seen.head)
+                    raise Conflict(f"{named(tenant)} was changed meanwhile", revision=seen.head)
                 plan = await self._scribe.plan(tenant, seen.held, wanted)
             await self._scribe.write(work, seen, plan, wanted)
 
@@ -226,7 +235,9 @@ class Publisher:
 
         return await self._persist(work, attempt)
 
-    async def _planned(self, tenant: int, seen: Seen, wanted: Parts, room: int) -> tuple[Plan, int]:
+    async def _planned(
+        self, tenant: Owner, seen: Seen, wanted: Parts, room: int
+    ) -> tuple[Plan, int]:
         """What is to be written, and how many aliases at a time. Raises whatever is against it
         before anything was."""
         plan = await self._scribe.plan(tenant, seen.held, wanted)
@@ -251,10 +262,10 @@ class Publisher:
         except BaseException as error:
             if work.begun:
                 error.add_note(work.so_far)
-                log.warning("tenant %d: %s", work.tenant, work.so_far)
+                log.warning("%s: %s", named(work.tenant), work.so_far)
             raise
         for remark in work.remarks():
-            log.warning("tenant %d: %s", work.tenant, remark)
+            log.warning("%s: %s", named(work.tenant), remark)
         return work.published()
 
     async def _try(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> None:
@@ -269,26 +280,73 @@ class Publisher:
                 await attempt(seen)
                 return
             except Conflict as error:
-                log.debug("tenant %d: another publisher was first: %s", work.tenant, error)
+                log.debug("%s: another publisher was first: %s", named(work.tenant), error)
             except OutcomeUnknown as error:
-                log.info("tenant %d: looks whether it was written: %s", work.tenant, error)
+                log.info("%s: looks whether it was written: %s", named(work.tenant), error)
             await asyncio.sleep(backoff.next())
-        raise _lost(f"tenant {work.tenant}")
+        raise _lost(named(work.tenant))
 
-    async def put_common(self, path: str, value: JSON) -> None:
-        """Write `common/resolver`, `common/storage-directory` or `platform/configs/KEY`."""
-        await self._settings.put(path, value)
+    async def put_common(
+        self,
+        path: str,
+        value: JSON,
+        *,
+        note: str = "",
+        require: Require | None = None,
+        resent: Resent = NOTHING_RESENT,
+    ) -> Published:
+        """Write `common/resolver`, `common/storage-directory` or `platform/configs/KEY`, with an
+        entry in the history of `common` or `platform`. See `change` for the rest."""
+        self.keys.common_part(path)  # raises for any other
+        path = joined(path)
+        merged_common(path, None, value)  # raises for an invalid one before anything is read
 
-    async def remove_common(self, path: str) -> None:
-        """Remove one of those, or `_health/sentinel`. Raises `NotConfigured` where it is not
-        there."""
-        await self._settings.remove(path)
+        def change(there: Parts) -> Parts:
+            return {**there, path: merged_common(path, there.get(path), value)}
+
+        return await self.change(area_of(path), change, note=note, require=require, resent=resent)
+
+    async def diff_common(
+        self, path: str, value: JSON, *, resent: Resent = NOTHING_RESENT
+    ) -> list[Difference]:
+        """What `put_common` would change. Raises what it would raise."""
+        self.keys.common_part(path)
+        path = joined(path)
+        area = area_of(path)
+        seen = resending(await self._scribe.look(area), resent)
+        parts = seen.held.parts
+        wanted = {**parts, path: merged_common(path, parts.get(path), value)}
+        return await self._would_change(area, seen, wanted)
+
+    async def remove_common(
+        self, path: str, *, note: str = "", require: Require | None = None
+    ) -> Published | None:
+        """Remove one of those. Raises `NotConfigured` if it is not there. `_health/sentinel` can be
+        removed, too: it has no history."""
+        path = joined(path)
+        if path == SENTINEL:
+            await self._remove_sentinel()
+            return None
+        self.keys.common_part(path)
+
+        def change(there: Parts) -> Parts:
+            if path not in there:
+                raise NotConfigured(f"there is no {path}")
+            return {each: value for each, value in there.items() if each != path}
+
+        return await self.change(area_of(path), change, action="delete", note=note, require=require)
+
+    async def _remove_sentinel(self) -> None:
+        there = (await self._store.read(key(self.keys.sentinel))).first
+        if there is None:
+            raise NotConfigured(f"there is no {SENTINEL}")
+        await self._store.commit(Delete(key(self.keys.sentinel)))
 
     async def beat(self) -> None:
         """Say that publishers live: readers see when they last heard of one."""
         await self._store.commit(sign_of_life(self.keys))
 
-    async def history(self, tenant: int) -> list[HistoryEntry]:
+    async def history(self, tenant: Owner) -> list[HistoryEntry]:
         """What is kept of a tenant's history, oldest first; also of one that was deleted. A publish
         is one entry, however many transactions it took."""
         found = await self._store.read(self.keys.history_of(tenant))
@@ -297,7 +355,7 @@ class Publisher:
         )
 
     async def rollback(
-        self, tenant: int, number: int, *, note: str = "", require: Require | None = None
+        self, tenant: Owner, number: int, *, note: str = "", require: Require | None = None
     ) -> Published:
         """Make a tenant what it was after the entry `number` of its history; 0: before the first.
         What was not changed since stays as it is. Raises `NotConfigured` if that is not kept, or
@@ -322,22 +380,22 @@ class Publisher:
                 )
             except Moved:
                 continue
-        raise _lost(f"tenant {tenant}")
+        raise _lost(named(tenant))
 
-    async def diff_rollback(self, tenant: int, number: int) -> list[Difference]:
+    async def diff_rollback(self, tenant: Owner, number: int) -> list[Difference]:
         """What `rollback` would change. Raises what it would raise."""
         _, undone = await self._to_undo(tenant, number)
         seen = resending(await self._scribe.look(tenant), chronicle.resent(undone))
         return await self._would_change(tenant, seen, self._undone(seen.held.parts, undone).parts)
 
-    async def _to_undo(self, tenant: int, number: int) -> tuple[int, list[HistoryEntry]]:
+    async def _to_undo(self, tenant: Owner, number: int) -> tuple[int, list[HistoryEntry]]:
         """The newest number, and the entries after `number`, newest first."""
         entries = await self.history(tenant)
         kept = [entry.number for entry in entries]
         if not kept or not kept[0] - 1 <= number <= kept[-1]:
             known = f"{kept[0] - 1} to {kept[-1]}" if kept else "none"
             raise NotConfigured(
-                f"tenant {tenant} has no version {number} in its history (there are {known})"
+                f"{named(tenant)}: no version {number} in its history (there are {known})"
             )
         allowed = chronicle.versions(entries)
         if number not in allowed:
@@ -361,13 +419,13 @@ class Publisher:
         if not self._ring.current:
             raise InvalidRequest(f"there is no key to seal with: set {CURRENT[0]}")
 
-        def publish(tenant: int, change: Change) -> Awaitable[Published]:
+        def publish(tenant: Owner, change: Change) -> Awaitable[Published]:
             return self.change(tenant, change, action="rekey")
 
         return await rekey(self._store, self.keys, self._ring, publish, progress)
 
 
-def _fits(tenant: int, plan: Plan, room: int) -> bool:
+def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
     """Raises `TooLarge` where no other way leads there."""
     try:
         batches(tenant, plan.units, room=room)
@@ -382,19 +440,19 @@ class Moved(Exception):
     """The history went on, so that what was decided from it no longer holds."""
 
 
-def _in_the_middle(tenant: int, number: int, allowed: Sequence[int]) -> NotConfigured:
+def _in_the_middle(tenant: Owner, number: int, allowed: Sequence[int]) -> NotConfigured:
     below = [str(each) for each in allowed if each < number][-1:]
     above = [str(each) for each in allowed if each > number][:1]
     others = f"choose {' or '.join(below + above)}" if below or above else "publish it again"
     return NotConfigured(
-        f"tenant {tenant} cannot go back to {number}, which is in the middle of a publish that "
+        f"{named(tenant)} cannot go back to {number}, which is in the middle of a publish that "
         f"took several transactions: {others}"
     )
 
 
-def _torn(tenant: int, number: int) -> NotConfigured:
+def _torn(tenant: Owner, number: int) -> NotConfigured:
     return NotConfigured(
-        f"tenant {tenant} cannot go back to {number}: an entry of its history since then is "
+        f"{named(tenant)} cannot go back to {number}: an entry of its history since then is "
         "missing or unreadable"
     )
 

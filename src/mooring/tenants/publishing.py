@@ -26,7 +26,7 @@ from mooring.store.contract import (
 )
 from mooring.tenants.hiding import is_secret, masked
 from mooring.tenants.indexing import Claim, claims, folded, holder
-from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys, PartOf, kind_of
+from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys, Owner, kind_of, named
 from mooring.tenants.values import Unreadable, decode, encode
 
 ROOM = MAX_OPERATIONS - 8
@@ -98,20 +98,21 @@ def unclear(parts: Parts) -> frozenset[IndexKind]:
     return frozenset(found)
 
 
-def held(keys: Keys, tenant: int, entries: Iterable[Entry]) -> Held:
+def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> Held:
     parts: dict[str, JSON | Unread] = {}
     revisions: dict[str, int] = {}
     strange = []
     for entry in entries:
-        place = keys.understand(entry.key)
-        if not isinstance(place, PartOf) or place.tenant != tenant:
+        path = keys.path_of(owner, entry.key)
+        if path is None:
             strange.append(entry.key)
             continue
-        revisions[place.path] = entry.modified
+        revisions[path] = entry.modified
         try:
-            parts[place.path] = decode(place.path, entry.value)
+            value = decode(path, entry.value)
         except Unreadable:
-            parts[place.path] = Unread(entry.value)
+            value = None
+        parts[path] = Unread(entry.value) if value is None else value
     return Held(parts, revisions, tuple(strange))
 
 
@@ -226,7 +227,7 @@ def raw_names(keys: Keys, *parts: Parts) -> set[bytes]:
 
 
 def contested(
-    tenant: int, wanted: Mapping[bytes, Claim], keys: Keys, index: Mapping[bytes, Entry]
+    tenant: Owner, wanted: Mapping[bytes, Claim], keys: Keys, index: Mapping[bytes, Entry]
 ) -> list[tuple[Claim, Entry, int]]:
     """What is wanted and leads to another tenant at present, however it is written there."""
     alike: dict[bytes, list[Entry]] = {}
@@ -250,7 +251,7 @@ Guards: TypeAlias = "Mapping[bytes, Sequence[Check]]"
 
 def units(
     keys: Keys,
-    tenant: int,
+    tenant: Owner,
     had: Held,
     wanted: Parts,
     index: Mapping[bytes, Entry],
@@ -316,7 +317,7 @@ def _object(path: str) -> str:
 
 def _left(
     keys: Keys,
-    tenant: int,
+    tenant: Owner,
     former: Mapping[bytes, Claim],
     wanted: Parts,
     index: Mapping[bytes, Entry],
@@ -365,7 +366,7 @@ def _written(name: bytes, path: str, value: JSON | Unread) -> Write:
     return Put(name, value.raw if isinstance(value, Unread) else encode(path, value))
 
 
-def batches(tenant: int, all_units: Sequence[Unit], *, room: int = ROOM) -> list[list[Unit]]:
+def batches(tenant: Owner, all_units: Sequence[Unit], *, room: int = ROOM) -> list[list[Unit]]:
     """Commits that a store takes, each with whole objects, of at most `room` operations. Raises
     `TooLarge` for an object that none takes."""
     found: list[list[Unit]] = []
@@ -375,7 +376,7 @@ def batches(tenant: int, all_units: Sequence[Unit], *, room: int = ROOM) -> list
         if unit.size > BYTES or operations > room:
             about = ", ".join(each.path for each in unit.changes) or "an index"
             raise TooLarge(
-                f"tenant {tenant}: {about} is larger than a store takes in one commit "
+                f"{named(tenant)}: {about} is larger than a store takes in one commit "
                 f"({unit.size} bytes, {operations} operations)"
             )
         if not found or count + operations > room or size + unit.size > BYTES:

@@ -11,7 +11,7 @@ import msgspec
 from mooring.errors import Conflict, TenantError, TooLarge, Undecipherable
 from mooring.store.contract import Put, Store, unchanged
 from mooring.tenants import history as chronicle
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import AREAS, Keys, Owner, named
 from mooring.tenants.merging import resealed
 from mooring.tenants.publishing import Parts
 from mooring.tenants.scribe import understood
@@ -19,7 +19,7 @@ from mooring.tenants.secrets import Keyring
 from mooring.tenants.work import Published
 
 Progress = Callable[[int, int], None]
-Publish = Callable[[int, Callable[[Parts], Parts]], Awaitable[Published]]
+Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[Published]]
 """Make a tenant what the function makes of it."""
 
 
@@ -36,7 +36,7 @@ async def rekey(
     store: Store, keys: Keys, ring: Keyring, publish: Publish, progress: Progress
 ) -> Rekeyed:
     """One tenant after another; one that cannot be changed does not hold up the others."""
-    ids = sorted(await _ids(store, keys))
+    ids = await _owners(store, keys)
     tenants = entries = 0
     problems: list[str] = []
     for done, tenant in enumerate(ids):
@@ -54,25 +54,25 @@ async def rekey(
     return Rekeyed(tenants, entries, tuple(dict.fromkeys(problems)))
 
 
-def _resealed(tenant: int, there: Parts, ring: Keyring, problems: list[str]) -> Parts:
+def _resealed(tenant: Owner, there: Parts, ring: Keyring, problems: list[str]) -> Parts:
     wanted = dict(there)
     for path, value in there.items():
         try:
             wanted[path] = resealed(path, value, ring) or value
         except Undecipherable as error:
-            problems.append(f"tenant {tenant}: {path}: {error}")
+            problems.append(f"{named(tenant)}: {path}: {error}")
     return wanted
 
 
 async def _history(
-    store: Store, keys: Keys, ring: Keyring, tenant: int, problems: list[str]
+    store: Store, keys: Keys, ring: Keyring, tenant: Owner, problems: list[str]
 ) -> int:
     """Entry by entry; one that was trimmed meanwhile is no loss."""
     count = 0
     for entry in (await store.read(keys.history_of(tenant))).entries:
         if not (number := keys.history_number(entry.key)):
             continue
-        about = f"tenant {tenant}: entry {number} of its history"
+        about = f"{named(tenant)}: entry {number} of its history"
         fresh = chronicle.resealed(
             understood(entry),
             ring,
@@ -88,8 +88,15 @@ async def _history(
     return count
 
 
-async def _ids(store: Store, keys: Keys) -> set[int]:
+async def _owners(store: Store, keys: Keys) -> list[Owner]:
+    """Those that have parts or a history: tenants, and what they share."""
     found = await asyncio.gather(
         store.read(keys.all, keys_only=True), store.read(keys.histories, keys_only=True)
     )
-    return {id for each in found for entry in each.entries if (id := keys.tenant(entry.key))}
+    names = [entry.key for each in found for entry in each.entries]
+    shared = [
+        area
+        for area in AREAS
+        if any(name.startswith(keys.history_of(area).start) for name in names)
+    ]
+    return [*sorted({id for name in names if (id := keys.tenant(name))}), *shared]

@@ -30,7 +30,7 @@ from mooring.store.contract import (
 )
 from mooring.tenants.history import UNREADABLE, HistoryEntry, steps
 from mooring.tenants.indexing import ANY_CASE, claims, holder
-from mooring.tenants.keys import IndexEntry, Keys
+from mooring.tenants.keys import IndexEntry, Keys, Owner, named
 from mooring.tenants.publishing import (
     ROOM,
     Held,
@@ -96,7 +96,7 @@ class Scribe:
         self.store, self.keys, self._ring = store, keys, ring
         self._by, self._keep, self._keep_for = by, keep, keep_for
 
-    async def look(self, tenant: int) -> Seen:
+    async def look(self, tenant: Owner) -> Seen:
         chronicled = self.keys.history_of(tenant)
         found = await self.store.commit(
             read=[
@@ -123,7 +123,9 @@ class Scribe:
             max(aged, default=0),
         )
 
-    async def plan(self, tenant: int, there: Held, wanted: Parts, *, claiming: bool = True) -> Plan:
+    async def plan(
+        self, tenant: Owner, there: Held, wanted: Parts, *, claiming: bool = True
+    ) -> Plan:
         """Raises `Taken` where something belongs to another tenant. What leads to a tenant that
         does not lay claim to it leads nowhere, and is taken over unless that tenant is published
         meanwhile. `claiming=False`: for a deletion, which lays no claims."""
@@ -138,7 +140,7 @@ class Scribe:
             theirs = looked[other] = looked.get(other) or await self.look(other)
             if theirs.held.may_claim(self.keys, other, claim):
                 raise Taken(
-                    f"tenant {tenant}: {claim} belongs to tenant {other} already",
+                    f"{named(tenant)}: {claim} belongs to tenant {other} already",
                     holder=other,
                     claim=str(claim),
                 )
@@ -158,7 +160,8 @@ class Scribe:
         `closing`: nothing comes after it."""
         tenant, number, head = work.tenant, seen.last, seen.head
         incomplete = seen.incomplete
-        told_of = {path: seen.held.revisions.get(path, 0) for path in _TOLD}
+        indexed = _TOLD if isinstance(tenant, int) else ()
+        told_of = {path: seen.held.revisions.get(path, 0) for path in indexed}
         ours = work.also if closing else None
         writes, checks = ours(wanted) if ours is not None else ((), ())
         room = ROOM - max(len(writes), len(checks))
@@ -215,7 +218,7 @@ class Scribe:
             work.happened(attempt)
         return done
 
-    async def leading(self, tenant: int) -> dict[bytes, Entry]:
+    async def leading(self, tenant: Owner) -> dict[bytes, Entry]:
         """All that leads to a tenant: every index has to be looked at."""
         found = (await self.store.read(self.keys.indexes)).entries
         return {
@@ -241,7 +244,7 @@ class Scribe:
                 continue
             if entry is None and seen.last >= number + (page > 1):
                 raise OutcomeUnknown(
-                    f"tenant {work.tenant}: the answer was lost, and its place in the history "
+                    f"{named(work.tenant)}: the answer was lost, and its place in the history "
                     f"({attempt.number}) is trimmed already: it may have been written or not"
                 )
             if entry is None:
@@ -286,7 +289,7 @@ class Scribe:
             sign_of_life(self.keys),
         ]
 
-    def trimmed(self, tenant: int, number: int, seen: Seen) -> list[Write]:
+    def trimmed(self, tenant: Owner, number: int, seen: Seen) -> list[Write]:
         """What of the history goes when an entry comes."""
         first = min(max(number + 1 - self._keep, seen.aged + 1), number)
         if not seen.first or seen.first >= first:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.indexing import claims
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import Keys, Owner
 from mooring.tenants.publishing import ROOM, Held, Parts, Unread, batches, units
 
 MOST = ROOM - 20
@@ -41,7 +41,7 @@ def at_a_time(room: int) -> list[int]:
     return [most, max(most // 3, 1)]
 
 
-def check(keys: Keys, tenant: int, there: Parts, wanted: Parts, *, most: int, room: int) -> None:
+def check(keys: Keys, tenant: Owner, there: Parts, wanted: Parts, *, most: int, room: int) -> None:
     """Go the whole way in thought. Raises `TooLarge` where a stage of it is more than one commit
     takes: better before the first of them than in the middle."""
     while True:

@@ -9,6 +9,7 @@ import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
 from mooring.store.contract import Check, Write
+from mooring.tenants.keys import Owner, named
 from mooring.tenants.publishing import Difference, Held, Parts
 
 Require = Callable[[Held], None]
@@ -19,7 +20,7 @@ Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
 class Published(msgspec.Struct, frozen=True):
     """What a publish did."""
 
-    tenant: int
+    tenant: Owner
     changes: tuple[Difference, ...]
     """Empty where everything was so already."""
     number: int = 0
@@ -57,7 +58,7 @@ class Work:
 
     def __init__(
         self,
-        tenant: int,
+        tenant: Owner,
         action: str,
         note: str,
         also: Also | None = None,
@@ -112,7 +113,7 @@ class Work:
         return "it may have been written, for an answer was lost: look, or do it again"
 
     def interrupted(self, error: StoreError) -> OutcomeUnknown:
-        return OutcomeUnknown(f"tenant {self.tenant}: {self.so_far} ({error})")
+        return OutcomeUnknown(f"{named(self.tenant)}: {self.so_far} ({error})")
 
     def remarks(self) -> Iterator[str]:
         """What whoever looks after the tenant should know of a publish that is done."""

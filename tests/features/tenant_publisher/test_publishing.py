@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import cast
 
@@ -22,6 +23,7 @@ from mooring.tenants.document import parse
 from mooring.tenants.finding import find
 from mooring.tenants.indexing import holder
 from mooring.tenants.publisher import Publisher
+from mooring.tenants.secrets import Keyring
 from tests.features.tenant_files import (
     KEYS,
     document,
@@ -394,17 +396,92 @@ class TestWhatConcernsAll:
 
     async def test_and_where_it_cannot_be_that_is_said(self, store: Store, publisher: Publisher):
         away = Publisher(cast(Store, Leaving(store, 0, "after")), ring=RING)
-        with pytest.raises(OutcomeUnknown, match="platform/configs/mail may have been written"):
+        with pytest.raises(OutcomeUnknown, match="platform settings: it may have been written"):
             await away.put_common("platform/configs/mail", 1)
 
         async def hook(number: int, go: Commit) -> Committed:
             await go()
-            await publisher.put_common("platform/configs/mail", "another's")
-            raise OutcomeUnknown("the answer was lost")
+            if number == 1:
+                await publisher.put_common("platform/configs/mail", "another's")
+                raise OutcomeUnknown("the answer was lost")
+            raise AssertionError("it was written already")
 
-        with pytest.raises(OutcomeUnknown):
-            await hooked(store, hook).put_common("platform/configs/mail", 2)
+        assert (await hooked(store, hook).put_common("platform/configs/mail", 2)).number == 2
         assert await value(store, b"jxt/platform/configs/mail") == "another's"
+
+    async def test_it_has_a_history_and_can_be_rolled_back(
+        self, store: Store, publisher: Publisher
+    ):
+        mail = "platform/configs/mail"
+        assert (await publisher.put_common("common/resolver", {"httpType": "host"})).number == 1
+        done = await publisher.put_common(mail, {"host": "a", "password": "hunter2"}, note="new")
+        assert (done.tenant, done.number, done.transactions) == ("platform", 1, 1)
+        assert (await publisher.put_common(mail, {"host": "a", "password": "hunter2"})).number == 0
+        await publisher.put_common(mail, {"host": "b", "password": "hunter3"})
+        await publisher.put_common("platform/configs/a/b", [1])
+        removed = await publisher.remove_common(mail)
+        assert removed is not None
+        assert removed.number == 4
+        entries = await publisher.history("platform")
+        assert [(entry.number, entry.action, entry.note) for entry in entries] == [
+            (1, "publish", "new"),
+            (2, "publish", ""),
+            (3, "publish", ""),
+            (4, "delete", ""),
+        ]
+        stored = (await store.read(prefix(b"jxt/_history/"))).entries
+        assert b"hunter" not in b"".join(entry.value for entry in stored)
+        assert [each.path for each in await publisher.diff_rollback("platform", 1)] == [
+            "platform/configs/a/b",
+            mail,
+        ]
+        assert (await publisher.rollback("platform", 1)).number == 5
+        assert await publisher.read("platform") == {mail: {"host": "a", "password": "hunter2"}}
+        assert [entry.number for entry in await publisher.history("common")] == [1]
+        assert await publisher.read("common") == {"common/resolver": {"httpType": "host"}}
+        with pytest.raises(NotConfigured, match="platform settings: no version 9"):
+            await publisher.rollback("platform", 9)
+
+    async def test_what_would_change_is_known_before(self, store: Store, publisher: Publisher):
+        await publisher.put_common("platform/configs/mail", {"host": "a"})
+        (change,) = await publisher.diff_common("platform/configs/mail", {"host": "b"})
+        assert (change.path, change.before, change.after) == (
+            "platform/configs/mail",
+            {"host": "a"},
+            {"host": "b"},
+        )
+        with pytest.raises(InvalidRequest, match="did you mean"):
+            await publisher.diff_common("common/resolver", {"htpType": "host"})
+        assert await value(store, b"jxt/platform/configs/mail") == {"host": "a"}
+
+    async def test_many_change_it_at_once(self, store: Store, publisher: Publisher):
+        await asyncio.gather(
+            *(publisher.put_common(f"platform/configs/k{n}", n) for n in range(1, 9))
+        )
+        assert len(await publisher.history("platform")) == 8
+        assert len(await publisher.read("platform")) == 8
+
+    async def test_a_null_that_another_program_wrote_can_be_replaced_and_removed(
+        self, store: Store, publisher: Publisher
+    ):
+        name = b"jxt/platform/configs/mail"
+        await store.commit(Put(name, b"null"))
+        await publisher.put_common("platform/configs/mail", 1)
+        await store.commit(Put(name, b"null"))
+        await publisher.remove_common("platform/configs/mail")
+        assert await value(store, name) is None
+        with pytest.raises(InvalidRequest, match="unset"):
+            await publisher.put_common("platform/configs/mail", None)
+
+    async def test_a_new_key_seals_its_history_too(self, store: Store, publisher: Publisher):
+        await publisher.put_common("platform/configs/mail", {"password": "hunter2"})
+        await publisher.remove_common("platform/configs/mail")
+        other = Keyring([b"n" * 32, b"k" * 32])
+        assert (await Publisher(store, ring=other).rekey()).entries == 2
+        await Publisher(store, ring=Keyring([b"n" * 32])).rollback("platform", 1)
+        assert await publisher.read("platform") == {
+            "platform/configs/mail": {"password": "hunter2"}
+        }
 
     async def test_the_sign_of_life_can_be_removed(self, store: Store, publisher: Publisher):
         await publisher.beat()

@@ -43,7 +43,7 @@ from mooring.tenants.document import Document
 from mooring.tenants.files import SUFFIXES, load_all, read_all
 from mooring.tenants.hiding import is_secret
 from mooring.tenants.history import versions
-from mooring.tenants.keys import NAMESPACE
+from mooring.tenants.keys import NAMESPACE, Owner, named
 from mooring.tenants.publisher import Publisher, Require
 from mooring.tenants.publishing import Difference, Parts
 from mooring.tenants.scribe import Published
@@ -84,12 +84,12 @@ async def _diff(
         return [(each.document, await publishing.diff(each.document)) for each in documents]
 
 
-def _show_differences(tenant: int, differences: Sequence[Difference], as_json: bool) -> None:
+def _show_differences(tenant: Owner, differences: Sequence[Difference], as_json: bool) -> None:
     if as_json:
         show_json({"tenant": tenant, "changes": records(differences)})
     else:
         print_changes(differences)
-        typer.echo(f"tenant {tenant}: {counted(differences)}")
+        typer.echo(f"{named(tenant)}: {counted(differences)}")
 
 
 def publish(

@@ -141,7 +141,7 @@ async def rollback(call: Call) -> Answer:
             tenant, wanted.version, note=wanted.note, require=precondition(call, wanted.base)
         )
     tell(call, published)
-    return Answer(published_shown(published))
+    return Answer(published_shown(tenant, published))
 
 
 async def _check_rollback(publisher: Publisher, tenant: int, version: int) -> None:

@@ -199,7 +199,7 @@ async def publish(call: Call) -> Answer:
         )
     tell(call, published)
     created = published.number and not existed
-    return Answer(published_shown(published), 201 if created else 200)
+    return Answer(published_shown(call.tenant, published), 201 if created else 200)
 
 
 def _resent(call: Call, document: Document) -> Resent:
@@ -262,9 +262,9 @@ def tell(call: Call, published: Published) -> None:
     call.notes["changed"] = [each.path for each in published.changes][:100]
 
 
-def published_shown(published: Published) -> PublishedShown:
+def published_shown(tenant: int, published: Published) -> PublishedShown:
     return PublishedShown(
-        tenant=published.tenant,
+        tenant=tenant,
         version=published.number or None,
         transactions=published.transactions + published.aside,
         changes=_changes(published.changes),
@@ -300,7 +300,7 @@ async def delete(call: Call) -> Answer:
         check_id(call.tenant), note=_reason(call), require=precondition(call, call.query.base)
     )
     tell(call, published)
-    return Answer(published_shown(published))
+    return Answer(published_shown(call.tenant, published))
 
 
 NO_STORE = 409
