@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ import mooring
 from mooring.discovery.view import View
 from mooring.errors import StoreError
 from mooring.hub import Hub
+from mooring.model import Instance
 from mooring.registry.redis.cluster import Cluster
+from mooring.registry.redis.enrolment import RedisEnrolment
 from mooring.testing.redis import CommandFailed, RedisCluster, RedisServer, SentinelGroup
 from tests.faults.redis_actors import fleet, quick, registry_of
 from tests.waiting import eventually
@@ -287,3 +290,29 @@ async def test_a_view_stays_stale_for_as_long_as_redis_is_away(
             assert len(view.instances) == 1
         await asyncio.to_thread(server.start)
         await eventually(lambda: not view.stale, within=BEAT + 5)
+
+
+@pytest.mark.timed
+async def test_pauses_between_tries_grow_and_it_is_back_within_a_heartbeat(
+    fresh_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+):
+    tries: list[float] = []
+    put = RedisEnrolment.put
+
+    async def counted(self: RedisEnrolment, instance: Instance, *, fresh: bool) -> None:
+        tries.append(time.monotonic())
+        await put(self, instance, fresh=fresh)
+
+    monkeypatch.setattr(RedisEnrolment, "put", counted)
+    server, beat = fresh_redis(), 6.0
+    settings = quick(beat=beat, timeout=30.0, connection_timeout=0.1)
+    async with mooring.connect(server.url, settings=settings) as hub, fleet(hub, 1) as made:
+        server.kill()
+
+        def pauses() -> list[float]:
+            return [after - before for before, after in itertools.pairwise(tries)]
+
+        await eventually(lambda: max(pauses()[1:], default=0) > 1.5, within=40)
+        assert max(pauses()[1:]) < beat / 2 + 1
+        server.start()
+        await back(hub, made, within=beat)

@@ -19,9 +19,12 @@ def memory(percent: float) -> dict[str, object]:
     return {"memory": {"usagePercent": percent}}
 
 
-def started(policy: Policy | None = None, at: float = 0.0) -> Beats:
+EXACT = Policy(jitter=0.0)
+
+
+def started(policy: Policy = EXACT, at: float = 0.0) -> Beats:
     """Beats that have published 40 % of memory."""
-    beats = Beats(policy or Policy())
+    beats = Beats(policy)
     beats.sent(at, METADATA, memory(40))
     return beats
 
@@ -62,14 +65,14 @@ def test_a_metadata_update_is_a_beat_too():
 
 
 def test_without_metrics_only_beats_are_sent():
-    beats = Beats(Policy())
+    beats = Beats(EXACT)
     assert step(beats, 0, {}) is METADATA
     assert [step(beats, now, {}) for now in range(10, 101, 10)] == [BEAT] * 10
     assert beats.next_due(100) == 10
 
 
 def test_metrics_that_are_all_gone_are_something_to_tell():
-    beats = started(Policy(thresholds={}))
+    beats = started(Policy(thresholds={}, jitter=0.0))
     step(beats, 50, memory(40))
     assert beats.decide(60, {}) is METADATA
 
@@ -82,7 +85,7 @@ def test_a_significant_change_is_told_at_once():
 
 
 def test_or_with_the_next_beat():
-    beats = started(Policy(immediate=False))
+    beats = started(Policy(immediate=False, jitter=0.0))
     assert beats.decide(1, memory(51)) is NOTHING
     assert beats.decide(10, memory(51)) is METADATA
 
@@ -131,12 +134,77 @@ def test_intervals_make_sense(interval: float):
         Policy(metadata_interval=interval)
 
 
+@pytest.mark.parametrize("jitter", [-0.1, 1.0, math.nan])
+def test_jitter_makes_sense(jitter: float):
+    with pytest.raises(InvalidRequest, match="from 0 to below 1"):
+        Policy(jitter=jitter)
+
+
+def test_a_beat_comes_early_by_up_to_the_jitter_and_never_late():
+    beats, now = Beats(Policy(), seed=7), 0.0
+    gaps: list[float] = []
+    while len(gaps) < 1000:
+        assert step(beats, now, {}) is not NOTHING
+        gaps.append(beats.next_due(now))
+        now += gaps[-1]
+    assert all(8 <= gap <= 10 for gap in gaps[1:])
+    assert min(gaps[1:]) < 8.1
+    assert max(gaps[1:]) > 9.9
+    assert sum(gaps) / len(gaps) == pytest.approx(9, abs=0.1)
+
+
+def test_metrics_are_jittered_too():
+    beats = Beats(Policy(heartbeat_interval=1000.0), seed=7)
+    beats.sent(0, METADATA, memory(40))
+    gaps = []
+    for _ in range(100):
+        gaps.append(beats.next_due(0))
+        beats.sent(0, METADATA, memory(40))
+    assert all(48 <= gap <= 60 for gap in gaps[1:])
+    assert max(gaps[1:]) - min(gaps[1:]) > 10
+
+
+def test_instances_of_one_process_beat_together():
+    """So that their beats go to Redis in one call."""
+    one, other = Beats(Policy(), seed=7), Beats(Policy(), seed=7)
+    now = 0.0
+    for _ in range(100):
+        assert step(one, now, {}) is step(other, now, {}) is not NOTHING
+        assert one.next_due(now) == other.next_due(now)
+        now += one.next_due(now)
+
+
+@pytest.mark.parametrize("how", ["failed", "registered"])
+def test_processes_that_one_restart_aligned_spread_out(how: str):
+    """40 processes beat, or register again, within one second after Redis is back: from the next
+    interval on they are spread over the interval."""
+    processes = [Beats(Policy(), seed=seed) for seed in range(40)]
+    sent: list[float] = []
+    for number, beats in enumerate(processes):
+        now = number / 40
+        beats.sent(now - 60, METADATA, {})
+        if how == "failed":
+            beats.began()
+            beats.failed()
+        beats.sent(now, BEAT if how == "failed" else METADATA, {}, crowded=how == "registered")
+        while now < 300:
+            now += beats.next_due(now)
+            assert step(beats, now, {}) is BEAT
+            sent.append(now)
+    for second in range(1, 290):
+        within = sum(second <= moment < second + 2 for moment in sent)
+        assert within <= 20, f"{within} of 40 beat between {second} s and {second + 2} s"
+
+
 intervals = st.integers(1, 40).map(lambda quarters: quarters / 4)
 """Seconds that floats add up without a rest."""
 percents = st.integers(0, 100)
 
 
-@given(st.builds(Policy, intervals, intervals, immediate=st.booleans()), st.integers(1, 200))
+@given(
+    st.builds(Policy, intervals, intervals, immediate=st.booleans(), jitter=st.just(0.0)),
+    st.integers(1, 200),
+)
 def test_with_constant_metrics_a_sleeper_beats_once_an_interval(policy: Policy, seconds: int):
     """Each sleep of `next_due` ends with something to send, and there are no more than needed."""
     beats, now, sends = Beats(policy), 0.0, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,9 @@ class Policy:
     thresholds: Mapping[str, Threshold] = field(default_factory=lambda: THRESHOLDS)
     immediate: bool = True
     """Send a significant change at once; otherwise it goes with the next beat."""
+    jitter: float = 0.2
+    """A send may come early by up to this share of its interval, never late: processes that started
+    in the same moment must not send in the same moment for ever."""
 
     def __post_init__(self) -> None:
         if not (self.heartbeat_interval > 0 and self.metadata_interval > 0):
@@ -36,6 +40,14 @@ class Policy:
                 f"intervals of {self.heartbeat_interval} s and {self.metadata_interval} s make no "
                 "sense: both must be above 0"
             )
+        if not 0 <= self.jitter < 1:
+            raise InvalidRequest(f"a jitter of {self.jitter} is not a share from 0 to below 1")
+
+    @property
+    def longest_retry(self) -> float:
+        """The bound of the pauses between tries while the registry is away, in seconds. An instance
+        is back within one heartbeat: half of it is for the try itself."""
+        return min(max(self.heartbeat_interval / 2, 1.0), 10.0)
 
 
 class Beats:
@@ -55,22 +67,30 @@ class Beats:
     once they were handed over: the same object is taken for the same values.
 
     `renewed`: signs of life are given by other means, so that a beat is due with the metrics only.
+    `seed` chooses the jitter. The instances of one process share a seed: those that started
+    together beat together, and their beats go out in one call.
     """
 
     __slots__ = (
         "_anything",
         "_beat_due",
         "_beat_every",
+        "_crowded",
+        "_draws",
         "_metadata_due",
         "_published",
+        "_seed",
         "_told_any",
         "_weighed",
         "pending",
         "policy",
     )
 
-    def __init__(self, policy: Policy, *, renewed: bool = False) -> None:
+    def __init__(self, policy: Policy, *, renewed: bool = False, seed: int = 0) -> None:
         self.policy = policy
+        self._seed, self._draws = seed, 0
+        self._crowded = False
+        """A send failed: others may have failed, and arrived, in the same moment."""
         rarely = renewed and policy.immediate
         self._beat_every = policy.metadata_interval if rarely else policy.heartbeat_interval
         self.pending = False
@@ -113,24 +133,42 @@ class Beats:
             )
         self.pending = True
 
-    def sent(self, now: float, decision: Decision, metrics: Mapping[str, object]) -> None:
+    def sent(
+        self,
+        now: float,
+        decision: Decision,
+        metrics: Mapping[str, object],
+        *,
+        crowded: bool = False,
+    ) -> None:
         """It arrived. `now` is when it was sent: a slow reply does not stretch the interval.
 
         `metrics` are those that were sent, though there be newer ones. To register counts as a
-        metadata update.
+        metadata update. `crowded`: others may have sent in the same moment, as after a restart of
+        the registry. Then, and after a failure, the next beat comes at a random moment of the whole
+        interval.
         """
         self.pending = False
         if decision is Decision.NO_UPDATE:
             return
-        self._beat_due = now + self._beat_every
+        crowded, self._crowded = crowded or self._crowded, False
+        self._beat_due = now + self._beat_every * self._share(anywhere=crowded)
         if decision is Decision.METADATA_UPDATE:
-            self._metadata_due = now + self.policy.metadata_interval
+            self._metadata_due = now + self.policy.metadata_interval * self._share()
             self._published = self._weighed = metrics
             self._anything = self._told_any = has_values(metrics)
 
     def failed(self) -> None:
         """It did not arrive, or nobody knows: nothing counts as published."""
-        self.pending = False
+        self.pending, self._crowded = False, True
+
+    def _share(self, *, anywhere: bool = False) -> float:
+        """The share of an interval after which the next send is due."""
+        if not self.policy.jitter:
+            return 1.0
+        self._draws += 1
+        drawn = random.Random(f"{self._seed} {self._draws}").random()
+        return drawn if anywhere else 1.0 - self.policy.jitter * drawn
 
     def next_due(self, now: float) -> float:
         """Seconds until something is due if the metrics stay as they were last decided upon.

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, Self, cast
@@ -47,6 +48,11 @@ from mooring.tasks import Backoff, Tasks, cleanup
 log = logging.getLogger(__name__)
 
 _WITHDRAW_WITHIN = 3.0
+_CROWDED = 1.0
+"""Seconds after which an answer was slow because the registry was away: then many processes got
+theirs in the same moment."""
+_SEED = random.getrandbits(64)
+"""Of the jitter of heartbeats: other processes have another."""
 LINGER = 2.0
 """Seconds after which every consumer that can be told has been told that an instance is gone."""
 
@@ -127,7 +133,11 @@ class Registration:
             instance = msgspec.structs.replace(instance, host=reachable_host())
         self._instance, self._lost_fields = registry.prepare(instance)
         self._registry, self._ttl, self._wait = registry, ttl, wait
-        self._beats = Beats(policy or Policy(), renewed=registry.guarantees.renews)
+        self._beats = Beats(
+            policy or Policy(),
+            renewed=registry.guarantees.renews,
+            seed=hash((_SEED, os.getpid())),
+        )
         self._metrics = metrics
         self._own_metrics: dict[str, JSON] = {}
         self._merged: dict[str, JSON] | None = None
@@ -291,7 +301,8 @@ class Registration:
 
     async def _keep(self) -> None:
         """Put the record right, stay until it is not, and again."""
-        backoff = Backoff()
+        renews = self._registry.guarantees.renews  # then a record must be back within two seconds
+        backoff = Backoff() if renews else Backoff(most=self._beats.policy.longest_retry)
         try:
             while True:
                 try:
@@ -369,7 +380,8 @@ class Registration:
             self._beats.failed()
             self._dirty = self._dirty or dirty
             raise
-        self._beats.sent(moment, decision, metrics)
+        crowded = put or time.monotonic() - moment > _CROWDED
+        self._beats.sent(moment, decision, metrics, crowded=crowded)
 
     def _current_metrics(self) -> dict[str, JSON]:
         if self._merged is None:
