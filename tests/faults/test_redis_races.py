@@ -130,20 +130,67 @@ async def test_of_two_that_start_in_the_same_moment_one_counts(world: World):
         assert (await world.record("a"))["incarnation"] == newer.incarnation
 
 
-async def test_a_clock_that_is_behind_moves_no_score(world: World):
-    """As after a failover to a master whose clock is an hour behind."""
-    one = world.process("a")
+@pytest.mark.parametrize("ephemeral", [True, False])
+async def test_a_clock_that_is_behind_moves_no_score(world: World, ephemeral: bool):
+    """As after a failover to a master whose clock is a minute behind: less than the timeout."""
+    one = world.process("a", ephemeral=ephemeral)
     await one.step()
-    ahead = int(time.time() * 1000) + 3_600_000
-    await world.call("ZADD", world.keys.of("echo").heartbeats, ahead, "a")
+    keys, ahead = world.keys.of("echo"), int(time.time() * 1000) + 60_000
+    sets = (keys.heartbeats,) if ephemeral else (keys.heartbeats, keys.persistent)
+    for key in sets:
+        await world.call("ZADD", key, ahead, "a")
+
+    async def unmoved() -> bool:
+        held = [float(await world.call("ZSCORE", key, "a")) for key in sets]
+        return {*held, float((await world.record("a"))["heartbeat"])} == {ahead}
+
     await one.step()
+    assert await unmoved()
     await one.step(update=True)
-    assert await world.scores() == {"a": ahead}
-    assert (await world.record("a"))["heartbeat"] == str(ahead)
+    assert await unmoved()
     one.enrolment.disturbed = True
     await one.step()
-    assert await world.scores() == {"a": ahead}
-    assert not (await world.sweeper().sweep()).removed
+    assert await unmoved()
+    swept = await world.sweeper().sweep()
+    assert (swept.removed, swept.lowered) == ([], [])
+    assert await unmoved()
+
+
+@pytest.mark.parametrize("ephemeral", [True, False])
+async def test_cleanup_lowers_a_score_further_ahead_than_the_timeout(world: World, ephemeral: bool):
+    one = world.process("a", ephemeral=ephemeral)
+    await one.step()
+    keys, ahead = world.keys.of("echo"), int(time.time() * 1000) + 3_600_000
+    sets = (keys.heartbeats,) if ephemeral else (keys.heartbeats, keys.persistent)
+    for key in sets:
+        await world.call("ZADD", key, ahead, "a")
+    swept = await world.sweeper().sweep()
+    assert (swept.removed, swept.lowered) == ([], [("echo", "a")])
+    held = {float(await world.call("ZSCORE", key, "a")) for key in sets}
+    held.add(float((await world.record("a"))["heartbeat"]))
+    assert len(held) == 1
+    assert held.pop() == pytest.approx(time.time() * 1000, abs=20_000)
+    assert await world.call("ZCARD", keys.persistent) == (0 if ephemeral else 1)
+
+
+@pytest.mark.parametrize("update", [False, True])
+async def test_a_beat_for_a_hash_without_its_member_makes_nothing(world: World, update: bool):
+    """A half record is no record: the instance registers again, and both halves are back."""
+    one, other = world.process("a"), world.process("b")
+    await one.step()
+    await other.step()
+    keys = world.keys.of("echo")
+    await world.call("ZREM", keys.heartbeats, "a")
+    before = await world.record("a")
+    beats = [each.enrolment._as_beat(each.instance) for each in (one, other)]
+    assert await send(world.connection, world.keys, keys, beats) == ["gone", "ok"]
+    await one.enrolment.beat(one.telling({"load": 1}), update=update)
+    assert one.enrolment.disturbed
+    assert await world.record("a") == before
+    assert [*await world.scores()] == ["b"]
+    assert await one.step() == "registered"
+    await world.check()
+    assert sorted(await world.scores()) == ["a", "b"]
 
 
 async def unhealthy_after_a_look(world: World) -> None:
