@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import socket
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from mooring.connections import ConnectionLimit
 from mooring.errors import AccessDenied, InvalidRequest, StoreError, Unavailable
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
@@ -29,6 +33,7 @@ from mooring.store.embedded.host import MemoryHost
 from mooring.store.embedded.journal import Journal
 from mooring.store.embedded.wire import auth
 from mooring.store.embedded.wire.server import WireServer
+from mooring.store.embedded.wire.sockets import SWEEP
 from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
@@ -354,6 +359,69 @@ class TestLifetime:
             async with methods(server.address) as wire:
                 code, _ = await outcome(wire.put, proto.PutRequest(key=b"a"))
                 assert code is grpc.StatusCode.UNAVAILABLE
+
+    @pytest.mark.parametrize("grace", [5.0, 0.0])
+    async def test_watchers_that_reopen_while_it_stops_never_read_cancelled(self, grace: float):
+        """etcd's Go client resumes a watch that ends with UNAVAILABLE, and gives one up that ends
+        with CANCELLED."""
+        ends: Counter[tuple[grpc.StatusCode, str]] = Counter()
+        opened: set[int] = set()
+        stopped = asyncio.Event()
+
+        async def reopen(number: int) -> None:
+            async with methods(server.address) as wire:
+                while not stopped.is_set():
+                    stream = Stream(wire.watch())
+                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                        await stream.create(b"a")
+                        while await stream.call.read() is not grpc.aio.EOF:
+                            opened.add(number)
+                    ends[await stream.call.code(), await stream.call.details()] += 1
+
+        async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0") as server:
+            loop = asyncio.get_running_loop()
+            watchers = [loop.create_task(reopen(number)) for number in range(100)]
+            await eventually(lambda: len(opened) == 100)
+            await server.drain(grace)
+        stopped.set()
+        await asyncio.gather(*watchers)
+        # The client itself says so if the connection ends while it starts a call.
+        ends.pop((grpc.StatusCode.INTERNAL, "Internal error from Core"), None)
+        assert {code for code, _ in ends} == {grpc.StatusCode.UNAVAILABLE}, ends
+
+    async def test_an_address_with_too_many_connections_is_refused_more(
+        self, caplog: pytest.LogCaptureFixture
+    ):
+        def connect(source: str) -> socket.socket:
+            connection = socket.create_connection(
+                ("127.0.0.1", server.port), timeout=10, source_address=(source, 0)
+            )
+            connection.setblocking(False)
+            return connection
+
+        def is_open(connection: socket.socket) -> bool:
+            try:
+                while connection.recv(4096):
+                    pass
+            except BlockingIOError:
+                return True
+            except ConnectionError:
+                pass
+            return False
+
+        limit = ConnectionLimit(3, exempt=())
+        async with WireServer(
+            MemoryHost(Engine()), bind="127.0.0.1:0", connections=limit
+        ) as server:
+            with contextlib.ExitStack() as stack:
+                many = [stack.enter_context(connect("127.0.0.1")) for _ in range(10)]
+                await eventually(lambda: sum(map(is_open, many)) == 3)
+                other = stack.enter_context(connect("127.0.0.2"))
+                await asyncio.sleep(2 * SWEEP)
+                assert is_open(other)
+                assert sum(map(is_open, many)) == 3
+            assert caplog.text.count("127.0.0.1 has 3 connections open") == 1
+            await eventually(lambda: limit.accept(("127.0.0.1", 1)) is not None)
 
     async def test_a_call_that_is_never_sent_whole_does_not_hold_it_up(self):
         async with (

@@ -11,6 +11,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from mooring.connections import ConnectionLimit
 from mooring.errors import StoreError
 from mooring.store.embedded.host import Host
 from mooring.store.embedded.wire.auth import USERS, Auth
@@ -20,6 +21,7 @@ from mooring.store.embedded.wire.kv import KV
 from mooring.store.embedded.wire.lease import Leases
 from mooring.store.embedded.wire.locking import Contests, Locking
 from mooring.store.embedded.wire.maintenance import Maintenance
+from mooring.store.embedded.wire.sockets import Sockets
 from mooring.store.embedded.wire.tls import ServerTLS, listen
 from mooring.store.embedded.wire.txn import Transactions
 from mooring.store.embedded.wire.watch import PROGRESS_INTERVAL, Watches
@@ -46,8 +48,6 @@ _OPTIONS = [
     ("grpc.server_max_unrequested_time_in_server", 600),
 ]
 
-_PARTING = 1.0  # seconds in which the last answers go out
-
 _HEALTHY = b"\x08\x01"  # the answer SERVING of grpc.health.v1
 
 
@@ -58,7 +58,7 @@ class WireServer:
     `users` (passwords by name) every call needs the token of a login, but for logins themselves
     and the status, as with etcd. `advertise` is the URL that clients are told in the list of
     members, where `bind` is none that they can use. With `contests` it serves locks and elections
-    too.
+    too. `connections` bounds the connections of one address.
 
     Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
     file of `tls` is no good. Leaving ends calls at once; `drain` first lets them finish.
@@ -74,6 +74,7 @@ class WireServer:
         advertise: str = "",
         progress_interval: float = PROGRESS_INTERVAL,
         contests: Contests | None = None,
+        connections: ConnectionLimit | None = None,
     ) -> None:
         self.port = 0
         self._host, self._bind, self._tls = host, bind, tls
@@ -84,6 +85,7 @@ class WireServer:
         self._calls = Calls(self._auth)
         self._tasks = Tasks()
         self._server: grpc.aio.Server | None = None
+        self._limit = connections or ConnectionLimit()
 
     @property
     def address(self) -> str:
@@ -107,6 +109,8 @@ class WireServer:
         server.add_generic_rpc_handlers((self._calls,))
         await server.start()
         self._server = server
+        self._sockets = Sockets(self.port, self._limit)
+        self._tasks.start(self._sockets.watch(), name=f"connections to {self.address}")
         self._tasks.start(self._tick(), name=f"time passes at {self.address}")
         return self
 
@@ -116,11 +120,11 @@ class WireServer:
         again."""
         server, self._server = self._server, None
         if server is not None:
-            # Not by gRPC's own way alone, which tells new calls that they were cancelled: as if
-            # somebody had wanted that.
             await self._calls.stop(grace)
-            await server.stop(min(grace, _PARTING))
+            # gRPC ends the calls that come while it stops with CANCELLED, so clients go first.
             await self._tasks.aclose()
+            await self._sockets.close()
+            await server.stop(None)
 
     async def __aexit__(self, *_: object) -> None:
         await self.drain(0)

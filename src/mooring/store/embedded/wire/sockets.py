@@ -1,0 +1,145 @@
+"""The TCP connections of a gRPC server, found among the descriptors of this process.
+
+gRPC shows neither its connections nor its listening socket, and does two things wrong for a server
+of etcd clients. It does not bound the connections of an address. When it stops, it resets the calls
+that come at that moment, and their clients read CANCELLED, as if they had cancelled them: a watch
+of etcd's Go client then ends instead of resuming. So connections are ended here, at the socket,
+which every client reads as UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+
+from mooring.connections import ConnectionLimit
+
+SWEEP = 0.25
+"""Seconds between two looks for connections beyond the limit."""
+
+_FLUSH = 0.05  # seconds in which gRPC writes the answers that it has
+_LOOKS = 50  # hundredths of a second for clients to close their side
+
+
+class Sockets:
+    """The connections to a port of this process, and how many one address may have."""
+
+    def __init__(self, port: int, limit: ConnectionLimit) -> None:
+        self._port, self._limit = port, limit
+        self._known: dict[tuple[int, int], str | None] = {}  # by descriptor and inode
+
+    async def watch(self) -> None:
+        """End connections beyond the limit, for ever."""
+        while self._limit.most:
+            self.sweep()
+            await asyncio.sleep(SWEEP)
+
+    def sweep(self) -> None:
+        seen = set()
+        for identity in _sockets():
+            seen.add(identity)
+            if identity in self._known:
+                continue
+            with _copy(identity[0], self._port) as connection:
+                self._known[identity] = ""
+                if connection is None or _is_listening(connection):
+                    continue
+                site = self._known[identity] = self._limit.accept(_peer(connection))
+                if site is None:
+                    _shut(connection, socket.SHUT_RDWR)
+        for identity in self._known.keys() - seen:
+            self._limit.release(self._known.pop(identity))
+
+    async def close(self) -> None:
+        """End all connections, after the answers that were given. Nothing that gRPC writes from now
+        on reaches a client."""
+        for listening in self._all(listening=True):
+            _accept_no_more(listening)
+        await asyncio.sleep(_FLUSH)
+        # Not shut for reading: to close a socket with unread data would reset it, and the client
+        # could lose answers that it has not read yet. It closes its side when it sees the end.
+        for _ in range(_LOOKS):
+            if not self._shut_all():
+                break
+            await asyncio.sleep(_FLUSH / 5)
+        self._limit.forget(self._known.values())
+        self._known.clear()
+
+    def _shut_all(self) -> int:
+        return sum(_shut(connection, socket.SHUT_WR) for connection in self._all())
+
+    def _all(self, *, listening: bool = False) -> Iterator[socket.socket]:
+        for descriptor, _ in _sockets():
+            with _copy(descriptor, self._port) as connection:
+                if connection is not None and _is_listening(connection) == listening:
+                    yield connection
+
+
+def _sockets() -> list[tuple[int, int]]:
+    """The descriptors of this process that are sockets, each with its inode."""
+    found = []
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.append((int(name), status.st_ino))
+    return found
+
+
+@contextlib.contextmanager
+def _copy(descriptor: int, port: int) -> Iterator[socket.socket | None]:
+    """The socket, if it is bound to a port. It is a copy: gRPC may close its own meanwhile, and the
+    next file gets that number."""
+    copy = None
+    try:
+        copy = socket.socket(fileno=os.dup(descriptor))
+        internet = copy.family in (socket.AF_INET, socket.AF_INET6)
+        bound = internet and copy.type == socket.SOCK_STREAM and copy.getsockname()[1] == port
+    except OSError:
+        bound = False
+    try:
+        yield copy if bound else None
+    finally:
+        if copy is not None:
+            copy.close()
+
+
+def _is_listening(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _peer(connection: socket.socket) -> object:
+    try:
+        return connection.getpeername()
+    except OSError:
+        return None  # it is gone
+
+
+def _shut(connection: socket.socket, how: int) -> bool:
+    """End a connection; whether it was still there."""
+    try:
+        connection.shutdown(how)
+    except OSError:
+        return False
+    return True
+
+
+_SO_ATTACH_FILTER = 26
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the packet filter "return 0": pass nothing
+
+
+def _accept_no_more(listening: socket.socket) -> None:
+    """Let no connection come between the last look at them and the end of the listening socket.
+    A client that tries meanwhile tries again a second later. Only Linux can."""
+    if sys.platform != "linux":
+        return
+    code = ctypes.create_string_buffer(_DROP)
+    program = struct.pack("HP", 1, ctypes.addressof(code))
+    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
