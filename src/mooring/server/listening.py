@@ -10,12 +10,14 @@ import socket
 import ssl
 from asyncio import TimerHandle
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mooring.connections import ConnectionLimit
 from mooring.errors import StoreError
 from mooring.server.settings import ServerSettings, split
 from mooring.tasks import Tasks
@@ -55,7 +57,7 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
     tls = settings.tls
     config = uvicorn.Config(
         application,
-        http=_Connection,
+        http=partial(_Connection, limit=settings.connections.limit()),  # type: ignore[arg-type]
         ws="none",
         log_level="error",  # it would warn of each request that is none: anybody could fill a disk
         log_config=None,
@@ -102,18 +104,26 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection whose requests have heads of a bounded size that come in bounded time."""
+    """A connection whose requests have heads of a bounded size that come in bounded time. An
+    address has a bounded number of them."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, limit: ConnectionLimit, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._limit = limit
+        self._site: str | None = None
         self._head = 0
         self._late: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._site = self._limit.accept(transport.get_extra_info("peername"))
+        if self._site is None:
+            self._refuse(b"429 Too Many Requests")
+            return
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.release(self._site)
         self._come()
         super().connection_lost(exc)
 

@@ -152,7 +152,14 @@ async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterato
     # Not the store that the URL names: clients of the wire are below no namespace.
     store = EmbeddedStore(host, url=str(url))
     contests = Contests(store)
-    server = WireServer(host, bind=settings.etcd, tls=tls, users=settings.users, contests=contests)
+    server = WireServer(
+        host,
+        bind=settings.etcd,
+        tls=tls,
+        users=settings.users,
+        contests=contests,
+        connections=settings.connections.limit(),
+    )
     try:
         async with server as wire:
             yield wire

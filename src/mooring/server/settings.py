@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from mooring.connections import LOOPBACK, PER_ADDRESS, ConnectionLimit
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.heartbeat.settings import parse as parse_registry
@@ -36,6 +37,18 @@ class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cert: str
     key: str
     client_ca: str = ""
+
+
+class ConnectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many connections one address may have, over HTTP and over etcd's API each."""
+
+    per_address: int = PER_ADDRESS
+    """0: no limit."""
+    exempt: tuple[str, ...] = LOOPBACK
+    """Addresses and networks without that limit, such as those of proxies."""
+
+    def limit(self) -> ConnectionLimit:
+        return ConnectionLimit(self.per_address, exempt=self.exempt)
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +82,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     console: bool = True
     """Whether the HTTP face has the console and its login, beside the API."""
     rates: Rates = Rates()
+    connections: ConnectionSettings = ConnectionSettings()
     alerts: AlertSettings = AlertSettings()
     checks: CheckSettings = CheckSettings()
 
@@ -200,6 +214,16 @@ def checked(settings: ServerSettings) -> ServerSettings:
     for rate in Rates.__struct_fields__:
         if getattr(settings.rates, rate) < 0:
             raise InvalidRequest(f"rates.{rate} is less than 0, which is no limit at all")
+    if settings.connections.per_address < 0:
+        raise InvalidRequest("connections.per_address is negative: 0 means no limit")
+    for network in settings.connections.exempt:
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"connections.exempt: {network} is neither an address nor a network: write it like "
+                "192.0.2.7 or 10.0.0.0/8"
+            ) from error
     url = settings.url()
     if url.scheme == "memory" and not url.location:
         # All faces are of one store: without a name, each would open a store of its own.
