@@ -87,12 +87,13 @@ async def test_serve_checks_what_is_registered_and_never_itself(tmp_path: Path):
                 return (await told("orders")).get("avgResponseTime") is not None
 
             async def refuses() -> bool:
-                abnormal = (await told("trick")).get("abnormalInstances", [])
-                reasons = [each["reason"] for each in abnormal]
-                return len(reasons) == 2 and all("this server itself" in each for each in reasons)
+                checks = [each["check"] for each in (await told("trick")).get("instances", [])]
+                refused = {"result": "not_checked", "reason": "its address is this server itself"}
+                return checks == [refused, refused]
 
             await eventually(answers)
             await eventually(refuses)
+            assert (await told("trick"))["abnormalInstances"] == []
 
 
 def test_they_need_somebody_who_shows_what_they_find(tmp_path: Path):

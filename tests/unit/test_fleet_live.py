@@ -194,6 +194,17 @@ async def test_what_a_check_finds_is_told_when_it_turns(hub: Hub, fleet: Fleet):
         assert fleet.check_failure("a", "gone") == ""
 
 
+async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
+    async with hub.register(at("a")):
+        await eventually(lambda: fleet.service("a") is not None)
+        fleet.report_check("a", "h:1", None, "refused")
+        fleet.report_unchecked("a", "h:1", "its address is link-local")
+        assert fleet.check_failure("a", "h:1") == ""
+        assert fleet.observed("a")["h:1"].unchecked == "its address is link-local"
+        checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
+        assert checks == ["check failing: refused", "not checked: its address is link-local"]
+
+
 async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
     fleet.take_brakes({"a": "3 of 4 are silent"})
     fleet.take_brakes({"a": "4 of 4 are silent"})

@@ -13,6 +13,7 @@ from mooring import Instance
 from mooring.model import JSON, Config, State, Status, applied
 from mooring.server.fleet import summary as summary_module
 from mooring.server.fleet.summary import (
+    Check,
     Observed,
     Tally,
     aggregate,
@@ -136,7 +137,23 @@ def test_who_may_be_called_is_active(state: State):
 def test_who_is_late_disabled_or_without_weight_is_not_active():
     some = [at(1), at(2), at(3, enabled=False), at(4, weight=0)]
     told = tally({each.id: each for each in some}, {some[1].id: Observed(silence=99, late=True)})
-    assert told == Tally(1, 4, 4, 1)
+    assert told == Tally(1, 4, 3, 1)
+
+
+def test_a_silent_instance_is_shown_so_and_is_not_healthy():
+    silent = Observed(silence=99, late=True)
+    detail = instance_detail(at(1), silent)
+    assert (detail.state, detail.healthy) == ("silent", False)
+    assert tally({"a": at(1)}, {"a": silent}) == Tally(1, 1, 0, 0)
+
+
+def test_an_instance_that_is_not_checked_is_healthy():
+    refused = Observed(unchecked="its address is link-local")
+    detail = instance_detail(at(1), refused)
+    assert detail.healthy
+    assert detail.check == Check("not_checked", "its address is link-local")
+    assert reasons(at(1), refused) == []
+    assert tally({"a": at(1)}, {"a": refused}) == Tally(1, 1, 1, 1)
 
 
 def test_the_shape_of_health():
@@ -198,6 +215,7 @@ def test_the_shape_of_a_service_and_of_its_instances():
             "enabled": True,
             "healthy": True,
             "state": "up",
+            "check": {"result": "passing", "reason": ""},
             "ephemeral": True,
             "metadata": {"a": "1", "b": "2"},
             "ports": {"http": 8080},

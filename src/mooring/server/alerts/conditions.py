@@ -15,7 +15,7 @@ import msgspec
 
 from mooring.model import Instance, Time
 from mooring.names import split_service
-from mooring.server.fleet.summary import UNOBSERVED, Observed, active, healthy
+from mooring.server.fleet.summary import UNOBSERVED, Observed, active
 from mooring.server.fleet.timeline import Event
 from mooring.server.fleet.timeline import Kind as Happened
 from mooring.server.http.answers import shown
@@ -163,7 +163,7 @@ def of_service(picture: Picture, known: Known, now: Time, patience: Patience) ->
         return
     observed = picture.observed(name)
     pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
-    if not any(active(*pair) and healthy(*pair) for pair in pairs):
+    if not any(active(*pair) for pair in pairs):
         yield _none_callable(known)
     seen = _Seen()
     for pair in pairs:

@@ -14,7 +14,7 @@ from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.errors import InvalidName
-from mooring.model import Instance, State, now
+from mooring.model import Instance, now
 from mooring.names import split_service
 from mooring.server.access.principals import DISCOVERING, READING, need
 from mooring.server.api.known import not_found
@@ -29,10 +29,12 @@ from mooring.server.fleet.summary import (
     InstanceMetrics,
     ServiceDetail,
     ServiceSummary,
+    ShownState,
     Tally,
     health,
     healthy,
     instance_metrics,
+    state_shown,
 )
 from mooring.server.fleet.timeline import Event
 from mooring.server.http.answers import Answer, shown
@@ -66,7 +68,7 @@ class InstancesQuery(Page, frozen=True, kw_only=True):
     """A part of the id, in whatever case."""
     healthy: bool | None = None
     enabled: bool | None = None
-    state: State | None = None
+    state: ShownState | None = None
     zone: Text | None = None
     version: Text = ""
 
@@ -228,13 +230,14 @@ def _page(
 
 def _matching(fleet: Fleet, known: Known, query: InstancesQuery) -> list[str]:
     observed, part = fleet.observed(known.name), query.name.casefold()
+    seen = ((id, each, observed.get(id, UNOBSERVED)) for id, each in known.instances.items())
     return [
         id
-        for id, each in known.instances.items()
+        for id, each, found in seen
         if (not part or part in id.casefold())
-        and query.healthy in (None, healthy(each, observed.get(id, UNOBSERVED)))
+        and query.healthy in (None, healthy(each, found))
         and query.enabled in (None, each.enabled)
-        and query.state in (None, each.status.state)
+        and query.state in (None, state_shown(each, found))
         and query.zone in (None, each.zone)
         and query.version in ("", each.version)
     ]

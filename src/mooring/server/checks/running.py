@@ -19,7 +19,7 @@ from mooring.model import Instance
 from mooring.server.checks import targets
 from mooring.server.checks.choosing import Checkers, choose
 from mooring.server.checks.contract import Checker, Outcome, Target
-from mooring.server.checks.failures import in_words
+from mooring.server.checks.failures import Unhealthy, in_words
 from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.targets import Lookups, NotProbed, Policy, Resolver
 from mooring.tasks import Tasks
@@ -47,6 +47,7 @@ class Fleet(Protocol):
     def service(self, name: str, /) -> Known | None: ...
     def subscribe(self, callback: Callable[[Collection[Key]], None], /) -> Callable[[], None]: ...
     def report_check(self, service: str, id: str, ms: float | None, failure: str, /) -> None: ...
+    def report_unchecked(self, service: str, id: str, reason: str, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +59,10 @@ class Patient:
     """The average of its response times, the newest weighing most; None while it fails."""
     failed: int = 0
     """In a row."""
+
+    def forget(self) -> None:
+        """It was not checked: nothing is known of it."""
+        self.failed, self.ms = 0, None
 
     def learn(self, outcome: Outcome) -> None:
         if not outcome.ok:
@@ -181,7 +186,13 @@ class Checks:
             checker = None if instance is None else self._checkers.of(instance.protocol)
             if instance is None or checker is None:
                 return
-            outcome = await self._probe(instance, checker)
+            try:
+                outcome = await self._probe(instance, checker)
+            except NotProbed as why:
+                if self._patients.get(patient.key) is patient:
+                    patient.forget()
+                    self._fleet.report_unchecked(*patient.key, str(why))
+                return
             if self._patients.get(patient.key) is patient:
                 self._report(patient, outcome)
         finally:
@@ -203,10 +214,11 @@ class Checks:
                 return await targets.targets(instance, self._settings, self._policy, self._resolve)
         except OSError as error:
             in_time = "" if not isinstance(error, TimeoutError) else " in time"
-            raise NotProbed(f"its name cannot be looked up{in_time}") from error
+            raise Unhealthy(f"its name cannot be looked up{in_time}") from error
 
     async def _probe(self, instance: Instance, checker: Checker) -> Outcome:
-        """How an instance is, at the first of its addresses where it is well."""
+        """How an instance is, at the first of its addresses where it is healthy. Raises `NotProbed`
+        if it may not be checked, or its checker is broken."""
         timeout = self._settings.timeout
         outcome = Outcome(False, 0.0, "its name leads nowhere")
         try:
@@ -219,13 +231,13 @@ class Checks:
                 left = end - asyncio.get_running_loop().time()
                 if outcome.ok or left <= 0:
                     break
-        except NotProbed as why:
-            return Outcome(False, 0.0, str(why))
-        except (OSError, EOFError) as error:
+        except NotProbed:
+            raise
+        except (OSError, EOFError, Unhealthy) as error:
             return Outcome(False, 0.0, in_words(error, timeout=timeout))
-        except Exception:
+        except Exception as error:
             if instance.protocol not in self._broken:  # once: it would fill the log
                 self._broken.add(instance.protocol)
                 log.exception("the checker of %s is broken", instance.protocol)
-            return Outcome(False, 0.0, f"the checker of {instance.protocol} is broken")
+            raise NotProbed(f"the checker of {instance.protocol} is broken") from error
         return outcome

@@ -159,7 +159,7 @@ def path_of(instance: Instance, settings: CheckSettings) -> str:
         return settings.path_for(instance.service)
     path = instance.metadata[HEALTH_PATH]
     if not is_path(path):
-        raise NotProbed(f"not checked: {HEALTH_PATH} in its metadata is no path")
+        raise NotProbed(f"{HEALTH_PATH} in its metadata is not a path")
     return path
 
 
@@ -178,7 +178,7 @@ async def targets(
     for address in found:
         if why := policy.objection(address, port):
             whose = "what its name leads to" if named else "its address"
-            raise NotProbed(f"not checked: {whose} {why}")
+            raise NotProbed(f"{whose} {why}")
     return [
         Target(instance.service, instance.id, instance.protocol, host, address, port, path)
         for address in found[:MOST_ADDRESSES]

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
@@ -330,18 +330,27 @@ class Fleet:
         self._observed.setdefault(service, {})[id] = observed
 
     def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
-        """What an active check found: how long it took, or why it failed."""
+        """The result of an active check: how long it took, or why it failed."""
+        self._checked(service, id, response_time=ms, check_failure=failure, unchecked="")
+
+    def report_unchecked(self, service: str, id: str, reason: str) -> None:
+        """An active check was not made, for this reason."""
+        self._checked(service, id, response_time=None, check_failure="", unchecked=reason)
+
+    def _checked(self, service: str, id: str, **result: Any) -> None:
         known = self._known.get(service)
         if known is None or id not in known.instances:
             return
         before = self._look(service, id)
-        if (before.response_time, before.check_failure) == (ms, failure):
+        seen = replace(before, **result)
+        if seen == before:
             return
-        self._observe(service, id, replace(before, response_time=ms, check_failure=failure))
-        if bool(before.check_failure) == bool(failure):
+        self._observe(service, id, seen)
+        failed = bool(before.check_failure), before.unchecked
+        if failed == (bool(seen.check_failure), seen.unchecked):
             self._found_out(known)
             return
-        self._note(service, id, "check", f"check failing: {failure}" if failure else "check passes")
+        self._note(service, id, "check", _checked_text(seen))
         known.version += 1
         self._tell([(service, id)])
 
@@ -471,6 +480,12 @@ class Fleet:
         text = f"the picture may be old: {self.error}" if stale else "the picture is live again"
         self._note("", "", "stale", text)
         self._tell(())
+
+
+def _checked_text(seen: Observed) -> str:
+    if seen.unchecked:
+        return f"not checked: {seen.unchecked}"
+    return f"check failing: {seen.check_failure}" if seen.check_failure else "check passes"
 
 
 def _lateness(seen: Observed) -> str:

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,10 +26,9 @@ class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
     total_services: int
     total_instances: int
     healthy_instances: int
-    """By their own account, and by that of active checks."""
+    """Healthy by their own account and by active checks, and not silent."""
     active_instances: int
-    """Those in rotation: enabled, up, with a weight, and heard of lately; healthy or not, so that
-    callers may leave some of them out."""
+    """Those that callers call: healthy, enabled, up and with a weight."""
     healthy_rate: float
     timestamp: str
 
@@ -70,6 +69,15 @@ class ServiceSummary(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     abnormal_instances: tuple[Abnormal, ...]
 
 
+class Check(msgspec.Struct, frozen=True, gc=False):
+    result: Literal["passing", "failing", "not_checked"]
+    reason: str
+    """Why it fails or is not checked."""
+
+
+ShownState = Literal[State, "silent"]
+
+
 class InstanceDetail(msgspec.Struct, frozen=True, rename="camel", kw_only=True, gc=False):
     instance_id: str
     service_name: str
@@ -81,8 +89,11 @@ class InstanceDetail(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     weight: float
     enabled: bool
     healthy: bool
-    """By its own account, and by that of active checks."""
-    state: State
+    """By its own account and by active checks, and not silent."""
+    state: ShownState
+    """As registered; `silent` if its heartbeats stopped."""
+    check: Check | None
+    """The last active check; null if none was made."""
     ephemeral: bool
     metadata: dict[str, str]
     ports: dict[str, int]
@@ -124,7 +135,9 @@ class Observed:
     response_time: float | None = None
     """Of an active check, in ms."""
     check_failure: str = ""
-    """Why the active check fails; empty where it does not."""
+    """Why the active check fails; empty if it does not."""
+    unchecked: str = ""
+    """Why the active check was not made. That is no failure."""
 
     @property
     def heartbeat_delay(self) -> float | None:
@@ -167,17 +180,30 @@ def rate(some: int, of: int) -> float:
 
 
 def healthy(instance: Instance, observed: Observed) -> bool:
-    return instance.status.healthy and not observed.check_failure and not observed.missing
+    """An instance whose heartbeats stopped is not healthy, whatever it said before."""
+    return instance.status.healthy and not observed.check_failure and not observed.late
 
 
 def active(instance: Instance, observed: Observed) -> bool:
-    """Whether it is in rotation. Callers leave out who is not healthy, unless too few are."""
+    """Whether callers call it."""
     return (
-        instance.enabled
+        healthy(instance, observed)
+        and instance.enabled
         and instance.status.state == "up"
         and instance.weight > 0
-        and not observed.late
     )
+
+
+def state_shown(instance: Instance, observed: Observed) -> ShownState:
+    return "silent" if observed.late else instance.status.state
+
+
+def check_shown(observed: Observed) -> Check | None:
+    if observed.unchecked:
+        return Check("not_checked", observed.unchecked)
+    if observed.check_failure:
+        return Check("failing", observed.check_failure)
+    return None if observed.response_time is None else Check("passing", "")
 
 
 def reasons(instance: Instance, observed: Observed) -> list[str]:
@@ -297,7 +323,8 @@ def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> Inst
         weight=float(instance.weight),
         enabled=instance.enabled,
         healthy=healthy(instance, observed),
-        state=status.state,
+        state=state_shown(instance, observed),
+        check=check_shown(observed),
         ephemeral=instance.ephemeral,
         metadata=metadata_shown(instance.metadata),
         ports=dict(sorted(instance.ports.items())),
