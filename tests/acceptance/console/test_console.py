@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from playwright.async_api import Browser, expect
 
 from mooring.errors import LockLost
 from mooring.model import Instance
+from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import FaultProxy
 from tests.acceptance.console.visiting import PATIENCE, Visitor
 from tests.admin import Admin
 from tests.waiting import eventually
@@ -252,6 +256,46 @@ async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin:
             await holder
     audit = (await admin.get("/admin/audit", as_="admin")).json()
     assert "its host is on fire" in str(audit)
+
+
+async def test_every_page_says_that_the_store_is_away_and_disables_changes(
+    browser: Browser, etcd: Callable[[str], EtcdServer], tmp_path: Path
+):
+    server = etcd("3.5").url.removeprefix("etcd://")
+    async with FaultProxy(server) as proxy:
+        url = f"etcd://{proxy.address}?timeout=1s&namespace=/{uuid.uuid4().hex}"
+        async with (
+            Admin(url, folder=tmp_path) as admin,
+            registered(admin, AUTH) as (id,),
+            Visitor(browser, admin) as visitor,
+        ):
+            await admin.put("/admin/tenants/7", {"meta": {"code": "acme", "name": "Acme"}})
+            await visitor.log_in()
+            page, banner = visitor.page, visitor.page.locator(".banner")
+            visitor.forgiven = "Failed to load resource"  # the browser logs each 503
+            await visitor.go("instance", AUTH, id)
+            state = page.locator(".lead .mark")
+            await expect(state).to_have_text("up")
+            await expect(page.get_by_role("button", name="Deregister")).to_be_enabled()
+            proxy.refuse()
+            await expect(banner).to_contain_text("The registry has been unreachable since")
+            await expect(state).to_have_text("up (stale)")
+            await expect(state).to_have_class("mark old")
+            await expect(page.get_by_role("button", name="Deregister")).to_be_disabled()
+            await visitor.go("service", AUTH)
+            await expect(banner).to_contain_text("unreachable")
+            await expect(page.get_by_role("cell", name="up (stale)")).to_be_visible()
+            await page.goto(f"{admin.url}/#/tenants")
+            await expect(banner).to_contain_text("unreachable")
+            proxy.heal()
+            await expect(banner).to_have_text("")
+            await visitor.go("tenant", "7")
+            await expect(page.get_by_role("button", name="Edit")).to_be_enabled()
+            proxy.refuse()
+            await expect(page.get_by_role("button", name="Edit")).to_be_disabled()
+            await expect(banner).to_contain_text("unreachable")
+            proxy.heal()
+            await expect(page.get_by_role("button", name="Edit")).to_be_enabled()
 
 
 async def test_the_page_says_when_it_is_not_live(visitor: Visitor, admin: Admin):

@@ -6,7 +6,7 @@ import { frame } from "./frame.js";
 import { listen } from "./keys.js";
 import { Live } from "./live.js";
 import { decoded } from "./names.js";
-import { apply, picture } from "./picture.js";
+import { apply, stale } from "./picture.js";
 import { problemText } from "./problems.js";
 import { tick } from "./times.js";
 import { t } from "./words.js";
@@ -22,6 +22,8 @@ const PAGES = {
   audit: "audit",
   tokens: "tokens",
 };
+// The registry may be in another store than tenants and locks.
+const OF_THE_REGISTRY = ["overview", "service", "instance", "search"];
 const RANK = { viewer: 1, operator: 2, admin: 3 };
 // Delays and lags grow without any change: they are read again so often, in milliseconds.
 const LOOK = 5000;
@@ -31,7 +33,8 @@ const HIDDEN = 30000;
 class App {
   who = null;
   live = "connecting";
-  stale = false;
+  stale = null;
+  failure = "";
   place = "";
   #page = null;
   #frame;
@@ -62,6 +65,18 @@ class App {
 
   may(role) {
     return (RANK[this.who?.role] ?? 0) >= RANK[role];
+  }
+
+  /** Whether what this page shows may be old, because the server or its store does not answer. */
+  get away() {
+    const stale = this.stale !== null && OF_THE_REGISTRY.includes(this.place);
+    return stale || this.live === "broken" || this.failure !== "";
+  }
+
+  /** Why a user of this role may not change anything now; null if they may. */
+  refusal(role) {
+    if (!this.may(role)) return t("role.needed", { role: t(`role.${role}`) });
+    return this.away ? t("frame.unwritable") : null;
   }
 
   /** Whether they see any "groups", or any "tenants": a scope to the one leaves none of the other. */
@@ -165,7 +180,10 @@ class App {
     try {
       await page.load(this.#abort.signal);
       page.ready = true;
-      if (page === this.#page) this.#draw();
+      if (page === this.#page) {
+        this.#answered("");
+        this.#draw();
+      }
     } catch (error) {
       if (page === this.#page) this.#failed(error);
     } finally {
@@ -187,9 +205,10 @@ class App {
     if (error.name === "AbortError") return;
     if (error instanceof Failed && error.status === 401) return this.#refused(error);
     if (!(error instanceof Failed)) throw error;
+    const words = error.message || t("error.unreachable");
+    if (error.status === 0 || error.status >= 500) this.#answered(words);
     if (this.#page.ready && error.status !== 404) return; // what was there stays; a banner says so
     this.#page.ready = false;
-    const words = error.message || t("error.unreachable");
     this.#show(
       this.#page,
       h(
@@ -206,6 +225,13 @@ class App {
     );
   }
 
+  /** Whether the last read of this page failed, and why. */
+  #answered(failure) {
+    if (failure === this.failure) return;
+    this.failure = failure;
+    this.redraw();
+  }
+
   /** Nobody knows who this is: say how to get in. */
   async #refused(error) {
     this.#stream.close();
@@ -220,8 +246,9 @@ class App {
     if (kind === "problems") this.#announce(data);
     apply(kind, data);
     if (kind === "problems") {
-      this.stale = picture.problems.some((each) => each.kind === "stale");
+      this.stale = stale();
       this.drawFrame();
+      this.#drawSoon();
     }
     const page = this.#page;
     if (!page) return;
@@ -249,7 +276,7 @@ class App {
 
   #told(state) {
     this.live = state;
-    this.drawFrame();
+    this.redraw();
     if (state === "live") this.soon();
     else if (state === "broken") this.#check();
   }

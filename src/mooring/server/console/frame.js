@@ -5,6 +5,7 @@ import { fill, h, s } from "./dom.js";
 import { help } from "./keys.js";
 import { mark } from "./marks.js";
 import { decoded } from "./names.js";
+import { clock } from "./times.js";
 import { choose, current, LANGUAGES, t } from "./words.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -31,7 +32,8 @@ export function frame(app) {
   const draw = () => {
     skip.textContent = t("frame.skip");
     fill(top, contents(app));
-    banner.textContent = bannerText(app);
+    const text = bannerText(app);
+    if (banner.textContent !== text) banner.textContent = text; // it is read aloud when it changes
   };
   return { draw, main, speak: (text) => (spoken.textContent = text) };
 }
@@ -110,8 +112,13 @@ function state(app) {
 }
 
 function bannerText(app) {
-  if (!app.who || app.live !== "broken") return "";
-  return t("frame.broken.banner");
+  if (!app.who) return "";
+  if (app.live === "broken") return t("frame.broken.banner");
+  if (app.stale?.since) {
+    return t("frame.stale.banner", { time: clock(new Date(app.stale.since)) });
+  }
+  if (app.stale) return t("frame.stale.banner.always");
+  return app.failure && t("frame.failure.banner", { why: app.failure });
 }
 
 function languages(app) {

@@ -1,6 +1,7 @@
 // How something is: a colour, a shape and a word, so that none is needed alone.
 
 import { h, s } from "./dom.js";
+import { stale } from "./picture.js";
 import { t } from "./words.js";
 
 const SHAPES = {
@@ -16,6 +17,8 @@ const SHAPES = {
     s("path", { d: "M3 9 9 3", class: "hollow" }),
   ],
   info: () => s("circle", { cx: 6, cy: 6, r: 4.2, class: "hollow" }),
+  silent: () => s("path", { d: "M2 6h8", class: "hollow" }),
+  old: () => s("circle", { cx: 6, cy: 6, r: 4.2, class: "hollow", "stroke-dasharray": "2 2" }),
 };
 
 export function shape(kind) {
@@ -32,24 +35,33 @@ export function mark(kind, words, title) {
 
 /** How an instance is, by its own account and the operator's. */
 export function stateOf(instance) {
-  if (instance.state === "down") return "down";
+  if (instance.state === "down" || instance.state === "silent") return instance.state;
   if (!instance.healthy) return "unhealthy";
   if (!instance.enabled) return "disabled";
   if (instance.state === "draining") return "draining";
   return "up";
 }
 
-const LOOKS = { up: "good", unhealthy: "warn", down: "bad", draining: "half", disabled: "off" };
+const LOOKS = {
+  up: "good",
+  unhealthy: "warn",
+  silent: "silent",
+  down: "bad",
+  draining: "half",
+  disabled: "off",
+};
 
+/** While the registry cannot be read, the state is the last one that is known, and is grey. */
 export function state(instance) {
   const name = stateOf(instance);
+  if (stale()) return mark("old", t("state.stale", { state: t(`state.${name}`) }));
   return mark(LOOKS[name], t(`state.${name}`));
 }
 
 /** So many of so many as a bar, with the numbers beside it. */
 export function bar(some, all, label) {
   const rate = all ? some / all : 0;
-  const kind = !all ? "none" : rate === 1 ? "good" : rate > 0 ? "warn" : "bad";
+  const kind = !all || stale() ? "none" : rate === 1 ? "good" : rate > 0 ? "warn" : "bad";
   return h(
     "span",
     { class: "rate" },

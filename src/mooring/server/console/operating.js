@@ -83,20 +83,17 @@ export function forgetAction(app, service) {
 const reason = () => ({ name: "reason", label: t("reason.label") });
 
 function button(app, what, onclick) {
-  const may = app.may("operator");
   const danger = what === "deregister" || what === "brake";
-  return h(
-    "button",
-    {
-      type: "button",
-      id: `do-${what}`,
-      class: danger ? "danger" : null,
-      disabled: !may,
-      title: may ? null : t("role.needed", { role: t("role.operator") }),
-      onclick,
-    },
-    t(`${what}.do`),
-  );
+  const attributes = { id: `do-${what}`, class: danger ? "danger" : null, onclick };
+  return writeButton(app, "operator", attributes, t(`${what}.do`));
+}
+
+/** A button that changes something. It is disabled, and says why, for users without the role and
+ * while the store does not answer. */
+export function writeButton(app, role, attributes, words) {
+  const refusal = app.refusal(role);
+  const state = { disabled: refusal !== null, title: refusal };
+  return h("button", { type: "button", ...attributes, ...state }, words);
 }
 
 function finished(app, done, words) {

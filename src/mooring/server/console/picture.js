@@ -13,6 +13,9 @@ export const picture = {
   loaded: false,
 };
 
+/** The problem that says that the registry cannot be read, while that is so. */
+export const stale = () => picture.problems.find(({ kind }) => kind === "stale") ?? null;
+
 // Beside what the stream says, delays grow: all services are read again so often, in milliseconds.
 const LOOK = 20000;
 let read = -LOOK;

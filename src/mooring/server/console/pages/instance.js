@@ -9,9 +9,10 @@ import { series } from "../metrics.js";
 import { crumbs, pairs, serviceHref, serviceName } from "../names.js";
 import { instanceActions } from "../operating.js";
 import * as paths from "../paths.js";
+import { stale } from "../picture.js";
 import { timeline } from "../timeline.js";
 import { when } from "../times.js";
-import { n, t } from "../words.js";
+import { n, said, t } from "../words.js";
 
 const CHARTS = 24;
 
@@ -103,9 +104,21 @@ function charts(samples) {
   ];
 }
 
+const CHECKS = { passing: "good", failing: "warn", not_checked: "off" };
+
+function checked({ result, reason }) {
+  return [
+    mark(stale() ? "old" : CHECKS[result], t(`check.${result}`)),
+    reason && h("span", { class: "why" }, told(said(reason))),
+  ];
+}
+
 function details(instance) {
-  const section = (words, entries) =>
-    entries.length > 0 && [h("h2", {}, t(words)), h("div", { class: "framed" }, pairs(entries))];
+  const section = (words, rows) => {
+    const entries = rows.filter(Boolean);
+    if (!entries.length) return false;
+    return [h("h2", {}, t(words)), h("div", { class: "framed" }, pairs(entries))];
+  };
   return [
     section("instance.about", [
       [
@@ -121,6 +134,7 @@ function details(instance) {
         String(port),
       ]),
       [t("instance.told"), when(instance.lastMetadataUpdate)],
+      instance.check && [t("instance.check"), checked(instance.check)],
       [t("instance.lasting"), instance.ephemeral ? t("instance.ephemeral") : t("instance.stays")],
     ]),
     section("instance.metadata", Object.entries(instance.metadata)),

@@ -5,6 +5,7 @@ import { ask, note } from "../dialogs.js";
 import { h } from "../dom.js";
 import { brief, plain } from "../hostile.js";
 import { mark } from "../marks.js";
+import { writeButton } from "../operating.js";
 import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { filterField, Table } from "../tables.js";
@@ -132,7 +133,6 @@ function queue(app, { name, waiting }, opened) {
 
 function release(app, name, holder) {
   const names = { name: plain(name), by: plain(who(holder)) };
-  const may = app.may("operator");
   const press = async () => {
     const done = await ask({
       title: t("locks.release.title", names),
@@ -145,17 +145,11 @@ function release(app, name, holder) {
     if (done) note(t("locks.release.done", names));
     app.soon();
   };
-  return h(
-    "button",
-    {
-      type: "button",
-      class: "danger small",
-      disabled: !may,
-      "data-item": true,
-      title: may ? null : t("role.needed", { role: t("role.operator") }),
-      "aria-label": `${t("locks.release.do")} ${names.name}`,
-      onclick: press,
-    },
-    t("locks.release.do"),
-  );
+  const attributes = {
+    class: "danger small",
+    "data-item": true,
+    "aria-label": `${t("locks.release.do")} ${names.name}`,
+    onclick: press,
+  };
+  return writeButton(app, "operator", attributes, t("locks.release.do"));
 }

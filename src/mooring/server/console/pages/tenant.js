@@ -6,6 +6,7 @@ import { changes } from "../diff.js";
 import { h } from "../dom.js";
 import { brief, plain, told } from "../hostile.js";
 import { crumbs } from "../names.js";
+import { writeButton } from "../operating.js";
 import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { Table } from "../tables.js";
@@ -146,11 +147,12 @@ export function page(app, [id, verb]) {
                 app.may("admin") &&
                 h("button", { type: "button", onclick: unmask }, t("tenant.unmask.do")),
               tenant &&
-                h("button", { type: "button", id: "edit", onclick: edit }, t("tenant.edit")),
+                writeButton(app, "operator", { id: "edit", onclick: edit }, t("tenant.edit")),
               tenant &&
-                h(
-                  "button",
-                  { type: "button", class: "danger", onclick: remove },
+                writeButton(
+                  app,
+                  "operator",
+                  { class: "danger", onclick: remove },
                   t("tenant.delete.do"),
                 ),
             ),
@@ -289,9 +291,10 @@ function historyTable(app, id, newest, rollback) {
             app.may("operator") &&
               restorable &&
               version !== newest() &&
-              h(
-                "button",
-                { type: "button", class: "small", onclick: () => rollback(version) },
+              writeButton(
+                app,
+                "operator",
+                { class: "small", onclick: () => rollback(version) },
                 t("tenant.rollback.do"),
               ),
           ),

@@ -6,6 +6,7 @@ import { h } from "../dom.js";
 import { brief, plain } from "../hostile.js";
 import { mark } from "../marks.js";
 import { tenantHref } from "../names.js";
+import { writeButton } from "../operating.js";
 import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { filterField, Table } from "../tables.js";
@@ -136,7 +137,7 @@ export function page(app) {
           h("h1", {}, t("tenants.title"), h("span", { class: "count" }, ` ${n(tenants.length)}`)),
           app.may("operator") &&
             !refused &&
-            h("button", { type: "button", onclick: create }, t("tenants.new")),
+            writeButton(app, "operator", { onclick: create }, t("tenants.new")),
         ),
         refused
           ? h("p", { class: "empty framed" }, refused)

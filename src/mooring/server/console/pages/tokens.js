@@ -5,6 +5,7 @@ import { ask, note, show } from "../dialogs.js";
 import { h } from "../dom.js";
 import { brief, plain } from "../hostile.js";
 import { mark } from "../marks.js";
+import { writeButton } from "../operating.js";
 import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { Table } from "../tables.js";
@@ -59,9 +60,10 @@ export function page(app) {
         title: () => "",
         cell: (row) =>
           row.state === "valid" &&
-          h(
-            "button",
-            { type: "button", class: "danger small", onclick: () => revoke(app, row) },
+          writeButton(
+            app,
+            "admin",
+            { class: "danger small", onclick: () => revoke(app, row) },
             t("tokens.revoke.do"),
           ),
       },
@@ -79,9 +81,10 @@ export function page(app) {
           "div",
           { class: "head spaced" },
           h("div", {}, h("h1", {}, t("tokens.title")), h("p", { class: "lead" }, t("tokens.lead"))),
-          h(
-            "button",
-            { type: "button", class: "first", onclick: () => make(app) },
+          writeButton(
+            app,
+            "admin",
+            { class: "first", onclick: () => make(app) },
             t("tokens.make.do"),
           ),
         ),
