@@ -80,7 +80,7 @@ def test_the_first_variable_counts_and_former_keys_are_read_with():
 @pytest.mark.parametrize("text", ["short", "z" * 64, base64.b64encode(b"x" * 31).decode(), " "])
 def test_another_key_is_refused_and_not_shown(text: str):
     with pytest.raises(InvalidRequest, match="ENCRYPTION_KEY is not a key of 32 bytes") as error:
-        Keyring.from_environment({"ENCRYPTION_KEY": text})
+        Keyring.from_environment({"MOORING_ENCRYPTION_KEY": text})
     assert text.strip() == "" or text not in str(error.value)
     with pytest.raises(InvalidRequest, match="31 bytes"):
         Keyring([b"x" * 31])
@@ -150,3 +150,31 @@ def test_an_id_that_others_left_beside_their_password_hides_no_key():
     assert not ring.sealed("not base64!")
     assert not ring.sealed("AAAA")
     assert not Keyring().sealed(Keyring([KEY]).seal("pw")[0])
+
+
+class TestAKeyOfAnotherApplication:
+    @pytest.mark.parametrize("text", ["not-a-key", "deadbeef", "a" * 33, "{}"])
+    def test_what_is_no_key_in_the_common_variable_only_fails_where_a_key_is_needed(
+        self, text: str
+    ):
+        ring = Keyring.from_environment({"ENCRYPTION_KEY": text})
+        assert ring.current == ""
+        sealed, of = Keyring([b"k" * 32]).seal("hunter2")
+        secret = Secret.sealed(sealed, of, ring)
+        with pytest.raises(Undecipherable, match=r"set MOORING_ENCRYPTION_KEY \(ENCRYPTION_KEY is"):
+            secret.reveal()
+
+    def test_another_key_in_it_is_named_when_a_password_is_read(self):
+        ring = Keyring.from_environment({"ENCRYPTION_KEY": "o" * 32})
+        sealed, of = Keyring([b"k" * 32]).seal("hunter2")
+        with pytest.raises(Undecipherable, match=f"encrypted with the key {of}"):
+            ring.unseal(sealed, of)
+
+    def test_our_own_variable_is_strict_and_wins(self):
+        with pytest.raises(InvalidRequest, match="MOORING_ENCRYPTION_KEY is not a key"):
+            Keyring.from_environment({"MOORING_ENCRYPTION_KEY": "x", "ENCRYPTION_KEY": "k" * 32})
+        ring = Keyring.from_environment(
+            {"MOORING_ENCRYPTION_KEY": "k" * 32, "ENCRYPTION_KEY": "not-a-key"}
+        )
+        assert ring.current == Keyring([b"k" * 32]).current
+        assert not ring.borrowed

@@ -2,7 +2,7 @@
 
 what lies where             keys · hosts · values · secrets · hiding · tenant
 a file, and its rules       document · files · rules · merging
-publishing, decided         publishing · indexing · stages · history
+publishing, decided         publishing · indexing · stages · history · encryption
 publishing, done            publisher · scribe · erasing · rekeying · settings · work · finding
 reading, decided            reading · snapshot · claims · resolver
 reading, done               provider · outlook · pacing · copy · live · caches · context

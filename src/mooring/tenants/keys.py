@@ -10,6 +10,7 @@
     {namespace}/platform/configs/{key}
     {namespace}/_health/sentinel
     {namespace}/_history/{id | common | platform}/{number} | {number}.{page} | last
+    {namespace}/_encryption
 
 What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`. So
 is what all tenants share, by its path below the namespace: `common/resolver`. Each `Owner` of parts
@@ -97,6 +98,7 @@ class Keys:
         self.platform = prefix(f"{self.namespace}/platform/configs/".encode())
         self.health = prefix(f"{self.namespace}/_health/".encode())
         self.sentinel = f"{self.namespace}/{SENTINEL}".encode()
+        self.encryption = f"{self.namespace}/_encryption".encode()
         self.histories = prefix(f"{self.namespace}/_history/".encode())
 
     def part(self, owner: Owner, path: str) -> bytes:

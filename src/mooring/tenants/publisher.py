@@ -29,6 +29,7 @@ from mooring.store.contract import Delete, Store, key
 from mooring.tasks import Backoff
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
+from mooring.tenants.encryption import Passwords, judged
 from mooring.tenants.erasing import erase
 from mooring.tenants.history import UNREADABLE, HistoryEntry, Undone
 from mooring.tenants.keys import (
@@ -128,6 +129,7 @@ class Publisher:
         return await self._would_change(document.tenant, seen, wanted)
 
     async def _would_change(self, tenant: Owner, seen: Seen, wanted: Parts) -> list[Difference]:
+        await self._passwords(tenant, seen, wanted)
         await self._planned(tenant, seen, wanted, ROOM)
         return differences(seen.held.parts, wanted, seen.held.resent)
 
@@ -206,6 +208,9 @@ class Publisher:
             for path in wanted:
                 if not has_part(tenant, path):
                     raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
+            # What a migration moves is in the store already.
+            refuse = work.action != "migrate"
+            work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse)
             plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
             while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
                 part = await self._scribe.plan(tenant, seen.held, towards)
@@ -234,6 +239,13 @@ class Publisher:
                 raise NotConfigured(f"there is no tenant {tenant}")
 
         return await self._persist(work, attempt)
+
+    def _passwords(
+        self, tenant: Owner, seen: Seen, wanted: Parts, *, refuse: bool = True
+    ) -> Awaitable[Passwords]:
+        return judged(
+            self._store, self.keys, self._ring, tenant, seen.held.parts, wanted, refuse=refuse
+        )
 
     async def _planned(
         self, tenant: Owner, seen: Seen, wanted: Parts, room: int

@@ -162,8 +162,7 @@ class Scribe:
         incomplete = seen.incomplete
         indexed = _TOLD if isinstance(tenant, int) else ()
         told_of = {path: seen.held.revisions.get(path, 0) for path in indexed}
-        ours = work.also if closing else None
-        writes, checks = ours(wanted) if ours is not None else ((), ())
+        writes, checks = work.beside(wanted) if closing else ((), ())
         room = ROOM - max(len(writes), len(checks))
         parts = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
         for place, part in enumerate(parts):
@@ -304,7 +303,7 @@ def sign_of_life(keys: Keys) -> Put:
 
 def room_beside(work: Work, wanted: Parts) -> int:
     """Operations of the last commit that are left beside what the caller has to write in it."""
-    writes, checks = work.also(wanted) if work.also is not None else ((), ())
+    writes, checks = work.beside(wanted)
     return ROOM - max(len(writes), len(checks))
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 CURRENT = ("MOORING_ENCRYPTION_KEY", "ENCRYPTION_KEY")
-"""Variables with the key that is written with; the first that is set counts."""
+"""Variables with the key that is written with; the first that is set counts. The second is a common
+name, and may hold something of another application."""
 FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
 """The variable with keys that are read with, too, separated by commas."""
 
@@ -79,7 +80,9 @@ class Secret:
 class Keyring:
     """The keys of this process: the first seals, all unseal."""
 
-    def __init__(self, keys: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, keys: Sequence[bytes] = (), *, borrowed: bool = False, remark: str = ""
+    ) -> None:
         for key in keys:
             if len(key) != _KEY:
                 raise InvalidRequest(f"an encryption key has {len(key)} bytes: it must have {_KEY}")
@@ -87,14 +90,32 @@ class Keyring:
         self._ciphers: dict[str, AESGCM] = {}
         self.current = key_id(keys[0]) if keys else ""
         """The id of the key that seals; empty where there is none."""
+        self.borrowed = borrowed
+        """Whether that key may belong to another application."""
+        self.remark = remark
+        """Why a variable that seems to hold a key was ignored, for the end of an error."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Keyring:
-        """The keys that the variables `CURRENT` and `FORMER` hold. Raises `InvalidRequest`."""
+        """The keys that the variables `CURRENT` and `FORMER` hold. What is no key in the second of
+        `CURRENT` is ignored, and said only when an encrypted password is read. Raises
+        `InvalidRequest`."""
         environ = os.environ if environ is None else environ
-        found = [(name, environ[name]) for name in CURRENT if environ.get(name)][:1]
-        found += [(FORMER, text) for text in environ.get(FORMER, "").split(",") if text.strip()]
-        return cls([_read(name, text) for name, text in found])
+        own, common = CURRENT
+        texts = [(own, environ[own])] if environ.get(own) else []
+        texts += [(FORMER, text) for text in environ.get(FORMER, "").split(",") if text.strip()]
+        keys = [_read(name, text) for name, text in texts]
+        if environ.get(own) or not environ.get(common):
+            return cls(keys)
+        try:
+            return cls([_read(common, environ[common]), *keys], borrowed=True)
+        except InvalidRequest:
+            remark = f" ({common} is set, but does not hold a key of {_KEY} bytes)"
+        return cls(keys, remark=remark)
+
+    def __contains__(self, of: object) -> bool:
+        """Whether the key with this id is known."""
+        return of in self._keys
 
     def seal(self, text: str) -> tuple[str, str]:
         """The sealed text and the id of its key. Must not be asked where there is no key."""
@@ -111,7 +132,9 @@ class Keyring:
         if len(raw) < SEALED_LEAST:
             raise Undecipherable("a sealed password is too short: it was damaged")
         if not self._keys:
-            raise Undecipherable(f"a password is encrypted, and there is no key: set {CURRENT[0]}")
+            raise Undecipherable(
+                f"a password is encrypted, and there is no key: set {CURRENT[0]}{self.remark}"
+            )
         for each in sorted(self._keys, key=lambda known: known != of):
             text = self._tried(each, raw)
             if text is not None:

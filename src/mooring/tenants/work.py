@@ -9,8 +9,10 @@ import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
 from mooring.store.contract import Check, Write
+from mooring.tenants.encryption import Passwords
 from mooring.tenants.keys import Owner, named
 from mooring.tenants.publishing import Difference, Held, Parts
+from mooring.tenants.secrets import CURRENT
 
 Require = Callable[[Held], None]
 """Raises unless what the store has is what the caller expects."""
@@ -31,6 +33,8 @@ class Published(msgspec.Struct, frozen=True):
     """How many came before those, and only took away what led to a tenant that was deleted."""
     lost: tuple[str, ...] = ()
     """What a rollback could not bring back: the history was written without a key."""
+    remarks: tuple[str, ...] = ()
+    """What an operator should know of it, such as passwords in clear text."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -71,6 +75,7 @@ class Work:
         self._began = 0
         """The number of its first entry."""
         self.lost: tuple[str, ...] = ()
+        self.passwords = Passwords()
         self.unsure: list[Attempt] = []
         """Commits whose answers were lost: each may have been written, or may be yet, for as long
         as its place in the history is free."""
@@ -95,6 +100,11 @@ class Work:
         self.changes += attempt.told
         self.transactions += 1
         self.unsure = [each for each in self.unsure if each.place > attempt.place]
+
+    def beside(self, wanted: Parts) -> tuple[Sequence[Write], Sequence[Check]]:
+        """What else the last commit writes and checks."""
+        writes, checks = self.also(wanted) if self.also is not None else ((), ())
+        return [*writes, *self.passwords.writes], [*checks, *self.passwords.checks]
 
     @property
     def written(self) -> bool:
@@ -125,6 +135,12 @@ class Work:
         if self.lost and self.changes:
             lost = ", ".join(self.lost)
             yield f"not brought back, for the history was written without a key: {lost}"
+        changed = {each.path for each in self.changes}
+        if clear := [path for path in self.passwords.clear if path in changed]:
+            yield (
+                f"no encryption key is set: the password of {', '.join(clear)} is stored in clear "
+                f"text (set {CURRENT[0]})"
+            )
 
     def published(self) -> Published:
         return Published(
@@ -134,4 +150,5 @@ class Work:
             self.transactions,
             self.aside,
             self.lost if self.changes else (),
+            tuple(self.remarks()),
         )

@@ -99,6 +99,8 @@ class PublishedShown(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[PartChange]
     lost: list[str]
     """What a rollback could not bring back."""
+    warnings: list[str] = []
+    """What an operator should know, such as a password that is stored in clear text."""
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -269,6 +271,7 @@ def published_shown(tenant: int, published: Published) -> PublishedShown:
         transactions=published.transactions + published.aside,
         changes=_changes(published.changes),
         lost=list(published.lost),
+        warnings=list(published.remarks),
     )
 
 

@@ -1,0 +1,104 @@
+"""Passwords that would be stored in clear text beside encrypted ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooring.errors import InvalidRequest
+from mooring.model import JSON
+from mooring.store import Committed, Delete, Put, Store, key
+from mooring.tenants.publisher import Publisher
+from mooring.tenants.secrets import Keyring
+from tests.features.tenant_files import KEYS, document
+from tests.features.tenant_publisher.support import NO_KEY, RING, Commit, hooked
+
+OTHER = b"o" * 32
+BORROWED = Keyring.from_environment({"ENCRYPTION_KEY": OTHER.decode()})
+
+
+def database(password: str = "hunter2") -> JSON:
+    return {"driver": "mysql", "database": "x", "password": password}
+
+
+@pytest.fixture
+def keyless(store: Store) -> Publisher:
+    return Publisher(store, ring=NO_KEY, by="bob")
+
+
+async def test_it_is_refused_if_other_passwords_are_encrypted(
+    store: Store, publisher: Publisher, keyless: Publisher
+):
+    await publisher.apply(document(1))
+    with pytest.raises(InvalidRequest, match=r"tenant 2: database/query.*clear text.*MOORING_ENC"):
+        await keyless.apply(document(2))
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.diff(document(2))
+    assert await keyless.read(2) == {}
+    await keyless.apply(document(2, database={}))
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.put(2, "database/query", database())
+    await keyless.put(1, "storage", {"uploadQuotaGb": 9})
+    await keyless.put(1, "database/query", {"driver": "mysql", "database": "other"})
+
+
+async def test_encrypted_passwords_of_other_programs_count(store: Store, keyless: Publisher):
+    told = '{"driver": "x", "passwordEncrypted" : "SEALED"}'.replace("SEALED", RING.seal("pw")[0])
+    await store.commit(Put(KEYS.part(3, "database/query"), told.encode()))
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.apply(document(2))
+
+
+async def test_it_is_refused_after_the_encrypted_one_moved_out_of_the_sample(
+    store: Store, publisher: Publisher, keyless: Publisher
+):
+    """The marker says so, however many tenants there are."""
+    await publisher.apply(document(1))
+    await store.commit(Delete(key(KEYS.part(1, "database/query"))))
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.apply(document(2))
+
+
+async def test_without_encrypted_passwords_it_is_stored_with_a_warning(
+    store: Store, keyless: Publisher, caplog: pytest.LogCaptureFixture
+):
+    done = await keyless.apply(document(1))
+    assert "database/query is stored in clear text" in caplog.text
+    assert any("clear text" in remark for remark in done.remarks)
+    caplog.clear()
+    again = await keyless.put(1, "storage", {"uploadQuotaGb": 9})
+    kept = await keyless.put(1, "database/query", {"driver": "mysql", "database": "other"})
+    assert "clear text" not in caplog.text
+    assert again.remarks == kept.remarks == ()
+
+
+async def test_of_two_at_once_the_one_in_clear_text_notices_the_encrypted_one(
+    store: Store, publisher: Publisher
+):
+    async def hook(number: int, go: Commit) -> Committed:
+        if number == 1:
+            await publisher.apply(document(1))
+        return await go()
+
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await hooked(store, hook, NO_KEY).apply(document(2))
+
+
+async def test_a_key_of_another_application_encrypts_nothing_beside_ours(
+    store: Store, publisher: Publisher
+):
+    stranger = Publisher(store, ring=BORROWED, by="eve")
+    await stranger.put(5, "database/query", database())
+    assert Keyring([OTHER]).current in str((await stranger.read(5))["database/query"])
+    await stranger.delete(5)
+    await publisher.apply(document(1))
+    with pytest.raises(InvalidRequest, match=r"another application: set MOORING_ENCRYPTION_KEY"):
+        await stranger.apply(document(2))
+    await stranger.put(1, "storage", {"uploadQuotaGb": 9})
+
+
+async def test_a_changed_key_is_taken_for_the_new_one(store: Store, publisher: Publisher):
+    await publisher.apply(document(1))
+    environment = {"ENCRYPTION_KEY": OTHER.decode(), "MOORING_FORMER_ENCRYPTION_KEYS": "k" * 32}
+    ring = Keyring.from_environment(environment)
+    await Publisher(store, ring=ring).rekey()
+    await Publisher(store, ring=BORROWED).apply(document(2))
