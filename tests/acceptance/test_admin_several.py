@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from tests.acceptance.serving import Served
+from tests.features.test_admin_webhook import receiving
 from tests.waiting import until
 
 PATIENCE = 60.0
@@ -259,3 +261,33 @@ def whoami(one: One, token: str) -> int:
 
 def ids(one: One) -> set[str]:
     return {each["id"] for each in one.get("/admin/tokens")}
+
+
+class TestTheWebhook:
+    @pytest.mark.timed
+    def test_one_calls_it_and_another_takes_over_from_one_that_was_killed(
+        self, store_url: str, tmp_path: Path
+    ):
+        with receiving() as receiver:
+            settings = tmp_path / "settings.yaml"
+            settings.write_text(
+                f"alerts: {{webhook: 'http://127.0.0.1:{receiver.server_port}/', after: 500ms}}\n"
+            )
+            folders = tmp_path / "a", tmp_path / "b"
+            arguments = (f"--config={settings}",)
+            with servers(store_url, *folders, arguments=arguments) as (a, b):
+                first, second = b.register("10.0.0.1"), b.register("10.0.0.2")
+                until(lambda: len(a.registered()) == len(b.registered()) == 2)
+                unhealthy = {"incarnation": first["incarnation"], "healthy": False}
+                b.ask("PUT", f"{CART}/{first['id']}/beat", unhealthy)
+                until(lambda: len(receiver.told) == 1)
+                time.sleep(2.0)  # in which the other would have called
+                assert receiver.problems == [("firing", "unhealthy:Shop/Cart")]
+                a.kill()  # which started first
+                killed = time.monotonic()
+                well = {"incarnation": first["incarnation"], "healthy": True}
+                b.ask("PUT", f"{CART}/{first['id']}/beat", well)
+                until(lambda: len(receiver.told) == 2, within=PATIENCE)
+                assert time.monotonic() - killed < 15, "the TTL is 10 s"
+                assert receiver.problems[1:] == [("resolved", "unhealthy:Shop/Cart")]
+                b.beat(second)

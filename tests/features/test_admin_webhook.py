@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+import mooring
+from mooring.registry.redis.registry import RedisRegistry
 from mooring.server.alerts import running
 from mooring.server.alerts.conditions import Problem
+from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
 from mooring.server.alerts.settings import AlertSettings
+from mooring.testing.etcd import EtcdServer
 from tests.unit.test_alert_conditions import Seen
 from tests.waiting import eventually
 
@@ -91,8 +96,26 @@ def problem(service: str, severity: Any = "critical") -> Problem:
     return Problem(f"no_instances:{service}", severity, "no_instances", service, "", None, text, "")
 
 
-def alerts(wrong: Outlook, url: str, **settings: Any) -> Alerts:
-    return Alerts(wrong, AlertSettings(webhook=url, after=0.05, **settings), look=0.02)
+class Alone(Duty):
+    """Of a server that has no others beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mine = True
+        self._left = b""
+
+    async def _run(self) -> None: ...
+
+    async def told(self) -> bytes:
+        return self._left
+
+    async def leave(self, told: bytes) -> None:
+        self._left = told
+
+
+def alerts(wrong: Outlook, url: str, duty: Duty | None = None, **settings: Any) -> Alerts:
+    told = AlertSettings(webhook=url, after=0.05, **settings)
+    return Alerts(wrong, told, duty or Alone(), look=0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -184,3 +207,105 @@ async def test_leaving_waits_for_no_webhook(caplog: pytest.LogCaptureFixture):
     wrong.now = [problem("orders")]
     async with alerts(wrong, "http://127.0.0.1:9/", timeout=60.0):
         await eventually(lambda: "the webhook http://127.0.0.1:9/…" in caplog.text)
+
+
+class TestOfSeveralServers:
+    """Each with a hub of its own, as in processes of their own."""
+
+    @pytest.fixture(params=["sqlite", "etcd-3.5", "redis-7.0", "redis-cluster"])
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        name: str = request.param
+        return name
+
+    @contextlib.asynccontextmanager
+    async def server(self, url: str, wrong: Outlook, hook: str) -> AsyncIterator[Duty]:
+        async with mooring.connect(url) as hub:
+            duty: Duty = (
+                DutyOnRedis(cast(RedisRegistry, hub.registry).leader(), ttl=2.0)
+                if url.startswith("redis")
+                else DutyOnStore(hub, ttl=2.0)
+            )
+            async with duty, alerts(wrong, hook, duty):
+                yield duty
+
+    async def test_one_calls_and_the_next_goes_on_from_there(self, store_url: str):
+        wrong = Wrong()
+        wrong.now = [problem("orders"), problem("cart")]
+        with receiving() as receiver:
+            hook = f"http://127.0.0.1:{receiver.server_port}/"
+            async with contextlib.AsyncExitStack() as others:
+                async with self.server(store_url, wrong, hook) as first:
+                    await eventually(lambda: first.mine and len(receiver.told) == 1)
+                    second, third = [
+                        await others.enter_async_context(self.server(store_url, wrong, hook))
+                        for _ in range(2)
+                    ]
+                    wrong.now = [problem("orders"), problem("cart"), problem("stock")]
+                    await _left(first, b"stock")
+                    assert [first.mine, second.mine, third.mine] == [True, False, False]
+                await eventually(lambda: second.mine or third.mine)
+                wrong.now = [problem("orders"), problem("stock"), problem("mail")]
+                firing = ("firing", "no_instances:mail")
+                await eventually(lambda: len(receiver.problems) >= 4)
+                assert second.mine is not third.mine
+        assert [set(each[1:]) for each in receiver.problems[:2]] == [
+            {"no_instances:orders", "no_instances:cart"},
+            {"no_instances:stock"},
+        ]
+        assert sorted(receiver.problems[2:]) == [firing, ("resolved", "no_instances:cart")]
+
+    async def test_a_restart_tells_nothing_again(self, store_url: str):
+        wrong = Wrong()
+        wrong.now = [problem("orders"), problem("cart")]
+        with receiving() as receiver:
+            hook = f"http://127.0.0.1:{receiver.server_port}/"
+            async with self.server(store_url, wrong, hook) as duty:
+                await _left(duty, b"cart")
+            wrong.now = [problem("orders")]
+            async with self.server(store_url, wrong, hook):
+                await eventually(lambda: len(receiver.told) == 2)
+        assert receiver.problems[1:] == [("resolved", "no_instances:cart")]
+
+
+async def _left(duty: Duty, text: bytes) -> None:
+    """Wait until the successor of a server would know that something was told."""
+
+    async def is_known() -> bool:
+        return text in await duty.told()
+
+    await eventually(is_known)
+
+
+async def test_the_last_one_on_duty_reports_that_the_store_is_away(
+    fresh_etcd: Callable[..., EtcdServer],
+):
+    server = fresh_etcd()
+    wrong, others = Wrong(), TestOfSeveralServers()
+    with receiving() as receiver:
+        hook = f"http://127.0.0.1:{receiver.server_port}/"
+        async with others.server(server.url, wrong, hook) as first:
+            await eventually(lambda: first.mine)
+            async with others.server(server.url, wrong, hook) as second:
+                await eventually(lambda: second._mine is False)
+                server.kill()
+                wrong.now = [problem("store")]
+                await eventually(lambda: len(receiver.told) == 1)
+                await asyncio.sleep(2.5)  # longer than the TTL
+                assert (first.mine, second.mine, len(receiver.told)) == (True, False, 1)
+                server.start()
+                wrong.now = []
+                await eventually(lambda: len(receiver.told) == 2)
+                await eventually(lambda: first.mine is not second.mine)
+    assert receiver.problems == [
+        ("firing", "no_instances:store"),
+        ("resolved", "no_instances:store"),
+    ]
+
+
+async def test_a_server_that_never_reached_the_store_calls():
+    wrong, others = Wrong(), TestOfSeveralServers()
+    wrong.now = [problem("store")]
+    with receiving() as receiver:
+        hook = f"http://127.0.0.1:{receiver.server_port}/"
+        async with others.server("etcd://127.0.0.1:1", wrong, hook):
+            await eventually(lambda: len(receiver.told) == 1)

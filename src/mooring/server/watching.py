@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
 
+from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
 from mooring.server.parts import Parts
 from mooring.server.stream import Shapes, Stream
+from mooring.store.url import REDIS
+
+if TYPE_CHECKING:
+    from mooring.registry.redis.registry import RedisRegistry
+
+
+def _duty(parts: Parts) -> Duty:
+    """The duty lies where the registry is."""
+    if parts.settings.registry_url().scheme in REDIS:
+        return DutyOnRedis(cast("RedisRegistry", parts.hub.registry).leader())
+    return DutyOnStore(parts.hub)
 
 
 @contextlib.asynccontextmanager
@@ -20,7 +33,8 @@ async def watching(parts: Parts) -> AsyncIterator[str]:
         parts.outlook = outlook
         parts.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
         if alerts.webhook:
-            await stack.enter_async_context(Alerts(outlook, alerts))
+            duty = await stack.enter_async_context(_duty(parts))
+            await stack.enter_async_context(Alerts(outlook, alerts, duty))
         try:
             yield alerts.host
         finally:

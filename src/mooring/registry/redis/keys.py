@@ -9,6 +9,8 @@
     {p}:services:{svc}:brake         Hash   there while expiry is paused, or was just released
     {p}:services:{svc}:evictions     String how many expired within the present interval
     {p}:services:{svc}:changes       channel
+    {p}:alerts                       String what the webhook was told
+    {p}:alerts:leader                String the server that calls the webhook, for its lease
     {p}:info                         Hash   descriptions: of services by name, of groups with a "/"
 
 `{p}` is `[namespace:]prefix`. On a cluster the service stands in braces, so that all keys of one
@@ -32,6 +34,8 @@ class Keys:
         self.cluster = cluster
         self.services = f"{self.prefix}:services"
         self.info = f"{self.prefix}:info"
+        self.alerts = f"{self.prefix}:alerts"
+        self.leader = f"{self.alerts}:leader"
 
     def of(self, service: str) -> ServiceKeys:
         """Those of one service. Raises `InvalidName` for one that cannot be here."""

@@ -41,6 +41,7 @@ from mooring.registry.redis.everything import EverythingFeed
 from mooring.registry.redis.expiry import overdue, standing
 from mooring.registry.redis.following import Pulse, ServiceFeed
 from mooring.registry.redis.keys import Keys, check_service
+from mooring.registry.redis.leader import LeaderLease
 from mooring.registry.redis.reading import Reader, of_each, with_config
 from mooring.registry.redis.remote import RedisRemote
 from mooring.registry.redis.scripts import EDIT, FORGET
@@ -349,6 +350,10 @@ class RedisRegistry(Registry):
         """What takes out the dead. See `Sweeper`."""
         beat = self.settings.heartbeat.heartbeat_interval
         return Sweeper(self.connection, self.keys, self.reader, self.settings.cleanup, beat=beat)
+
+    def leader(self) -> LeaderLease:
+        """What elects one of the servers of this registry. See `LeaderLease`."""
+        return LeaderLease(self.connection, self.keys)
 
     async def sweep(self) -> str:
         return str(await self.sweeper().sweep())

@@ -51,6 +51,14 @@ class Ledger:
             ),
         )
 
+    def known(self) -> tuple[Problem, ...]:
+        """What was told and is not over, as far as was told."""
+        return tuple(self._told.values())
+
+    def take_over(self, known: Iterable[Problem]) -> None:
+        """Go on from what another server told."""
+        self._told = {each.key: each for each in known}
+
     def told(self, notice: Notice) -> None:
         """That notice arrived."""
         self._told.update({each.key: each for each in notice.firing})

@@ -7,14 +7,18 @@ import asyncio
 import logging
 from typing import Self
 
+import msgspec
+
+from mooring.errors import StoreError
 from mooring.model import now
 from mooring.server.alerts.conditions import SEVERITIES, Problem
+from mooring.server.alerts.duty import Duty
 from mooring.server.alerts.ledger import Ledger, Notice
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.settings import AlertSettings
 from mooring.server.alerts.webhook import NotTold, Webhook
 from mooring.server.metrics import NOTICES
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +28,21 @@ _FIRST, _MOST = 2.0, 300.0
 """Seconds between two tries, at first and at the most."""
 
 
-class Alerts:
-    """Tells the webhook of what is wrong while it is entered. Leaving waits for no webhook."""
+_LEAVE_WITHIN = 2.0
+_LEFT = 2_000
+"""Problems that a successor is told of; it tells the others again."""
 
-    def __init__(self, outlook: Outlook, settings: AlertSettings, *, look: float = LOOK) -> None:
+
+class Alerts:
+    """Tells the webhook of what is wrong while it is entered, if that is for this server to do.
+    Leaving waits for no webhook."""
+
+    def __init__(
+        self, outlook: Outlook, settings: AlertSettings, duty: Duty, *, look: float = LOOK
+    ) -> None:
         self._outlook, self._settings, self._look = outlook, settings, look
+        self._duty = duty
+        self._on_duty = self._left = False
         self._ledger = Ledger(settings.after)
         self._webhook = Webhook(settings)
         self._failing = ""
@@ -40,6 +54,8 @@ class Alerts:
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.aclose()
+        if self._duty.mine and not self._left:
+            await cleanup(self._leave(), within=_LEAVE_WITHIN)
 
     def _grave(self) -> list[Problem]:
         grave = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
@@ -48,13 +64,39 @@ class Alerts:
     async def _run(self) -> None:
         loop, backoff, again = asyncio.get_running_loop(), Backoff(_FIRST, _MOST), 0.0
         while True:
+            await self._take_over()
             notice = self._ledger.look(self._grave(), loop.time())
-            if notice and loop.time() >= again:
+            if self._duty.mine and not self._left:
+                await self._leave()
+            if notice and self._duty.mine and loop.time() >= again:
                 if await self._tell(notice):
                     backoff.reset()
                 else:
                     again = loop.time() + backoff.next()
             await asyncio.sleep(self._look)
+
+    async def _take_over(self) -> None:
+        """Go on where the server stopped that had the duty before."""
+        before, self._on_duty = self._on_duty, self._duty.mine
+        if before or not self._on_duty:
+            return
+        self._left = True
+        try:
+            told = await self._duty.told()
+            known = msgspec.json.decode(told, type=list[Problem]) if told else []
+        except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.debug("what was told is not known, and is told again: %s", error)
+            return
+        self._ledger.take_over(known)
+
+    async def _leave(self) -> None:
+        """Leave to a successor what was told; at the next look, if the store is away."""
+        self._left = False
+        try:
+            await self._duty.leave(msgspec.json.encode(self._ledger.known()[:_LEFT]))
+            self._left = True
+        except StoreError as error:
+            log.debug("what was told is known here alone: %s", error)
 
     async def _tell(self, notice: Notice) -> bool:
         try:
@@ -67,6 +109,7 @@ class Alerts:
             return False
         NOTICES.labels("sent").inc()
         self._ledger.told(notice)
+        await self._leave()
         if self._failing:
             self._failing = ""
             log.info("the webhook %s takes alerts again", self._settings.where)

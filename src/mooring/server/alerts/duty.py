@@ -1,0 +1,149 @@
+"""The duty of calling the webhook: of the servers that see one registry, one has it.
+
+It lies where the registry is: an election on the store, or a lease on Redis. If the server that has
+it dies, another takes over within the TTL, and reads what was already told.
+
+While the store is away nothing can be decided, and that is when alerts matter most. So a server
+keeps what it last knew: the one that had the duty goes on until it learns that another one has it,
+and one that never could ask takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Self
+
+from mooring.errors import Conflict, MooringError, StoreError
+from mooring.hub import Hub
+from mooring.locks.election import Leadership
+from mooring.server.access.records import ROOT
+from mooring.store import Put, key
+from mooring.tasks import Backoff, Tasks, cleanup
+
+if TYPE_CHECKING:
+    from mooring.registry.redis.leader import LeaderLease
+
+log = logging.getLogger(__name__)
+
+TTL = 10.0
+"""Seconds after which another server takes over from one that died."""
+_ELECTION = f"{ROOT}alerts/leader"
+_TOLD = f"{ROOT}alerts/told".encode()
+_CLOSE_WITHIN = 2.0
+
+
+class Duty(ABC):
+    """Entering does not wait for the store."""
+
+    def __init__(self) -> None:
+        self._id = f"{socket.gethostname()} {secrets.token_hex(6)}"
+        self._mine: bool | None = None
+        self._tasks = Tasks()
+
+    @property
+    def mine(self) -> bool:
+        """Whether it is for this server to call."""
+        return self._mine is True
+
+    @abstractmethod
+    async def told(self) -> bytes:
+        """What was told, as the server with the duty last left it. Raises what a store raises."""
+
+    @abstractmethod
+    async def leave(self, told: bytes) -> None:
+        """Leave to the others what was told. Raises what a store raises."""
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Keep `_mine` right."""
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._run(), name="duty of calling the webhook")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._tasks.aclose()
+        self._mine = False
+
+    def _set(self, mine: bool) -> None:
+        if mine is not self._mine:
+            log.info("%s calls the webhook", "this server" if mine else "another server")
+        self._mine = mine
+
+    def _cannot_ask(self, error: MooringError) -> None:
+        if self._mine is None:
+            log.warning("which server calls the webhook cannot be decided: %s", error)
+            self._set(True)
+
+
+class DutyOnStore(Duty):
+    def __init__(self, hub: Hub, *, ttl: float = TTL) -> None:
+        super().__init__()
+        self._store, self._election = hub.store, hub.election(_ELECTION, ttl=ttl)
+        self._leadership: Leadership | None = None
+
+    async def _run(self) -> None:
+        backoff = Backoff(0.2, 2.0)
+        while True:
+            try:
+                leader = await self._election.leader()
+                if leader is not None and leader.text != self._id:
+                    self._set(False)
+                async with self._election.campaign(self._id) as leadership:
+                    self._leadership = leadership
+                    self._set(True)
+                    backoff.reset()
+                    await leadership.lost.wait()
+            except MooringError as error:
+                self._cannot_ask(error)
+            finally:
+                self._leadership = None
+            await asyncio.sleep(backoff.next())
+
+    async def told(self) -> bytes:
+        found = (await self._store.read(key(_TOLD))).first
+        return b"" if found is None else found.value
+
+    async def leave(self, told: bytes) -> None:
+        if self._leadership is None:
+            raise StoreError("it is not known whether another server has the duty")
+        try:
+            await self._store.commit(Put(_TOLD, told), require=[self._leadership.check])
+        except Conflict as error:
+            raise StoreError("another server has the duty") from error
+
+
+class DutyOnRedis(Duty):
+    def __init__(self, lease: LeaderLease, *, ttl: float = TTL) -> None:
+        super().__init__()
+        self._lease, self._ttl = lease, ttl
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._set(await self._lease.lead(self._id, self._ttl))
+            except StoreError as error:
+                self._cannot_ask(error)
+            await asyncio.sleep(self._ttl / 3)
+
+    async def __aexit__(self, *_: object) -> None:
+        mine = self.mine
+        await super().__aexit__()
+        if mine:
+            await cleanup(self._resign(), within=_CLOSE_WITHIN)
+
+    async def _resign(self) -> None:
+        try:
+            await self._lease.resign(self._id)
+        except StoreError as error:
+            log.debug("the duty is left to its lease: %s", error)
+
+    async def told(self) -> bytes:
+        return await self._lease.note()
+
+    async def leave(self, told: bytes) -> None:
+        await self._lease.leave_note(told)
