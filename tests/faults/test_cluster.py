@@ -6,7 +6,8 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ from mooring.session import Session
 from mooring.store import Delete, Entry, Put, key, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer
 from mooring.testing.proxy import FaultProxy
+from mooring.testing.servers import free_port
 from tests.faults.recording import PREFIX, Recorder, writing
 from tests.waiting import eventually
+
+STALE_WITHIN = 5.0
 
 
 @pytest.fixture
@@ -91,6 +95,64 @@ async def test_without_a_majority_a_mirror_is_stale_and_reads_fail_in_time(clust
             for member in cluster.members[:2]:
                 member.resume()
             await eventually(lambda: not mirror.stale, within=10)
+
+
+@asynccontextmanager
+async def behind_peer_proxies(
+    folder: Path, series: str
+) -> AsyncIterator[tuple[list[EtcdServer], list[FaultProxy]]]:
+    """Three members that reach one another through proxies only; clients reach them directly."""
+    ports = [free_port() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(FaultProxy(f"127.0.0.1:{port}")) for port in ports
+        ]
+        peers = ",".join(f"m{n}=http://{proxy.address}" for n, proxy in enumerate(proxies))
+        members = [
+            stack.enter_context(
+                EtcdServer(
+                    folder / f"m{n}",
+                    series=series,
+                    name=f"m{n}",
+                    peer_port=port,
+                    cluster=peers,
+                    flags=[f"--initial-advertise-peer-urls=http://{proxies[n].address}"],
+                )
+            )
+            for n, port in enumerate(ports)
+        ]
+        for member in members:
+            member.start(wait=False)
+        for member in members:
+            await asyncio.to_thread(member.wait_until, member.healthy)
+        yield members, proxies
+
+
+async def is_leader(member: EtcdServer) -> bool:
+    async with open_store(member.url) as store:
+        return (await store.status()).members[0].leader
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("series", ["3.5", "3.4"])
+@pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])
+async def test_a_member_cut_off_from_its_peers_makes_a_mirror_stale_in_time(
+    tmp_path: Path, leader: bool, series: str
+):
+    """The member itself answers, its streams stand, and it takes etcd up to 6 s to end them."""
+    async with behind_peer_proxies(tmp_path, series) as (members, proxies):
+        (alone, *_) = [member for member in members if await is_leader(member) is leader]
+        async with open_store(alone.url) as store:
+            await store.commit(Put(PREFIX + b"kept", b""))
+            async with Mirror(RangeFeed(store, prefix(PREFIX))) as mirror:
+                await asyncio.sleep(1.5)
+                for proxy in proxies:
+                    proxy.blackhole()
+                await eventually(lambda: mirror.stale, within=STALE_WITHIN)
+                assert len(mirror.items) == 1, "the last state is kept"
+                for proxy in proxies:
+                    proxy.heal()
+                await eventually(lambda: not mirror.stale, within=15)
 
 
 @pytest.mark.parametrize("overtaken", [False, True], ids=["revision runs back", "overtaken"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -16,7 +17,7 @@ from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Una
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.forks import check_process
-from mooring.store.etcd.proto import AuthenticateRequest, Methods
+from mooring.store.etcd.proto import AuthenticateRequest, Methods, RangeRequest
 from mooring.store.etcd.settings import Settings
 from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
@@ -200,6 +201,23 @@ class Cluster:
             problem = await diagnose(endpoint.address, self.settings.tls, within=within)
             if problem is not None and problem.final:
                 raise Unavailable(f"{what}: {problem.text}")
+
+    async def has_quorum(self, endpoint: Endpoint, name: bytes, *, within: float) -> bool:
+        """Whether an endpoint answers a linearizable read, which only a member in touch with a
+        majority can. A refusal (no permission, an expired token) comes after that read too."""
+        request, metadata = RangeRequest(key=name, keys_only=True), self.metadata
+        try:
+            await endpoint.methods.range(request, timeout=within, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            verdict = judge(error.code(), error.details() or "")
+            if verdict is Verdict.LOGIN:
+                self.forget_token(metadata)
+                with contextlib.suppress(StoreError):
+                    await self.ready()
+            elif verdict is not Verdict.FINAL:
+                return False
+        endpoint.answered()
+        return True
 
     def move_on(self, failed: Endpoint, *, silent_since: float | None = None) -> None:
         """Use another endpoint from now on, if `failed` is the one in use.

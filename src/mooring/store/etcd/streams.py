@@ -57,6 +57,14 @@ class Stream:
             self._task.cancel()
             self._cluster.move_on(self.endpoint, silent_since=since)
 
+    def leave(self, reason: str) -> None:
+        """Give it up though the endpoint is heard: its users continue on another endpoint."""
+        if self.alive:
+            self.alive = False
+            self._reason = f"{self.endpoint.address} {reason}"
+            self._task.cancel()
+            self._cluster.move_on(self.endpoint)
+
     def end(self) -> None:
         """Nobody needs it any more."""
         self.alive = False

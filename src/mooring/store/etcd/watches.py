@@ -3,6 +3,11 @@
 etcd never says that a connection is fine, and a cut one may look fine for minutes. So while there
 are watches the stream asks for progress every second, and one that leaves three requests
 unanswered is given up, for everybody, on that endpoint.
+
+A member that lost its quorum goes on answering these requests, and it takes etcd up to 6 s to end
+its streams. Only an answer to a linearizable read proves that a member still follows the cluster.
+So one such read goes out every second, for all watches of the stream together, and `heard` is the
+time of the last one that succeeded.
 """
 
 from __future__ import annotations
@@ -35,6 +40,11 @@ PENDING = 10_000
 _PROGRESS_EVERY = 1.0
 _UNANSWERED = 3
 
+_PROBE_EVERY = 1.0
+_PROBE_WITHIN = 1.5
+_PROBES_FAILED = 2
+"""In a row; one alone may be due to a pause of this process, or to an election."""
+
 
 class Watches:
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
@@ -63,7 +73,10 @@ class SharedStream:
         self._unconfirmed: deque[int] = deque()
         self._ids = itertools.count(1)
         self._unanswered = 0
+        self.confirmed = self.stream.heard
+        """When the member last was in touch with its quorum, on the monotonic clock."""
         tasks.start(self._ask_for_progress(), name="etcd watch liveness")
+        tasks.start(self._probe_quorum(), name="etcd quorum probe")
 
     def create(self, watch: EtcdWatch, request: Any) -> int:
         watch_id = next(self._ids)
@@ -100,8 +113,27 @@ class SharedStream:
                 self._unanswered += 1
                 self.stream.send(WatchRequest(progress_request=WatchProgressRequest()))
 
+    async def _probe_quorum(self) -> None:
+        failed = 0
+        while self.stream.alive:
+            await asyncio.sleep(_PROBE_EVERY)
+            if not self._watches:
+                failed = 0
+                continue
+            sent = time.monotonic()
+            name = next(iter(self._watches.values())).range.start  # one that the user may read
+            if await self._cluster.has_quorum(self.stream.endpoint, name, within=_PROBE_WITHIN):
+                self.confirmed, failed = max(self.confirmed, sent), 0
+            elif self.confirmed < sent:  # else events came meanwhile: it is only slow
+                failed += 1
+            if failed == _PROBES_FAILED:
+                self.stream.leave("answers no linearizable read: it may have lost its quorum")
+                return
+
     def _received(self, message: Any) -> bool:
         self._unanswered = 0
+        if message.events:
+            self.confirmed = self.stream.heard
         watch_id = message.watch_id
         if message.created:
             # etcd 3.4 refuses a watch without saying which; it answers requests in their order.
@@ -137,7 +169,7 @@ class EtcdWatch(Watch):
 
     @property
     def heard(self) -> float:
-        return self._shared.stream.heard if self._shared else 0.0
+        return self._shared.confirmed if self._shared else 0.0
 
     @property
     def seen(self) -> int:
