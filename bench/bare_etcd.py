@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from mooring.store.etcd.connection import Endpoint
+from mooring.store.etcd.endpoints import Endpoint
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
 

@@ -23,7 +23,7 @@ from bench.zookeeper import client
 from mooring import Instance, connect
 from mooring.mirror import Update
 from mooring.store import prefix
-from mooring.store.etcd.connection import Endpoint
+from mooring.store.etcd.endpoints import Endpoint
 from mooring.store.etcd.proto import DELETE, WatchCreateRequest, WatchRequest
 
 BARE = prefix(b"/bench/bare/")

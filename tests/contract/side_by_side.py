@@ -16,7 +16,7 @@ from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import Host, memory_host
 from mooring.store.etcd import proto
-from mooring.store.etcd.connection import MAX_MESSAGE
+from mooring.store.etcd.endpoints import MAX_MESSAGE
 from mooring.store.etcd.proto import Methods
 
 _OPTIONS = [

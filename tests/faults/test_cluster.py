@@ -6,16 +6,19 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
-from mooring.store import Delete, Entry, Put, key, prefix
+from mooring.store import Delete, Entry, Put, Store, key, prefix
+from mooring.store.etcd import connection
 from mooring.testing.etcd import EtcdCluster, EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.servers import free_port
@@ -50,6 +53,69 @@ async def test_a_rolling_kill_of_every_member_loses_nothing(cluster: EtcdCluster
             await more_than(revisions, len(revisions) + 20)
         await recorder.tells_every_revision(writer)
         assert session.state == "alive"
+
+
+@pytest.mark.timeout(150)
+async def test_clients_are_spread_again_after_a_rolling_restart(
+    cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Each returns to the member that it left, later than its restart and at a random moment."""
+    monkeypatch.setattr(connection, "RETURN_AFTER", (0.5, 3.0), raising=False)
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(open_store(cluster.url)) for _ in range(24)]
+        for store in stores:
+            await stack.enter_async_context(Mirror(RangeFeed(store, prefix(PREFIX))))
+        await eventually(partial(left, stores, ""))
+        before = [serving(store) for store in stores]
+        for member in cluster.members:
+            member.kill()
+            await eventually(partial(left, stores, member.address))
+            await asyncio.to_thread(member.start)
+        await eventually(lambda: [serving(store) for store in stores] == before, within=30)
+
+
+async def test_watches_move_to_a_member_without_a_break(
+    cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connection, "RETURN_AFTER", (0.5, 1.0))
+    returned: list[None] = []
+    async with open_store(cluster.url) as store, open_store(cluster.url) as writer:
+        feed = RangeFeed(store, prefix(PREFIX))
+        async with (
+            Mirror(feed, returned=lambda: returned.append(None)) as mirror,
+            Session(store, ttl=5) as session,
+        ):
+            await store.renew(session.lease)
+            recorder = Recorder(mirror)
+            await eventually(lambda: serving(store) != "")
+            home = serving(store)
+            (member,) = [each for each in cluster.members if each.address == home]
+            member.kill()
+            await eventually(lambda: serving(store) != home and len(returned) == 1)
+            async with writing(writer, pause=0.002) as revisions:
+                await asyncio.to_thread(member.start)
+                await eventually(lambda: serving(store) == home)
+                await more_than(revisions, len(revisions) + 50)
+            await recorder.tells_every_revision(writer)
+            assert len(returned) == 1, "only the kill was a break"
+            assert mirror.resyncs == 0
+            await store.renew(session.lease)
+            assert renewing(store) == home
+
+
+def left(stores: Sequence[Store], address: str) -> bool:
+    return all(serving(store) not in ("", address) for store in stores)
+
+
+def serving(store: Any) -> str:
+    """The member that the watches of a store are on, once no other serves any of them."""
+    streams = {each.stream.endpoint.address for each in store._watches._streams if each.watches}
+    return streams.pop() if len(streams) == 1 else ""
+
+
+def renewing(store: Any) -> str:
+    address: str = store._keepalives._renewals.stream.endpoint.address
+    return address
 
 
 async def more_than(revisions: list[int], count: int) -> None:

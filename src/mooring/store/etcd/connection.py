@@ -15,8 +15,8 @@ import grpc.aio
 
 from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.etcd.diagnosis import diagnose
+from mooring.store.etcd.endpoints import Endpoint, Preference
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
-from mooring.store.etcd.forks import check_process
 from mooring.store.etcd.proto import AuthenticateRequest, Methods, RangeRequest
 from mooring.store.etcd.settings import Settings
 from mooring.store.url import read_password
@@ -24,72 +24,16 @@ from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 64 * 1024 * 1024
-
 _SETTLING = 0.02
 """Seconds for gRPC to hand over the ends of calls that were cancelled: one that comes after the
 event loop is closed is an error in the log of another loop. Nothing tells when the last came."""
 
-_OPTIONS = [
-    # Pings faster than 10 s make servers close the connection; what must be known sooner, the
-    # watch stream's progress requests tell. `grpc.keepalive_timeout_ms` has no effect.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", -1),
-    # gRPC's own pauses between attempts grow to two minutes; ours are the caller's to choose.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-]
-
-
-class Endpoint:
-    """One server of the cluster and the channel to it."""
-
-    def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials | None, server_name: str
-    ) -> None:
-        self.address = address
-        self.down = False
-        self.heard = 0.0
-        """When it last said anything, on the monotonic clock."""
-        self._credentials = credentials
-        self._options: list[tuple[str, int | str]] = [*_OPTIONS]
-        if server_name:
-            self._options.append(("grpc.ssl_target_name_override", server_name))
-        self._made = 0.0
-        self._connect()
-
-    def _connect(self) -> None:
-        check_process()
-        if self._credentials is None:
-            self.channel = grpc.aio.insecure_channel(self.address, self._options)
-        else:
-            self.channel = grpc.aio.secure_channel(self.address, self._credentials, self._options)
-        self.methods = Methods(self.channel)
-        self._made = time.monotonic()
-
-    def answered(self) -> None:
-        self.down = False
-        self.heard = time.monotonic()
-
-    def reconnect(self) -> grpc.aio.Channel | None:
-        """Use a new connection from now on; the old channel, for the caller to close.
-
-        A connection whose other end is gone without a word stays "ready" for gRPC for 15 s.
-        """
-        if time.monotonic() - self._made < 1.0:
-            return None
-        old = self.channel
-        self._connect()
-        return old
+RETURN_AFTER = (60.0, 300.0)
+"""Seconds before a client returns to a member that it left, at random: see `endpoints`."""
 
 
 class Cluster:
-    """Calls go to the endpoint in use; a failure moves everybody on to the next.
+    """Calls go to the endpoint in use; a failure moves everybody on to another.
 
     A read is tried again until its deadline, a write only while it is certain that it was not
     taken. The deadline is `settings.timeout`.
@@ -101,7 +45,11 @@ class Cluster:
         credentials = tls.credentials() if tls else None
         name = (tls.server_name or "") if tls else ""
         self.endpoints = [Endpoint(each, credentials, name) for each in settings.endpoints]
-        self.endpoint = random.choice(self.endpoints)  # clients spread over the members
+        self._preference = Preference(self.endpoints)
+        self.endpoint = self._preference.current
+        self.moved: list[Callable[[], None]] = []
+        """Called when it returned to an endpoint: streams to another one should follow."""
+        self._returning: asyncio.Task[object] | None = None
         self._tasks = tasks
         self._silent: set[grpc.aio.Channel] = set()
         self.closed = False
@@ -229,12 +177,31 @@ class Cluster:
             return
         if silent_since is not None and not self.closed and (old := failed.reconnect()):
             self._tasks.start(self._give_up(old), name="close a silent connection")
-        if not failed.down:
-            failed.down = True
+        if not failed.down_since:
             log.warning("etcd: %s does not serve", failed.address)
-        if failed is self.endpoint:
-            position = self.endpoints.index(failed) + 1
-            self.endpoint = self.endpoints[position % len(self.endpoints)]
+        self._preference.failed(failed, time.monotonic())
+        self.endpoint = self._preference.current
+        if len(self.endpoints) > 1 and self._returning is None and not self.closed:
+            self._returning = self._tasks.start(self._return(), name="return to an etcd member")
+
+    async def _return(self) -> None:
+        """Go back to a preferred endpoint once it serves again, but not when all others do. Streams
+        follow: they may be elsewhere also if a failure brought only the calls back."""
+        try:
+            while True:
+                await asyncio.sleep(random.uniform(*RETURN_AFTER))
+                for endpoint in self._preference.better:
+                    if await self.has_quorum(endpoint, b"\0", within=self.attempt):
+                        log.info("etcd: returned to %s", endpoint.address)
+                        self._preference.use(endpoint)
+                        self.endpoint = endpoint
+                        break
+                for moved in self.moved:
+                    moved()
+                if not self._preference.better:
+                    return
+        finally:
+            self._returning = None
 
     async def _give_up(self, channel: grpc.aio.Channel) -> None:
         """Close a connection once the calls on it have reached their deadlines."""

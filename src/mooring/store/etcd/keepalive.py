@@ -24,6 +24,14 @@ class KeepAlives:
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
         self._cluster, self._tasks = cluster, tasks
         self._renewals: _Renewals | None = None
+        cluster.moved.append(self._move)
+
+    def _move(self) -> None:
+        """The next renewal opens a stream to the endpoint in use."""
+        renewals = self._renewals
+        if renewals is not None and renewals.stream.endpoint is not self._cluster.endpoint:
+            self._renewals = None
+            renewals.retire()
 
     async def renew(self, lease: int) -> int:
         """The lease's time-to-live, whole again. Tried again until the deadline."""
@@ -35,9 +43,10 @@ class KeepAlives:
             if self._renewals is None or not self._renewals.stream.alive:
                 denied = await self._log_in()
                 self._renewals = _Renewals(self._cluster, self._tasks)
+            renewals = self._renewals
             left = max(deadline - time.monotonic(), 0.05)
             try:
-                ttl = await self._renewals.renew(lease, min(left, self._cluster.attempt))
+                ttl = await renewals.renew(lease, min(left, self._cluster.attempt))
             except Unavailable as error:
                 if denied is not None:
                     raise denied from error
@@ -45,7 +54,7 @@ class KeepAlives:
                 if time.monotonic() + pause >= deadline:
                     raise await self._cluster.explained(error) from error
                 if not tries:
-                    endpoint, what = self._renewals.stream.endpoint, f"renewal of lease {lease:x}"
+                    endpoint, what = renewals.stream.endpoint, f"renewal of lease {lease:x}"
                     await self._cluster.stop_if_hopeless(endpoint, what, 1.0)
                 tries += 1
                 await asyncio.sleep(pause)
@@ -70,6 +79,7 @@ class _Renewals:
 
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
         self._cluster = cluster
+        self._retired = False
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
         self.stream = Stream(cluster, tasks, lambda m: m.keepalive, self._received, self._ended)
 
@@ -102,7 +112,17 @@ class _Renewals:
             self.stream.end()
         elif not answer.done():
             answer.set_result(message.TTL)
+        self._end_if_done()
         return False
+
+    def retire(self) -> None:
+        """No more renewals on this stream; it ends with the last answer that is due."""
+        self._retired = True
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._retired and not self._waiting:
+            self.stream.end()
 
     def _ended(self, reason: str) -> None:
         while self._waiting:

@@ -40,8 +40,9 @@ from mooring.store.contract import (
     Write,
 )
 from mooring.store.etcd import proto
-from mooring.store.etcd.connection import MAX_MESSAGE, Cluster, Endpoint
+from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.diagnosis import clock_ahead, diagnose
+from mooring.store.etcd.endpoints import MAX_MESSAGE, Endpoint
 from mooring.store.etcd.errors import (
     is_compacted,
     is_future,

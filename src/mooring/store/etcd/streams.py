@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.store.etcd.connection import Cluster, Endpoint
+from mooring.store.etcd.connection import Cluster
+from mooring.store.etcd.endpoints import Endpoint
 from mooring.store.etcd.errors import Verdict, judge, shorten
 from mooring.store.etcd.proto import Methods
 from mooring.tasks import Tasks

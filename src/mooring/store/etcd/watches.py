@@ -13,6 +13,7 @@ time of the last one that succeeded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -40,6 +41,8 @@ PENDING = 10_000
 _PROGRESS_EVERY = 1.0
 _UNANSWERED = 3
 
+_MOVE_AGAIN = 1.0  # seconds between tries to move those that are left
+
 _PROBE_EVERY = 1.0
 _PROBE_WITHIN = 1.5
 _PROBES_FAILED = 2
@@ -50,6 +53,24 @@ class Watches:
     def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
         self.cluster, self._tasks = cluster, tasks
         self._shared: SharedStream | None = None
+        self._streams: list[SharedStream] = []
+        """Those that live: also retired ones, which serve the watches that stand on them."""
+        cluster.moved.append(self._move)
+
+    def _move(self) -> None:
+        """Let watches follow to the endpoint in use. Nothing breaks meanwhile."""
+        for old in self._streams:
+            if old.stream.alive and old.stream.endpoint is not self.cluster.endpoint:
+                old.retire()
+                self._tasks.start(self._move_from(old), name="watches move to another etcd member")
+
+    async def _move_from(self, old: SharedStream) -> None:
+        while old.stream.alive:
+            with contextlib.suppress(StoreError):  # the old stream serves, and it is tried again
+                shared = await self.stream()
+                for watch in old.watches:
+                    watch.move(shared)
+            await asyncio.sleep(_MOVE_AGAIN)
 
     async def stream(self) -> SharedStream:
         await self.cluster.ready()
@@ -58,6 +79,7 @@ class Watches:
             shared.retire()  # its token is an old one
         if shared is None or shared.retired or not shared.stream.alive:
             shared = self._shared = SharedStream(self.cluster, self._tasks)
+            self._streams = [each for each in self._streams if each.stream.alive] + [shared]
         return shared
 
 
@@ -77,6 +99,10 @@ class SharedStream:
         """When the member last was in touch with its quorum, on the monotonic clock."""
         tasks.start(self._ask_for_progress(), name="etcd watch liveness")
         tasks.start(self._probe_quorum(), name="etcd quorum probe")
+
+    @property
+    def watches(self) -> tuple[EtcdWatch, ...]:
+        return tuple(self._watches.values())
 
     def create(self, watch: EtcdWatch, request: Any) -> int:
         watch_id = next(self._ids)
@@ -142,15 +168,16 @@ class SharedStream:
         watch = self._watches.get(watch_id)
         if watch is None:
             return False
-        watch.receive(message)
+        watch.receive(message, self)
         if message.canceled:
             self._watches.pop(watch_id, None)
+            self._end_if_done()
         return bool(message.events)
 
     def _ended(self, reason: str) -> None:
         watches, self._watches = self._watches, {}
         for watch in watches.values():
-            watch.fail(self._cluster.broken(f"watch of {watch.range.start!r}", reason))
+            watch.ended(self, self._cluster.broken(f"watch of {watch.range.start!r}", reason))
 
 
 class EtcdWatch(Watch):
@@ -161,6 +188,8 @@ class EtcdWatch(Watch):
         self._from_now = after is None
         self._shared: SharedStream | None = None
         self._id = 0
+        self._next: tuple[SharedStream, int] | None = None
+        """The stream that it moves to, and its id there."""
         self._pending: deque[Batch] = deque()
         self._fragments: list[Any] = []
         self._error: StoreError | None = None
@@ -204,16 +233,7 @@ class EtcdWatch(Watch):
     async def _create(self, shared: SharedStream, deadline: float) -> None:
         self._shared, self._error = shared, None
         self._created, self._fragments = False, []
-        # One revision earlier than needed, and left out again on receipt. A compaction at exactly
-        # the revision a watch starts from loses that revision's deletions without a word (etcd
-        # before 3.5.17); from the one before, it is refused as compacted.
-        request = WatchCreateRequest(
-            key=self.range.start,
-            range_end=range_end(self.range),
-            start_revision=0 if self._from_now else max(self._seen, 1),
-            fragment=True,
-        )
-        self._id = shared.create(self, request)
+        self._id = shared.create(self, self._request())
         try:
             await self._confirmed(shared, deadline)
         except BaseException:
@@ -221,6 +241,44 @@ class EtcdWatch(Watch):
             raise
         if self._error is not None:
             raise self._error
+
+    def _request(self) -> Any:
+        # One revision earlier than needed, and left out again on receipt. A compaction at exactly
+        # the revision a watch starts from loses that revision's deletions without a word (etcd
+        # before 3.5.17); from the one before, it is refused as compacted.
+        return WatchCreateRequest(
+            key=self.range.start,
+            range_end=range_end(self.range),
+            start_revision=0 if self._from_now else max(self._seen, 1),
+            fragment=True,
+        )
+
+    def move(self, shared: SharedStream) -> None:
+        """Continue on another stream. The present one serves until the other one stands."""
+        if self._created and self._error is None and self._next is None:
+            self._next = (shared, shared.create(self, self._request()))
+
+    def _moves(self, message: Any, source: SharedStream) -> bool:
+        """Whether a message of another stream than the present one makes that one the present."""
+        if self._next is None or source is not self._next[0]:
+            return False
+        if message.compact_revision:  # its last event is that long ago: read again, as at a break
+            return True
+        if message.canceled or not message.created:
+            self._next = None
+            return False
+        left, left_id = self._shared, self._id
+        (self._shared, self._id), self._next, self._fragments = self._next, None, []
+        if left is not None:
+            left.cancel(left_id)
+        return True
+
+    def ended(self, source: SharedStream, error: StoreError) -> None:
+        """A stream that this watch is on has ended."""
+        if source is self._shared:
+            self.fail(error)
+        elif self._next is not None and source is self._next[0]:
+            self._next = None
 
     async def _confirmed(self, shared: SharedStream, deadline: float) -> None:
         """Wait until the watch stands, or failed. The server may have many others to open first:
@@ -264,8 +322,10 @@ class EtcdWatch(Watch):
             if not wakeup.done():
                 wakeup.set_result(None)
 
-    def receive(self, message: Any) -> None:
-        """A message of the stream for this watch."""
+    def receive(self, message: Any, source: SharedStream) -> None:
+        """A message of a stream for this watch."""
+        if source is not self._shared and not self._moves(message, source):
+            return
         if message.canceled:
             if message.compact_revision:
                 error: StoreError = Compacted(self._seen, revision=message.compact_revision)
@@ -293,6 +353,10 @@ class EtcdWatch(Watch):
     def fail(self, error: StoreError) -> None:
         if self._error is None:
             self._error = error
+        if self._next is not None:
+            shared, watch_id = self._next
+            self._next = None
+            shared.cancel(watch_id)
         self._wake()
 
     async def __aexit__(self, *_: object) -> None:

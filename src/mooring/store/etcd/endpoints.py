@@ -1,0 +1,109 @@
+"""The members of an etcd cluster as one client sees them, and which of them it uses.
+
+Each client has a random order of preference of its own and uses the first member in it that serves.
+So clients spread evenly over whichever members serve. A client that had to leave a member returns
+to it minutes after it serves again, at a random moment: after a rolling restart the clients are
+spread as before, and no member gets them all at once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from mooring.store.etcd.forks import check_process
+from mooring.store.etcd.proto import Methods
+
+MAX_MESSAGE = 64 * 1024 * 1024
+
+_OPTIONS = [
+    # Pings faster than 10 s make servers close the connection; what must be known sooner, the
+    # watch stream's progress requests tell. `grpc.keepalive_timeout_ms` has no effect.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", -1),
+    # gRPC's own pauses between attempts grow to two minutes; ours are the caller's to choose.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Endpoint:
+    """One server of the cluster and the channel to it."""
+
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None, server_name: str
+    ) -> None:
+        self.address = address
+        self.down_since = 0.0
+        """When it stopped serving, on the monotonic clock; 0 while it serves."""
+        self.heard = 0.0
+        """When it last said anything, on the monotonic clock."""
+        self._credentials = credentials
+        self._options: list[tuple[str, int | str]] = [*_OPTIONS]
+        if server_name:
+            self._options.append(("grpc.ssl_target_name_override", server_name))
+        self._made = 0.0
+        self._connect()
+
+    def _connect(self) -> None:
+        check_process()
+        if self._credentials is None:
+            self.channel = grpc.aio.insecure_channel(self.address, self._options)
+        else:
+            self.channel = grpc.aio.secure_channel(self.address, self._credentials, self._options)
+        self.methods = Methods(self.channel)
+        self._made = time.monotonic()
+
+    def answered(self) -> None:
+        self.down_since = 0.0
+        self.heard = time.monotonic()
+
+    def reconnect(self) -> grpc.aio.Channel | None:
+        """Use a new connection from now on; the old channel, for the caller to close.
+
+        A connection whose other end is gone without a word stays "ready" for gRPC for 15 s.
+        """
+        if time.monotonic() - self._made < 1.0:
+            return None
+        old = self.channel
+        self._connect()
+        return old
+
+
+class Member(Protocol):
+    down_since: float
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Preference(Generic[M]):
+    """One client's order of preference, and the member that it uses."""
+
+    def __init__(self, members: Sequence[M]) -> None:
+        self._order = random.sample(members, len(members))
+        self.current = self._order[0]
+
+    @property
+    def better(self) -> Sequence[M]:
+        """The members to return to once they serve again, the best first."""
+        return self._order[: self._order.index(self.current)]
+
+    def failed(self, member: M, now: float) -> None:
+        """Use another member: the first that serves, else the one that failed longest ago."""
+        member.down_since = now
+        if member is self.current:
+            self.current = min(self._order, key=lambda each: each.down_since)
+
+    def use(self, member: M) -> None:
+        self.current = member
