@@ -75,6 +75,15 @@ class Config(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+MAX_METADATA = 64 * 1024
+"""Bytes of an instance's metadata: its names and values in UTF-8."""
+
+
+class RecordedMetadata(dict[str, str]):
+    """Metadata as it was read from a registry, or merged with an operator's. It has no limit: what
+    another writer registered is not hidden because it is large."""
+
+
 NO_CONFIG = Config()
 NO_STATUS = Status()
 
@@ -94,6 +103,7 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
     weight: float = 1.0
     """Its share of the calls in relation to the others'; 0: none."""
     metadata: Mapping[str, str] = {}
+    """At most 64 KiB: names and values in UTF-8."""
     ports: Mapping[str, int] = {}
     """Ports other than the main one, by what is spoken there."""
     id: str = ""
@@ -121,6 +131,8 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
         if not 0 <= self.weight < float("inf"):
             raise InvalidRequest(f"weight {self.weight!r} of {self.service} is not 0 or more")
         check_metadata(self.metadata)
+        if not isinstance(self.metadata, RecordedMetadata):
+            _check_metadata_size(self.service, self.metadata)
         if not isinstance(self.ports, Mapping):
             raise InvalidRequest(f"ports are numbers by name, not {self.ports!r}")
         for name, port in self.ports.items():
@@ -170,6 +182,18 @@ def check_metadata(metadata: object) -> None:
         check_text("metadata", value)
 
 
+def _check_metadata_size(service: str, metadata: Mapping[str, str]) -> None:
+    texts = [text for pair in metadata.items() for text in pair]
+    if sum(map(len, texts)) * 4 <= MAX_METADATA:
+        return  # no character has more bytes
+    size = sum(len(text.encode()) for text in texts)
+    if size > MAX_METADATA:
+        raise InvalidRequest(
+            f"the metadata of {service} has {size} bytes, and the limit for an instance is "
+            f"{MAX_METADATA}: keep large values elsewhere, and put a reference here"
+        )
+
+
 def check_json(what: str, value: object, *, finite: bool = True) -> None:
     """Raise `InvalidRequest` unless JSON can hold it as it is. `finite`: not-a-number and infinity
     are no values either; otherwise they are written as null."""
@@ -210,7 +234,7 @@ def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:
         weight=instance.weight if config.weight is None else config.weight,
         enabled=instance.enabled if config.enabled is None else config.enabled,
         zone=instance.zone if config.zone is None else config.zone,
-        metadata={**instance.metadata, **config.metadata},
+        metadata=RecordedMetadata({**instance.metadata, **config.metadata}),
         config=config,
     )
 

@@ -62,6 +62,14 @@ async def test_a_service_registers_beats_is_found_and_leaves(admin: Admin):
     assert code(await beat(admin, made)) == (404, "not_registered")
 
 
+async def test_more_than_64_kib_of_metadata_is_refused(admin: Admin):
+    large = {"note": "x" * 70_000}
+    answer = await admin.post(ECHO, {**WHERE, "metadata": large}, as_="service")
+    assert code(answer) == (400, "bad_request")
+    assert "the metadata of echo has 70004 bytes" in answer.json()["error"]["message"]
+    assert not (await admin.hub.registry.instances("echo")).instances
+
+
 async def test_the_next_beat_may_come_to_another_server(
     admin: Admin, store_url: str, tmp_path: Path
 ):

@@ -23,7 +23,7 @@ from mooring import Instance
 from mooring.errors import Closed, InvalidRequest
 from mooring.heartbeat import parse
 from mooring.hub import Hub
-from mooring.model import NO_STATUS, Config
+from mooring.model import NO_STATUS, Config, RecordedMetadata
 from mooring.store import everything, key
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
@@ -436,7 +436,7 @@ async def test_it_goes_on_though_something_that_it_waits_for_is_cancelled(
 
 async def test_one_that_is_too_large_is_refused():
     async with mooring.connect() as hub:
-        large = Instance("echo", "10.0.0.1", 80, metadata={"a": "x" * 2_000_000})
+        large = Instance("echo", "10.0.0.1", 80, metadata=RecordedMetadata({"a": "x" * 2_000_000}))
         with pytest.raises(InvalidRequest, match="metadata"):
             await asyncio.wait_for(hub.register(large).__aenter__(), 20)
         async with hub.register(ONE) as one:

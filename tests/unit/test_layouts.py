@@ -221,6 +221,12 @@ class TestTree:
         made = self.layout.assemble("a", "10.0.0.1:80", files).instance
         assert made == Instance("a", "10.0.0.1", 80, version="2")
 
+    def test_more_metadata_than_we_would_register_is_read(self):
+        value = b'{"tags":{"a":"%s"}}' % (b"x" * 100_000)
+        made = self.layout.assemble("a", "10.0.0.1:80", {"data": entry(b"/key", value)}).instance
+        assert made is not None
+        assert len(made.metadata["a"]) == 100_000
+
     @pytest.mark.parametrize(
         ("value", "says"),
         [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mooring.errors import InvalidRequest
-from mooring.model import Config, Instance, applied
+from mooring.model import MAX_METADATA, Config, Instance, RecordedMetadata, applied
 
 UNSPECIFIED = (
     *("0.0.0.0", "::", "0:0:0:0:0:0:0:0", "::0.0.0.0", "::ffff:0.0.0.0", "::ffff:0:0", "[::]"),
@@ -80,3 +81,20 @@ def test_the_operator_wins_and_the_instance_s_own_config_over_the_service_s():
 def test_without_an_operator_s_word_it_is_what_it_says():
     instance = Instance("a", "10.0.0.1", 80, zone="q", weight=2)
     assert applied(instance) is instance
+
+
+def test_metadata_has_at_most_64_kib():
+    most = {"a": "x" * (MAX_METADATA - 1)}
+    instance = Instance("echo", "10.0.0.1", 80, metadata=most)
+    for more in ({"b": "x" * MAX_METADATA}, {"ä": "ä" * (MAX_METADATA // 2)}):
+        with pytest.raises(InvalidRequest, match=r"metadata of echo has \d+ bytes.*65536"):
+            Instance("echo", "10.0.0.1", 80, metadata=more)
+        with pytest.raises(InvalidRequest, match="metadata of echo"):
+            msgspec.structs.replace(instance, metadata=more)
+
+
+def test_what_was_registered_with_more_metadata_is_still_read():
+    config = Config(metadata={"b": "x" * MAX_METADATA})
+    large = RecordedMetadata({"a": "x" * (MAX_METADATA + 1)})
+    instance = Instance("echo", "10.0.0.1", 80, metadata=large, config=config)
+    assert set(applied(instance).metadata) == {"a", "b"}

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.model import Instance, Status
+from mooring.model import Instance, RecordedMetadata, Status
 from mooring.registry.layouts import values
 from mooring.registry.redis import fields as tiers
 from mooring.registry.redis.keys import Keys
@@ -160,7 +160,7 @@ def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) ->
         version=told.get("version", "0.0.0"),
         zone=told.get("zone", ""),
         weight=_weight(told, notes),
-        metadata=_metadata(told, notes),
+        metadata=RecordedMetadata(_metadata(told, notes)),
         id=id,
         incarnation=INCARNATION,
         status=Status(healthy=_healthy(told, notes)),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mooring import addresses
 from mooring.errors import InvalidRequest
-from mooring.model import JSON, Instance
+from mooring.model import JSON, Instance, RecordedMetadata
 from mooring.names import DEFAULT_GROUP, split_service
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Assembled, File, Layout, Malformed, Place, Problem
@@ -139,7 +139,7 @@ class Endpoints(Rooted):
                 version=values.get(told, "version", str, "0.0.0"),
                 zone=values.get(told, "zone", str, ""),
                 weight=values.get(told, "weight", float, 1.0),
-                metadata=values.get(told, "metadata", dict[str, str], {}),
+                metadata=RecordedMetadata(values.get(told, "metadata", dict[str, str], {})),
                 ports=values.get(told, "ports", dict[str, int], {}),
                 incarnation=values.get(told, "incarnation", str, ""),
                 id=id,

@@ -14,7 +14,18 @@ from collections.abc import Mapping
 
 from mooring import addresses
 from mooring.errors import InvalidRequest
-from mooring.model import JSON, NO_CONFIG, NO_STATUS, Config, Group, Instance, Service, State, Time
+from mooring.model import (
+    JSON,
+    NO_CONFIG,
+    NO_STATUS,
+    Config,
+    Group,
+    Instance,
+    RecordedMetadata,
+    Service,
+    State,
+    Time,
+)
 from mooring.model import Status as InstanceStatus
 from mooring.names import check_name, is_service, join_service, split_service
 from mooring.registry.layouts import values
@@ -164,7 +175,7 @@ def _decode_data(
         version=values.get(fields, "serviceVersion", str, "0.0.0"),
         zone=values.get(fields, "zone", str, ""),
         weight=values.get(fields, "weight", float, 1.0),
-        metadata=values.get(fields, "tags", dict[str, str], {}),
+        metadata=RecordedMetadata(values.get(fields, "tags", dict[str, str], {})),
         ports=values.get(fields, "ports", dict[str, int], {}),
         incarnation=values.get(fields, "incarnation", str, ""),
         id=id,

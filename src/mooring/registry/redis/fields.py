@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.model import JSON, Instance, State, Status
+from mooring.model import JSON, Instance, RecordedMetadata, State, Status
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Malformed
 
@@ -118,7 +118,7 @@ def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
         version=fields.get("version", "0.0.0"),
         zone=fields.get("zone", ""),
         weight=_number(fields, "weight", 1.0),
-        metadata=cast("Mapping[str, str]", metadata),  # which the model checks
+        metadata=RecordedMetadata(cast("Mapping[str, str]", metadata)),  # which the model checks
         ports=cast("Mapping[str, int]", _object(fields, "portsJson") or {}),
         id=id,
         incarnation=fields.get("incarnation", ""),
