@@ -31,10 +31,13 @@ SEMANTIC = (
     "PATCH /admin/registry/services/{service}/config",  # something must be changed
     "PATCH /admin/registry/services/{service}/info",
     "PATCH /admin/registry/services/{service}/instances/{id}/config",
+    "POST /admin/shared/{area}/rollback",
+    "POST /admin/shared/{area}/values/{key}/diff",  # some settings have rules of their own
     "POST /admin/tenants/{tenant}/diff",  # a document has rules of its own
     "POST /admin/tenants/{tenant}/rollback",  # a whole number is written without a point
     "POST /admin/tokens",  # a duration, names of groups
     "POST /registry/services/{service}/instances",  # the host must be one
+    "PUT /admin/shared/{area}/values/{key}",
     "PUT /admin/tenants/{tenant}",
     "PUT /registry/services/{service}/instances/{id}/beat",
 )

@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from mooring.errors import InvalidRequest
+from mooring.model import JSON
 from mooring.tenants.document import Document, parse
+from mooring.tenants.rules import check_plain
 
 _MERGED = 10_000  # fields of a map into which others are merged: they multiply
 
@@ -64,6 +66,19 @@ def read_all(text: str, *, of: str, as_json: bool = False) -> list[Document]:
             which = f", document {place}" if len(values) > 1 else ""
             raise InvalidRequest(f"{of}{which}: {error}") from error
     return found
+
+
+def read_value(text: str, *, of: str) -> JSON:
+    """The one value in a text, YAML or JSON; `of` names the text in errors."""
+    try:
+        values = _loaded(text, as_json=False)
+        if len(values) > 1:
+            raise InvalidRequest("it holds several documents: one is expected")
+        value: Any = values[0] if values else None
+        check_plain("the value", value)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{of}: {error}") from error
+    return cast(JSON, value)
 
 
 def _only(documents: list[Document], *, of: str) -> Document:

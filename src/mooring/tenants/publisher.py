@@ -48,6 +48,7 @@ from mooring.tenants.publishing import (
     NOTHING_RESENT,
     ROOM,
     Difference,
+    Held,
     Parts,
     Resent,
     batches,
@@ -68,6 +69,7 @@ from mooring.tenants.scribe import (
 from mooring.tenants.secrets import CURRENT, Keyring
 from mooring.tenants.settings import merged_common
 from mooring.tenants.stages import at_a_time, check, stage
+from mooring.tenants.values import Unreadable, decode
 from mooring.tenants.work import Also, Published, Work
 from mooring.tenants.work import Require as Require
 
@@ -109,10 +111,13 @@ class Publisher:
         self._scribe = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for)
 
     async def read(self, tenant: Owner) -> Parts:
-        """What the store has of a tenant, by path."""
-        return held(
-            self.keys, tenant, (await self._store.read(self.keys.parts(tenant))).entries
-        ).parts
+        """What the store has of a tenant, or of what all tenants share, by path."""
+        return (await self.look(tenant)).parts
+
+    async def look(self, tenant: Owner) -> Held:
+        """The same, with its revisions."""
+        entries = (await self._store.read(self.keys.parts(tenant))).entries
+        return held(self.keys, tenant, entries)
 
     async def diff(
         self,
@@ -332,13 +337,12 @@ class Publisher:
 
     async def remove_common(
         self, path: str, *, note: str = "", require: Require | None = None
-    ) -> Published | None:
+    ) -> Published:
         """Remove one of those. Raises `NotConfigured` if it is not there. `_health/sentinel` can be
         removed, too: it has no history."""
         path = joined(path)
         if path == SENTINEL:
-            await self._remove_sentinel()
-            return None
+            return await self._remove_sentinel()
         self.keys.common_part(path)
 
         def change(there: Parts) -> Parts:
@@ -348,11 +352,19 @@ class Publisher:
 
         return await self.change(area_of(path), change, action="delete", note=note, require=require)
 
-    async def _remove_sentinel(self) -> None:
-        there = (await self._store.read(key(self.keys.sentinel))).first
-        if there is None:
+    async def _remove_sentinel(self) -> Published:
+        if (await self._store.read(key(self.keys.sentinel))).first is None:
             raise NotConfigured(f"there is no {SENTINEL}")
         await self._store.commit(Delete(key(self.keys.sentinel)))
+        return Published("common", ())
+
+    async def health(self) -> JSON:
+        """What the health sentinel says; None if there is none."""
+        there = (await self._store.read(key(self.keys.sentinel))).first
+        try:
+            return None if there is None else decode(SENTINEL, there.value)
+        except Unreadable:
+            return None
 
     async def beat(self) -> None:
         """Say that publishers live: readers see when they last heard of one."""

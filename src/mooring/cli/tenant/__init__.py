@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from mooring.cli.tenant import exporting, history, looking, publishing, resolving
+from mooring.cli.tenant import exporting, history, looking, publishing, resolving, shared
 
 app = typer.Typer(
     help="Tenants: list, show, resolve, diff, publish, export, delete, history, rollback, rekey.",
@@ -20,3 +20,5 @@ app.command()(exporting.export)
 app.command()(history.history)
 app.command()(history.rollback)
 app.command()(history.rekey)
+app.add_typer(shared.common, name="common")
+app.add_typer(shared.platform, name="platform")

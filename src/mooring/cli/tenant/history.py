@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -29,7 +29,7 @@ from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.changes import records
 from mooring.tenants.history import HistoryEntry, differences
-from mooring.tenants.keys import NAMESPACE
+from mooring.tenants.keys import NAMESPACE, Owner, named
 from mooring.tenants.publisher import Rekeyed
 from mooring.tenants.publishing import Difference
 from mooring.tenants.scribe import Published
@@ -46,7 +46,11 @@ def history(
     as_json: JSONOption = False,
 ) -> None:
     """Show who changed what of a tenant, oldest first; also of one that was deleted."""
-    entries = run_command(_history(tenant, store, namespace))
+    show_history(tenant, run_command(_history(tenant, store, namespace)), number, as_json)
+
+
+def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_json: bool) -> None:
+    """All entries, or what one of them changed."""
     ring = Keyring.from_environment()
     if not number:
         printing.show(
@@ -68,9 +72,7 @@ def history(
     found = [entry for entry in entries if entry.number == number]
     if not found:
         kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
-        raise NotConfigured(
-            f"tenant {tenant} has no entry {number} in its history (there are {kept})"
-        )
+        raise NotConfigured(f"{named(owner)}: no entry {number} in the history (there are {kept})")
     if as_json:
         show_json(_record(found[0], ring))
         return
@@ -78,7 +80,7 @@ def history(
     print_changes(changes)
     told = f"{found[0].action} by {found[0].by} at {found[0].at}"
     about = f": {found[0].note}" if found[0].note else ""
-    note(f"tenant {tenant}: {counted(changes, done=True)}; {told}{about}")
+    note(f"{named(owner)}: {counted(changes, done=True)}; {told}{about}")
 
 
 async def _history(tenant: int, store: str, namespace: str) -> list[HistoryEntry]:

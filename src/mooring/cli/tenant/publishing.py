@@ -72,7 +72,7 @@ def diff(
     documents = _documents(files)
     found = run_command(_diff(documents, store, namespace))
     for document, differences in found:
-        _show_differences(document.tenant, differences, as_json)
+        show_differences(document.tenant, differences, as_json)
     if any(differences for _, differences in found):
         raise typer.Exit(_WOULD_CHANGE)
 
@@ -84,7 +84,7 @@ async def _diff(
         return [(each.document, await publishing.diff(each.document)) for each in documents]
 
 
-def _show_differences(tenant: Owner, differences: Sequence[Difference], as_json: bool) -> None:
+def show_differences(tenant: Owner, differences: Sequence[Difference], as_json: bool) -> None:
     if as_json:
         show_json({"tenant": tenant, "changes": records(differences)})
     else:
@@ -121,9 +121,9 @@ def publish(
     finally:  # what was published is shown, also if the store went away
         for done in batch.in_order():
             if dry_run:
-                _show_differences(done.tenant, done.changes, as_json)
+                show_differences(done.tenant, done.changes, as_json)
             else:
-                _show(done, as_json)
+                show_published(done, as_json)
     if batch.failures:
         raise typer.Exit(1)
 
@@ -201,7 +201,7 @@ async def _publish(batch: Batch, by: str, store: str, namespace: str) -> None:
             await batch.run(publishing, told)
 
 
-def _show(published: Published, as_json: bool) -> None:
+def show_published(published: Published, as_json: bool) -> None:
     if as_json:
         show_json(
             {
@@ -214,7 +214,8 @@ def _show(published: Published, as_json: bool) -> None:
         return
     print_changes(published.changes)
     version = f" (version {published.number})" if published.number else ""
-    typer.echo(f"tenant {published.tenant}: {counted(published.changes, done=True)}{version}")
+    about = counted(published.changes, done=True)
+    typer.echo(f"{named(published.tenant)}: {about}{version}")
 
 
 class Named(NamedTuple):
@@ -281,7 +282,7 @@ def delete(
         )
     must_agree(f"Delete {called(tenant, parts)} with its {_in_words(parts)}?", yes)
     published, before = run_command(_delete(tenant, base, by, text, store, namespace))
-    _show(published, as_json)
+    show_published(published, as_json)
     if before is not None:
         note(f"to undo: {printable(how_to_roll_back(tenant, before, namespace))}")
 

@@ -1,4 +1,4 @@
-"""The history of tenants: who changed what, and rolling back."""
+"""The history of tenants, and of what they share: who changed what, and rolling back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mooring.server.api.tenants import (
     PartChange,
     PublishedShown,
     discreet,
+    owner_of,
     padded,
     precondition,
     published_shown,
@@ -36,7 +37,7 @@ from mooring.tenants.changes import records
 from mooring.tenants.diversion import of_value
 from mooring.tenants.hiding import masked
 from mooring.tenants.history import HistoryEntry, differences, omits, versions
-from mooring.tenants.keys import check_id
+from mooring.tenants.keys import Owner, named
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 
@@ -78,10 +79,10 @@ async def history(call: Call) -> Answer:
 
 
 async def _history(call: Call) -> list[HistoryEntry]:
-    publisher, tenant = publisher_of(call, Keyring([])), check_id(call.tenant)
-    entries = await publisher.history(tenant)
-    if not entries and not await publisher.read(tenant):
-        raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
+    publisher, owner = publisher_of(call, Keyring([])), owner_of(call)
+    entries = await publisher.history(owner)
+    if not entries and isinstance(owner, int) and not await publisher.read(owner):
+        raise NotConfigured(f"there is no tenant {owner}, and never was as far as is known")
     return entries
 
 
@@ -104,7 +105,7 @@ async def version(call: Call) -> Answer:
     if entry is None:
         kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
         raise NotConfigured(
-            f"tenant {call.tenant} has no version {number[:20]!r} in its history (there are {kept})"
+            f"{named(owner_of(call))}: no version {number[:20]!r} in the history (there are {kept})"
         )
     told = _version(entry, versions(entries))
     changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
@@ -125,7 +126,7 @@ async def version(call: Call) -> Answer:
 
 async def rollback(call: Call) -> Answer:
     wanted: RollingBack = call.body
-    tenant = check_id(call.tenant)
+    tenant = owner_of(call)
     publisher = publisher_of(call, Keyring.from_environment())
     call.notes["to"] = wanted.version
     call.notes |= {"dry": True} if wanted.dry else {}
@@ -141,10 +142,10 @@ async def rollback(call: Call) -> Answer:
             tenant, wanted.version, note=wanted.note, require=precondition(call, wanted.base)
         )
     tell(call, published)
-    return Answer(published_shown(tenant, published))
+    return Answer(published_shown(published))
 
 
-async def _check_rollback(publisher: Publisher, tenant: int, version: int) -> None:
+async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> None:
     """Raise `Refused` where the history has no secrets, so that those that are there would be kept,
     and sent elsewhere."""
     unknown = {
@@ -158,7 +159,7 @@ async def _check_rollback(publisher: Publisher, tenant: int, version: int) -> No
         if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
             diverted = of_value(each.path, each.before, masked(each.after))
             if diverted is not None:
-                raise Refused(409, "conflict", f"tenant {tenant}: {diverted}")
+                raise Refused(409, "conflict", f"{named(tenant)}: {diverted}")
 
 
 ENDPOINTS = (

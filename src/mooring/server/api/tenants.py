@@ -26,7 +26,7 @@ from mooring.server.http.paging import Page, cut
 from mooring.tenants.changes import Action, records
 from mooring.tenants.diversion import of_document
 from mooring.tenants.document import Document, parse
-from mooring.tenants.keys import Keys, check_id
+from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
 from mooring.tenants.masks import restored, shown
 from mooring.tenants.publisher import Publisher, Require
 from mooring.tenants.publishing import NOTHING_RESENT, Difference, Held, Parts, Resent, held
@@ -91,9 +91,12 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 class PublishedShown(msgspec.Struct, frozen=True, kw_only=True):
     """What was written, or would be."""
 
-    tenant: int
+    tenant: int | None
+    """Null for what all tenants share."""
+    area: Area | None
+    """Of what all tenants share; null for a tenant."""
     version: int | None
-    """Of its history; null where nothing was changed, or nothing was to be."""
+    """Of the history; null where nothing was changed, or nothing was to be."""
     transactions: int
     """More than one where it was too large for one: readers may have seen it in between."""
     changes: list[PartChange]
@@ -197,11 +200,11 @@ async def publish(call: Call) -> Answer:
 
     with discreet(call):
         published = await publisher.change(
-            document.tenant, change, note=_reason(call), require=require, resent=resent
+            document.tenant, change, note=reason(call), require=require, resent=resent
         )
     tell(call, published)
     created = published.number and not existed
-    return Answer(published_shown(call.tenant, published), 201 if created else 200)
+    return Answer(published_shown(published), 201 if created else 200)
 
 
 def _resent(call: Call, document: Document) -> Resent:
@@ -231,19 +234,32 @@ def discreet(call: Call) -> Iterator[None]:
         raise Refused(409, "taken", message) from None
 
 
-def precondition(call: Call, base: str = "") -> Require:
+def owner_of(call: Call) -> Owner:
+    """The tenant or the area that the path names. Raises `Refused`."""
+    if "area" not in call.path:
+        return check_id(call.tenant)
+    area = call.path["area"]
+    if not is_area(area):
+        known = ", ".join(AREAS)
+        raise Refused(404, "not_found", f"no area {area[:40]} is shared: there are {known}")
+    return area
+
+
+def precondition(call: Call, base: str = "", path: str = "") -> Require:
     """What the caller expects to be there: `If-Match`, `If-None-Match`, or the `base`. It raises
-    `Refused` if something else is."""
+    `Refused` if something else is. `path`: what a request is about that is not about all parts."""
     expected = call.request.headers.get("if-match", "")
     unwanted = call.request.headers.get("if-none-match", "")
+    owner = owner_of(call)
 
     def check(there: Held) -> None:
         etag = f'"{there.revision}"'
-        if unwanted and there.parts and matches(unwanted, etag):
-            message = f"tenant {call.tenant} exists already: open it and edit it instead"
+        exists = path in there.parts if path else bool(there.parts)
+        if unwanted and exists and matches(unwanted, etag):
+            message = f"{path or named(owner)} exists already: open it and edit it instead"
             raise Refused(412, "conflict", message)
-        moved = f"tenant {call.tenant} was changed since: look at it again, and merge"
-        if expected and not (there.parts and matches(expected, etag)):
+        moved = f"{named(owner)} was changed since: look at it again, and merge"
+        if expected and not ((exists or is_area(owner)) and matches(expected, etag)):
             raise Refused(412, "conflict", moved)
         if base and base != there.revision:
             raise Refused(409, "conflict", moved)
@@ -251,11 +267,11 @@ def precondition(call: Call, base: str = "") -> Require:
     return check
 
 
-def _reason(call: Call) -> str:
-    reason: str = call.query.reason
-    if reason:
-        call.notes["reason"] = reason
-    return reason
+def reason(call: Call) -> str:
+    told: str = call.query.reason
+    if told:
+        call.notes["reason"] = told
+    return told
 
 
 def tell(call: Call, published: Published) -> None:
@@ -264,9 +280,11 @@ def tell(call: Call, published: Published) -> None:
     call.notes["changed"] = [each.path for each in published.changes][:100]
 
 
-def published_shown(tenant: int, published: Published) -> PublishedShown:
+def published_shown(published: Published) -> PublishedShown:
+    owner = published.tenant
     return PublishedShown(
-        tenant=tenant,
+        tenant=owner if isinstance(owner, int) else None,
+        area=owner if is_area(owner) else None,
         version=published.number or None,
         transactions=published.transactions + published.aside,
         changes=_changes(published.changes),
@@ -275,10 +293,8 @@ def published_shown(tenant: int, published: Published) -> PublishedShown:
     )
 
 
-def would_change(tenant: int, changes: list[Difference]) -> PublishedShown:
-    return PublishedShown(
-        tenant=tenant, version=None, transactions=0, changes=_changes(changes), lost=[]
-    )
+def would_change(owner: Owner, changes: list[Difference]) -> PublishedShown:
+    return published_shown(Published(owner, tuple(changes)))
 
 
 def _changes(found: list[Difference] | tuple[Difference, ...]) -> list[PartChange]:
@@ -300,10 +316,10 @@ async def diff(call: Call) -> Answer:
 async def delete(call: Call) -> Answer:
     ring = Keyring.from_environment()
     published = await publisher_of(call, ring).delete(
-        check_id(call.tenant), note=_reason(call), require=precondition(call, call.query.base)
+        check_id(call.tenant), note=reason(call), require=precondition(call, call.query.base)
     )
     tell(call, published)
-    return Answer(published_shown(call.tenant, published))
+    return Answer(published_shown(published))
 
 
 NO_STORE = 409

@@ -11,7 +11,7 @@ import msgspec
 
 from mooring.server.http.endpoint import SAFE, Endpoint
 from mooring.server.http.errors import ErrorBody
-from mooring.tenants.keys import MAX_ID
+from mooring.tenants.keys import AREAS, MAX_ID
 
 REF = "#/components/schemas/{name}"
 
@@ -21,7 +21,14 @@ _CONTROL = r"\x00-\x1f\x7f-\x9f"
 _NAME = rf"[^/\s{_CONTROL}](?:[^/{_CONTROL}]*[^/\s{_CONTROL}])?"
 TEXT: Schema = {"type": "string", "minLength": 1, "pattern": f"^[^{_CONTROL}]+$"}
 PARAMETERS: Mapping[str, Schema] = {
+    "area": {"type": "string", "enum": list(AREAS)},
     "id": {**TEXT, "examples": ["10.0.0.1:8080"]},
+    "key": {
+        "type": "string",
+        "minLength": 1,
+        "pattern": f"^[^/{_CONTROL}]+(?:/[^/{_CONTROL}]+)*$",
+        "examples": ["resolver", "mail"],
+    },
     "name": {**TEXT, "examples": ["nightly", "jobs/nightly"]},
     "service": {
         "type": "string",

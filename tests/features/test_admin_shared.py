@@ -1,0 +1,164 @@
+"""What all tenants share over HTTP: validated, masked, audited, with a history, like a tenant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from mooring.tenants.secrets import MASK
+from tests.admin import Admin
+
+COMMON, PLATFORM = "/admin/shared/common", "/admin/shared/platform"
+RESOLVER, MAIL = f"{COMMON}/values/resolver", f"{PLATFORM}/values/mail"
+SMTP: dict[str, Any] = {"smtp": {"host": "mx", "password": "hunter2"}, "from": "a@b.example"}
+
+
+@pytest.fixture(params=["memory", "etcd-3.5"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["sealed", "plain"])
+def sealed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "k" * 32 if request.param else "")
+    return bool(request.param)
+
+
+def told(answer: httpx.Response, status: int = 200) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def error(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+async def put(admin: Admin, path: str, value: Any, status: int = 200, **named: Any) -> Any:
+    return told(await admin.put(path, {"value": value}, **named), status)
+
+
+async def test_a_value_is_set_shown_and_removed(admin: Admin):
+    made = await put(admin, RESOLVER, {"httpType": "host"}, 201, query={"reason": "by host"})
+    assert (made["tenant"], made["area"], made["version"]) == (None, "common", 1)
+    (entry,) = admin.parts.audit.read(limit=1)
+    assert (entry.method, entry.path, entry.status) == ("PUT", RESOLVER, 201)
+    assert (entry.notes["key"], entry.notes["reason"]) == ("resolver", "by host")
+    shown = told(await admin.get(COMMON))
+    assert shown["values"] == {"resolver": {"httpType": "host"}}
+    assert shown["lastPublish"]
+    assert (await put(admin, RESOLVER, {"httpType": "host"}))["version"] is None
+    changes = told(await admin.post(f"{RESOLVER}/diff", {"value": {"httpType": "header"}}))
+    assert [each["path"] for each in changes["changes"]] == ["common/resolver"]
+    nested = f"{PLATFORM}/values/themes%2Fdark"
+    await put(admin, nested, [1, 2], 201)
+    assert told(await admin.get(PLATFORM))["values"] == {"themes/dark": [1, 2]}
+    assert told(await admin.delete(nested))["changes"][0]["action"] == "remove"
+    error(await admin.delete(nested), 404)
+    assert told(await admin.get(PLATFORM))["values"] == {}
+
+
+async def test_what_is_invalid_is_refused(admin: Admin):
+    assert "did you mean 'httpType'" in error(
+        await admin.put(RESOLVER, {"value": {"htpType": "host"}}), 400
+    )
+    assert "resolver" in error(await admin.put(f"{COMMON}/values/other", {"value": {}}), 404)
+    error(await admin.put(f"{PLATFORM}/values/%2Fa", {"value": {}}), 400)
+    error(await admin.put(MAIL, {"value": None}), 400)
+    assert "masked" in error(await admin.put(MAIL, {"value": {"password": MASK}}), 400)
+    error(await admin.get("/admin/shared/else"), 404)
+    error(await admin.put(f"{PLATFORM}/values/a", {"valeu": 1}), 400)
+    assert told(await admin.get(f"{PLATFORM}/history")) == []
+
+
+async def test_secrets_are_masked_and_stay(admin: Admin):
+    made = await admin.put(MAIL, {"value": SMTP})
+    shown = await admin.get(PLATFORM)
+    version = await admin.get(f"{PLATFORM}/history/1")
+    for answer in (made, shown, version):
+        assert "hunter2" not in answer.text
+    value = shown.json()["values"]["mail"]
+    assert value["smtp"]["password"] == MASK
+    value["from"] = "c@d.example"
+    assert (await put(admin, MAIL, value))["version"] == 2
+    error(await admin.get(f"{PLATFORM}?unmask=true", as_="operator"), 403)
+    opened = told(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]["mail"]
+    assert opened == {**SMTP, "from": "c@d.example"}
+    value["smtp"]["host"] = "evil"
+    for answer in (
+        await admin.put(MAIL, {"value": value}),
+        await admin.post(f"{MAIL}/diff", {"value": value}),
+    ):
+        assert "smtp.password would stay" in error(answer, 409)
+
+
+async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(admin: Admin):
+    await put(admin, MAIL, SMTP, 201, as_="admin")
+    answers = []
+    for guess in ("hunter2", "wrong"):
+        value = {**SMTP, "smtp": {"host": "mx", "password": guess}}
+        answers.append((await admin.post(f"{MAIL}/diff", {"value": value})).json())
+        (entry,) = admin.parts.audit.read(limit=1)
+        assert (entry.path, entry.status) == (f"{MAIL}/diff", 200)
+    assert answers[0] == answers[1]
+    assert answers[0]["changes"][0]["sensitive"] == ["smtp.password"]
+
+
+async def test_history_is_shown_and_rolled_back_to(admin: Admin):
+    await put(admin, MAIL, {"host": "a"}, 201)
+    await put(admin, MAIL, {"host": "b"}, query={"reason": "moved"})
+    listed = told(await admin.get(f"{PLATFORM}/history"))
+    assert [(each["version"], each["note"], each["paths"]) for each in listed] == [
+        (1, None, ["platform/configs/mail"]),
+        (2, "moved", ["platform/configs/mail"]),
+    ]
+    (change,) = told(await admin.get(f"{PLATFORM}/history/2"))["changes"]
+    assert (change["before"], change["after"]) == ({"host": "a"}, {"host": "b"})
+    dry = told(await admin.post(f"{PLATFORM}/rollback", {"version": 1, "dry": True}))
+    assert dry["changes"][0]["after"] == {"host": "a"}
+    assert told(await admin.post(f"{PLATFORM}/rollback", {"version": 1}))["version"] == 3
+    assert told(await admin.get(PLATFORM))["values"] == {"mail": {"host": "a"}}
+    error(await admin.post(f"{PLATFORM}/rollback", {"version": 9}), 404)
+    error(await admin.get(f"{PLATFORM}/history/9"), 404)
+
+
+async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
+    absent = {"If-None-Match": "*"}
+    await put(admin, MAIL, 1, 201, headers=absent)
+    assert "exists already" in error(await admin.put(MAIL, {"value": 2}, headers=absent), 412)
+    answer = await admin.get(PLATFORM)
+    etag, base = answer.headers["ETag"], answer.json()["revision"]
+    await put(admin, MAIL, 2, headers={"If-Match": etag})
+    error(await admin.put(MAIL, {"value": 3}, headers={"If-Match": etag}), 412)
+    error(await admin.put(MAIL, {"value": 3}, query={"base": base}), 409)
+    error(await admin.delete(MAIL, headers={"If-Match": etag}), 412)
+    error(await admin.post(f"{PLATFORM}/rollback", {"version": 1, "base": base}), 409)
+    assert told(await admin.get(PLATFORM))["values"] == {"mail": 2}
+
+
+async def test_it_takes_a_role_and_no_scope(admin: Admin):
+    scoped = await admin.token("operator", tenants=[7])
+    value = {"value": {"httpType": "host"}}
+    for path in (COMMON, f"{COMMON}/history"):
+        assert (await admin.get(path)).status_code == 200
+        error(await admin.get(path, as_=scoped), 403)
+        assert (await admin.get(path, as_=None)).status_code == 401
+    for method, path, body in (
+        ("PUT", RESOLVER, value),
+        ("POST", f"{RESOLVER}/diff", value),
+        ("DELETE", RESOLVER, None),
+        ("POST", f"{COMMON}/rollback", {"version": 1}),
+        ("POST", "/admin/shared/health", None),
+    ):
+        for who in ("viewer", "service", scoped):
+            error(await admin.request(method, path, body, as_=who), 403)
+
+
+async def test_the_health_sentinel_is_written(admin: Admin):
+    assert told(await admin.get(COMMON))["lastPublish"] is None
+    at = told(await admin.post("/admin/shared/health"))["lastPublish"]
+    assert at == told(await admin.get(COMMON))["lastPublish"]
