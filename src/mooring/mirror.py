@@ -43,7 +43,8 @@ STALE_AFTER = 4.0
 AFRESH = 1800.0
 """Seconds after which a mirror reads everything anew, whether or not anything seems wrong."""
 
-_PENDING = 1000  # updates that wait for one reader before they are merged into one
+_PENDING = 1000  # updates that wait for one reader before they are merged into one, or…
+_PENDING_BYTES = 16 * 1024 * 1024  # …bytes of values in them
 
 
 class Step(msgspec.Struct, Generic[K, V], frozen=True):
@@ -362,6 +363,7 @@ class _Reader(AsyncIterator[Update[K, V]]):
 
     def __init__(self) -> None:
         self._updates: deque[Update[K, V]] = deque()
+        self._bytes, self._most = 0, _PENDING_BYTES
         self._more = asyncio.Event()
         self._ended = False
 
@@ -371,8 +373,11 @@ class _Reader(AsyncIterator[Update[K, V]]):
 
     def put(self, update: Update[K, V]) -> None:
         self._updates.append(update)
-        if len(self._updates) > _PENDING:
-            self._updates = deque([merge(self._updates)])
+        self._bytes += _size(update)
+        if len(self._updates) > _PENDING or self._bytes > self._most:
+            merged = merge(self._updates)
+            self._updates, self._bytes = deque([merged]), _size(merged)
+            self._most = max(_PENDING_BYTES, 2 * self._bytes)  # not at each update from now on
         self._more.set()
 
     async def __anext__(self) -> Update[K, V]:
@@ -381,7 +386,19 @@ class _Reader(AsyncIterator[Update[K, V]]):
                 raise StopAsyncIteration
             self._more.clear()
             await self._more.wait()
-        return self._updates.popleft()
+        update = self._updates.popleft()
+        self._bytes -= _size(update)
+        return update
+
+
+def _size(update: Update[K, V]) -> int:
+    """The bytes of the values in an update of a range; other items are small."""
+    return sum(
+        len(item.value)
+        for change in update.changes
+        for item in (change.before, change.after)
+        if isinstance(item, Entry)
+    )
 
 
 def merge(updates: Sequence[Update[K, V]]) -> Update[K, V]:

@@ -14,7 +14,8 @@ from mooring.errors import Closed, OutcomeUnknown, Unavailable
 from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
-from mooring.store import Delete, Entry, Put, Store, key, prefix
+from mooring.store import Delete, Entry, Put, Store, Watch, key, prefix
+from mooring.store.etcd import watches
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.faults.recording import PREFIX, Recorder, writing
@@ -278,6 +279,50 @@ async def test_cancelling_the_entry_of_a_session_is_bounded(wire: Wire):
     with pytest.raises(asyncio.CancelledError):
         await entering
     assert time.monotonic() - started < 4
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["as it is written", "from the history"])
+async def test_an_unread_watch_is_bounded_in_bytes_and_loses_nothing(
+    store: Store, late: bool, monkeypatch: pytest.MonkeyPatch
+):
+    most, size = 3_000_000, 500_000
+    monkeypatch.setattr(watches, "PENDING_BYTES", most, raising=False)
+    start = (await store.commit(Put(b"/big", b""))).revision
+    writes = [b"%d" % n + b"x" * size for n in range(16)]
+    received: list[bytes] = []
+    resumed = 0
+    if late:
+        for value in writes:
+            await store.commit(Put(b"/big", value))
+    async with asyncio.timeout(60):
+        while len(received) < len(writes):
+            async with store.watch(key(b"/big"), after=start) as watch:
+                if not late and not resumed:
+                    for value in writes:
+                        await store.commit(Put(b"/big", value))
+                await until_silent(watch)
+                unread = 0
+                with contextlib.suppress(Unavailable):
+                    while len(received) < len(writes):
+                        batch = await anext(watch)
+                        (event,) = batch.events
+                        assert event.entry is not None
+                        received.append(event.entry.value)
+                        unread += len(event.entry.value)
+                        start = batch.revision
+                assert unread < most + 2 * size
+                resumed += 1
+    assert received == writes
+    assert resumed > 1
+
+
+async def until_silent(watch: Watch) -> None:
+    """Until nothing more comes for a while, though nobody reads it."""
+    seen, since = watch.seen, time.monotonic()
+    while time.monotonic() - since < 1:
+        await asyncio.sleep(0.05)
+        if watch.seen != seen:
+            seen, since = watch.seen, time.monotonic()
 
 
 async def test_a_mirror_opened_before_the_store_is_up(wire: Wire):

@@ -103,6 +103,21 @@ async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(store: Store):
         assert count < 1500
 
 
+async def test_what_waits_for_a_reader_is_bounded_in_bytes(store: Store):
+    async with mirror_of(store) as mirror, mirror.changes() as changes:
+        await eventually(lambda: mirror._steps is not None)
+        for n in range(30):
+            await store.commit(Put(b"/m/%d" % (n % 2), b"%d" % n + b"x" * 1_000_000))
+        await eventually(lambda: values(mirror).get(b"/m/1", b"").startswith(b"29x"))
+        updates: list[Update[bytes, Entry]] = []
+        async with asyncio.timeout(20):
+            while not updates or updates[-1].mark < mirror.mark:
+                updates.append(await anext(changes))
+    kept = [c.after for update in updates for c in update.changes if c.after is not None]
+    assert sum(len(entry.value) for entry in kept) < 16 * 1024 * 1024 + 1_100_000
+    assert {entry.key: entry for entry in kept} == dict(mirror.items), "the net effect is whole"
+
+
 async def test_the_items_are_read_only(store: Store):
     async with mirror_of(store) as mirror:
         with pytest.raises(TypeError):

@@ -35,8 +35,12 @@ from mooring.store.etcd.proto import (
 from mooring.store.etcd.streams import Stream
 from mooring.tasks import Backoff, Tasks
 
-PENDING = 10_000
-"""Batches that wait for one watch's reader before the watch is broken off, to be resumed."""
+PENDING_BYTES = 16 * 1024 * 1024
+"""What may wait for one watch's reader: keys, values, and `_EVENT_BYTES` for each event. At the
+bound the watch stops: what waits can still be read, then iteration raises `Unavailable`, and
+the reader resumes after `seen`, from etcd's history."""
+
+_EVENT_BYTES = 300
 
 _PROGRESS_EVERY = 1.0
 _UNANSWERED = 3
@@ -190,7 +194,8 @@ class EtcdWatch(Watch):
         self._id = 0
         self._next: tuple[SharedStream, int] | None = None
         """The stream that it moves to, and its id there."""
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[tuple[Batch, int]] = deque()
+        self._pending_bytes = 0
         self._fragments: list[Any] = []
         self._error: StoreError | None = None
         self._created = False
@@ -306,7 +311,9 @@ class EtcdWatch(Watch):
             if self._error is not None:
                 raise self._error
             await self._wait()
-        return self._pending.popleft()
+        batch, size = self._pending.popleft()
+        self._pending_bytes -= size
+        return batch
 
     async def _wait(self) -> None:
         # One each, where several wait: a shared one needs a shield, which costs a turn of the loop.
@@ -337,18 +344,34 @@ class EtcdWatch(Watch):
             self._created = True
             if self._from_now:
                 self._seen, self._from_now = message.header.revision, False
-        self._fragments.extend(message.events)
-        if message.fragment:
-            return
-        events, self._fragments = self._fragments, []
-        for batch in batches(events):
+        events = [*self._fragments, *message.events]
+        # Fragments may hold many revisions; only the last of them can be incomplete.
+        complete = _complete(events) if message.fragment else len(events)
+        self._fragments = events[complete:]
+        for batch in batches(events[:complete]):
             if batch.revision > self._seen:
-                self._seen = batch.revision
-                self._pending.append(batch)
-        if len(self._pending) > PENDING and self._shared is not None:
-            self._shared.cancel(self._id)
-            self.fail(Unavailable(f"watch of {self.range.start!r}: its reader does not keep up"))
+                self._put(batch)
+                if self._pending_bytes > PENDING_BYTES:
+                    self._stop()
+                    break
         self._wake()
+
+    def _put(self, batch: Batch) -> None:
+        size = sum(map(_size, batch.events))
+        self._seen = batch.revision
+        self._pending.append((batch, size))
+        self._pending_bytes += size
+
+    def _stop(self) -> None:
+        if self._shared is not None:
+            self._shared.cancel(self._id)
+        self._fragments = []
+        self.fail(
+            Unavailable(
+                f"watch of {self.range.start!r}: stopped, {self._pending_bytes} bytes wait for its "
+                "reader; watch again after the last revision that was read"
+            )
+        )
 
     def fail(self, error: StoreError) -> None:
         if self._error is None:
@@ -369,6 +392,19 @@ def batches(events: Iterable[Any]) -> Iterable[Batch]:
     """Events of whole revisions, one batch a revision."""
     for revision, changes in groupby(events, key=lambda event: event.kv.mod_revision):
         yield Batch(revision, tuple(map(_event, changes)))
+
+
+def _complete(events: list[Any]) -> int:
+    """How many events belong to revisions that are certain to be complete."""
+    count = len(events)
+    while count and events[count - 1].kv.mod_revision == events[-1].kv.mod_revision:
+        count -= 1
+    return count
+
+
+def _size(event: Event) -> int:
+    value = 0 if event.entry is None else len(event.entry.value)
+    return _EVENT_BYTES + len(event.key) + value
 
 
 def _event(event: Any) -> Event:
