@@ -11,6 +11,7 @@ from mooring.locks.lock import Lock
 from mooring.model import Config, Group, Instance, Service, Status
 from mooring.registry.registration import Registration
 from mooring.registry.shutdown import until_stopped
+from mooring.store.etcd.forks import guard as _guard_forks
 from mooring.version import VERSION as __version__
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "connect",
     "until_stopped",
 ]
+
+_guard_forks()
 
 
 def __getattr__(name: str) -> object:

@@ -23,8 +23,11 @@ from tests.waiting import eventually
 
 
 def _run(script: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    # As a user starts it: importing mooring sets the variable, also for children of this process.
+    environment = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=50,
@@ -240,21 +243,58 @@ def test_a_forked_child_is_told_that_grpc_does_not_outlive_a_fork(etcd_url: str)
     _run(FORK.replace("            {child}", again.strip("\n")), etcd_url)
 
 
-def test_children_do_not_crash_where_etcd_is_connected(etcd_url: str):
-    _run(
-        """
+CROWD = """
+import os, sys
+{imports}
+import mooring.sync
+with mooring.sync.connect(sys.argv[1]) as hub:
+    with hub.register(mooring.Instance("echo", "10.0.0.1", 80)):
+        for turn in range(40):
+            child = os.fork()
+            if not child:
+                sys.exit(0) if turn % 2 else os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("first", ["mooring.sync", "mooring.grpc", "mooring, grpc, grpc.aio"])
+def test_children_do_not_crash_where_etcd_is_connected(etcd_url: str, first: str):
+    _run(CROWD.format(imports=f"import {first}"), etcd_url)
+
+
+def test_a_fork_is_warned_of_if_grpc_was_imported_before_mooring(etcd_url: str):
+    """gRPC's fork handlers are on then, and children may crash."""
+    crowd = CROWD.format(imports="import grpc").replace("range(40)", "range(3)")
+    run = _run(crowd.replace("== 0", "is not None"), etcd_url, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("grpc was imported before mooring: import mooring before grpc") == 1
+
+
+@pytest.mark.parametrize("first", ["mooring.sync", "mooring.grpc", "grpc"])
+def test_a_parent_whose_hubs_are_closed_may_fork(etcd_url: str, first: str):
+    """And the children connect. It keeps the hubs, as a program does that ends with them."""
+    script = f"""
         import os, sys
+        import {first}
         import mooring.sync
-        with mooring.sync.connect(sys.argv[1]) as hub:
-            with hub.register(mooring.Instance("echo", "10.0.0.1", 80)):
-                for turn in range(40):
-                    child = os.fork()
-                    if not child:
-                        sys.exit(0) if turn % 2 else os._exit(0)
-                    assert os.waitpid(child, 0)[1] == 0
-        """,
-        etcd_url,
-    )
+        hubs = [mooring.sync.connect(sys.argv[1]) for _ in range(2)]
+        kept = []
+        for hub in hubs:
+            with hub, hub.register(mooring.Instance("echo", "10.0.0.1", 80)) as registration:
+                kept.append(registration)
+        for turn in range(12):
+            child = os.fork()
+            if not child:
+                with mooring.sync.connect(sys.argv[1]) as hub:
+                    me = mooring.Instance("echo", "10.0.0.1", 81 + turn)
+                    with hub.register(me) as registration:
+                        assert registration.state == "registered"
+                sys.exit(0) if turn % 2 else os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        with hubs[0] as hub:
+            assert hub.registry.instances("echo").instances == ()
+    """
+    _run(script, etcd_url)
 
 
 def test_what_was_not_opened_before_a_fork_is_opened_after_it(etcd_url: str):

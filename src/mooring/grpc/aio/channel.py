@@ -30,6 +30,7 @@ from mooring.grpc.options import link_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
+from mooring.store.etcd.forks import check_process, tracked
 
 M = TypeVar("M", bound=Method)
 
@@ -96,9 +97,10 @@ def _connect(
 ) -> grpc.aio.Channel:
     # By name: instrumentation that wraps these functions takes the interceptors by name only.
     given = {"options": options, "compression": compression, "interceptors": interceptors}
+    check_process()
     if credentials is None:
-        return grpc.aio.insecure_channel(target, **given)
-    return grpc.aio.secure_channel(target, credentials, **given)
+        return tracked(grpc.aio.insecure_channel(target, **given))
+    return tracked(grpc.aio.secure_channel(target, credentials, **given))
 
 
 class Channel(grpc.aio.Channel):  # type: ignore[misc]

@@ -27,6 +27,7 @@ from mooring.grpc.choosing import Discovery
 from mooring.grpc.options import authority, route_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
+from mooring.store.etcd.forks import check_process, tracked
 from mooring.sync.proxy import Blocking, behind
 
 if TYPE_CHECKING:
@@ -88,10 +89,12 @@ def _connect(
     compression: grpc.Compression | None,
     target: str,
 ) -> Route:
+    check_process()
     if credentials is None:
         made = grpc.insecure_channel(target, options=options, compression=compression)
     else:
         made = grpc.secure_channel(target, credentials, options=options, compression=compression)
+    tracked(made)
     return Route(made, grpc.intercept_channel(made, *interceptors) if interceptors else made)
 
 

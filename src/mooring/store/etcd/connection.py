@@ -295,6 +295,8 @@ class Cluster:
         channels = [*self._silent, *(endpoint.channel for endpoint in self.endpoints)]
         await asyncio.gather(*(channel.close() for channel in channels))
         await asyncio.sleep(_SETTLING)
+        for endpoint in self.endpoints:
+            endpoint.release()
 
 
 def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:

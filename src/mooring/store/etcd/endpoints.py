@@ -11,12 +11,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from mooring.store.etcd.forks import check_process
+from mooring.errors import Closed
+from mooring.store.etcd.forks import check_process, tracked
 from mooring.store.etcd.proto import Methods
 
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -58,11 +59,17 @@ class Endpoint:
     def _connect(self) -> None:
         check_process()
         if self._credentials is None:
-            self.channel = grpc.aio.insecure_channel(self.address, self._options)
+            channel = grpc.aio.insecure_channel(self.address, self._options)
         else:
-            self.channel = grpc.aio.secure_channel(self.address, self._credentials, self._options)
+            channel = grpc.aio.secure_channel(self.address, self._credentials, self._options)
+        self.channel = tracked(channel)
         self.methods = Methods(self.channel)
         self._made = time.monotonic()
+
+    def release(self) -> None:
+        """Let go of the channel, which was closed. gRPC ends its threads with the last one."""
+        released: Any = _Released(self.address)
+        self.channel = self.methods = released
 
     def answered(self) -> None:
         self.down_since = 0.0
@@ -78,6 +85,16 @@ class Endpoint:
         old = self.channel
         self._connect()
         return old
+
+
+class _Released:
+    """Stands for the channel of an endpoint that was closed."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __getattr__(self, _: str) -> Any:
+        raise Closed(f"the connection to {self._address} is closed")
 
 
 class Member(Protocol):

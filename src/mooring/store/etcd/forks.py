@@ -1,25 +1,92 @@
-"""gRPC and fork: a process that was forked from one where gRPC ran cannot use it.
+"""gRPC and fork: a process that was forked while gRPC ran cannot use gRPC.
 
-Its threads stayed with the parent, and what it reads from their shared pipes is missing there: the
-parent's own watches would fall silent.
+gRPC's threads stay with the parent, and what the child reads from the pipes that they share is
+missing there: the parent's own watches would fall silent. After the last channel is gone gRPC stops
+its threads, and a child may start it again.
+
+gRPC has fork handlers of its own, on by default. They cannot work while `grpc.aio` runs: they skip
+the parent's part and start threads in the child, which then crashes. `guard` turns them off.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import sys
+import weakref
+from typing import TypeVar
 
 from mooring.errors import InvalidRequest
 
-_process = 0
+log = logging.getLogger(__name__)
+
+C = TypeVar("C")
+
+_GUARD = "GRPC_ENABLE_FORK_SUPPORT"
+
+_channels: weakref.WeakSet[object] = weakref.WeakSet()
+"""Those of this process that were not collected yet: gRPC runs while there is one, even if it is
+closed."""
+_running = False
+"""Whether gRPC may run in this process."""
+_inherited: list[object] = []
+"""Those of the parent. They are kept: gRPC would close the parent's connections with them."""
+_unguarded = ""
+"""Why gRPC's fork handlers are on."""
+
+
+def guard() -> None:
+    """Turn off gRPC's fork handlers. It reads the variable when it is first imported, so this is
+    called when `mooring` is, before any module of ours imports gRPC."""
+    global _unguarded
+    value = os.environ.setdefault(_GUARD, "")
+    if value.lower() not in ("", "0", "false", "no"):
+        _unguarded = f"{_GUARD} is set to {value}"
+    elif not value:
+        os.environ[_GUARD] = "0"
+        if "grpc._cython.cygrpc" in sys.modules:
+            _unguarded = "grpc was imported before mooring"
+
+
+def tracked(channel: C) -> C:
+    """The same channel, remembered for as long as it exists."""
+    global _running
+    _channels.add(channel)
+    _running = True
+    return channel
 
 
 def check_process() -> None:
-    """Before each new channel. Raises `InvalidRequest` where gRPC ran before the fork."""
-    global _process
-    _process = _process or os.getpid()
-    if _process != os.getpid():
+    """Before each new channel. Raises `InvalidRequest` if gRPC ran when this process was forked."""
+    if _inherited:
         raise InvalidRequest(
-            "etcd was connected to before this process was forked, and gRPC does not outlive that: "
-            "connect after the fork only (in gunicorn's post_fork, say), or start processes with "
-            "the method spawn"
+            "a gRPC channel (to etcd, or to a service) was open when this process was forked, and "
+            "gRPC does not survive that: close all hubs before the fork, connect after it only "
+            "(in gunicorn's post_fork, say), or start processes with the method spawn"
         )
+
+
+def _before_fork() -> None:
+    global _running, _unguarded
+    if _running:
+        gc.collect()  # closed channels, and calls that refer to them, may be waiting for it
+        _running = bool(_channels)
+    if _channels and _unguarded:
+        log.warning(
+            "this process forks while gRPC runs, and its children may crash, since %s: import "
+            "mooring before grpc, or set %s=0 before the process starts",
+            _unguarded,
+            _GUARD,
+        )
+        _unguarded = ""
+
+
+def _in_child() -> None:
+    global _running
+    _inherited.extend(_channels)
+    _channels.clear()
+    _running = False
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

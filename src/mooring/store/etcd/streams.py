@@ -44,7 +44,17 @@ class Stream:
         self._ended = ended
         self._reason = "the store was closed"
         self._outgoing = _Outgoing()
-        self._task = tasks.start(self._run(), name=f"etcd stream to {self.endpoint.address}")
+        task = tasks.start(self._run(), name=f"etcd stream to {self.endpoint.address}")
+        self._task: asyncio.Task[object] | None = task
+        task.add_done_callback(self._forget)
+
+    def _forget(self, _: object) -> None:
+        """A task that was cancelled refers to its call, and that to gRPC, which would go on."""
+        self._task = None
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def send(self, message: Any) -> None:
         self._outgoing.messages.put_nowait(message)
@@ -55,7 +65,7 @@ class Stream:
         if self.alive:
             self.alive = False
             self._reason = f"{self.endpoint.address} is silent"
-            self._task.cancel()
+            self._cancel()
             self._cluster.move_on(self.endpoint, silent_since=since)
 
     def leave(self, reason: str) -> None:
@@ -63,13 +73,13 @@ class Stream:
         if self.alive:
             self.alive = False
             self._reason = f"{self.endpoint.address} {reason}"
-            self._task.cancel()
+            self._cancel()
             self._cluster.move_on(self.endpoint)
 
     def end(self) -> None:
         """Nobody needs it any more."""
         self.alive = False
-        self._task.cancel()
+        self._cancel()
 
     async def _run(self) -> None:
         metadata = self._cluster.metadata
