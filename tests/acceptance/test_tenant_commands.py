@@ -539,6 +539,15 @@ class TestHistoryAndDeletion:
         assert "(there are 1 to 2)" in acme.refused("history", "7", "9")
         assert "there is no tenant 9" in acme.refused("history", "9")
 
+    def test_a_history_can_be_purged(self, acme: Terminal):
+        acme.run("publish", "-", given=ACME.replace("enterprise", "free"))
+        assert acme.run("history", "--purge") == "0 entries deleted\n"
+        assert "say --yes" in acme.refused("history", "7", "--purge")
+        assert acme.run("history", "7", "--purge", "--yes") == "1 entries deleted\n"
+        acme.run("delete", "7", "--yes")
+        assert acme.records("history", "7", "--purge", "--yes") == [{"tenant": 7, "entries": 2}]
+        assert "there is no tenant 7" in acme.refused("history", "7")
+
     def test_a_secret_that_stayed_is_not_said_to_change(self, acme: Terminal):
         """In a history it is sealed anew each time."""
         acme.run("publish", "-", given=ACME.replace("/tenants/7", "/home/7"))

@@ -58,6 +58,7 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         hub = await stack.enter_async_context(_hub(settings))
         if has_store:
             say(f"store    {hub.store.url}")
+            await stack.enter_async_context(_retention(hub))
         if apart:
             say(f"registry {hub.registry.url}")
         if settings.sweeps:
@@ -118,6 +119,17 @@ async def _cleanup(hub: Hub) -> AsyncIterator[str]:
     tasks.start(registry.sweeper().run(), name="cleanup")
     try:
         yield f"every {show(told.interval)}, after {show(told.global_timeout)} without a heartbeat"
+    finally:
+        await tasks.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _retention(hub: Hub) -> AsyncIterator[None]:
+    """Sweep the histories of tenants, also of those that nobody publishes any more."""
+    tasks = Tasks()
+    tasks.start(hub.publisher(by="mooring serve").sweeper.run(), name="retention of histories")
+    try:
+        yield
     finally:
         await tasks.aclose()
 

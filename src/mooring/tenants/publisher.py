@@ -13,6 +13,7 @@ import getpass
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from mooring.errors import (
@@ -57,6 +58,7 @@ from mooring.tenants.publishing import (
 )
 from mooring.tenants.rekeying import Progress, rekey
 from mooring.tenants.rekeying import Rekeyed as Rekeyed
+from mooring.tenants.retention import Sweeper
 from mooring.tenants.scribe import (
     Plan,
     Scribe,
@@ -80,6 +82,7 @@ KEEP = 100
 KEEP_FOR = 90 * 86400.0
 """…and for how many seconds."""
 
+_SWEEP_EVERY = 1.0  # seconds between two histories of others that a publisher looks at
 _TRIES = 200  # lost races in a row, each of which somebody else won
 
 Change = Callable[[Parts], Parts]
@@ -109,6 +112,17 @@ class Publisher:
         self._ring = Keyring.from_environment() if ring is None else ring
         by = by or f"{_user()}@{socket.gethostname()}"
         self._scribe = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for)
+        # Other tenants' histories are never kept for less than the default.
+        lenient = Scribe(
+            store,
+            self.keys,
+            self._ring,
+            by=by,
+            keep=max(keep, KEEP),
+            keep_for=max(keep_for, KEEP_FOR),
+        )
+        self._sweeper = Sweeper(store, self.keys, lenient)
+        self._swept = float("-inf")
 
     async def read(self, tenant: Owner) -> Parts:
         """What the store has of a tenant, or of what all tenants share, by path."""
@@ -283,7 +297,27 @@ class Publisher:
             raise
         for remark in work.remarks():
             log.warning("%s: %s", named(work.tenant), remark)
+        await self._sweep_a_little()
         return work.published()
+
+    async def _sweep_a_little(self) -> None:
+        if time.monotonic() - self._swept < _SWEEP_EVERY:
+            return
+        self._swept = time.monotonic()
+        try:
+            await self._sweeper.step()
+        except StoreError as error:
+            log.debug("histories of tenants: not swept: %s", error)
+
+    @property
+    def sweeper(self) -> Sweeper:
+        """Deletes what is too old of all histories."""
+        return self._sweeper
+
+    async def purge(self, tenant: int) -> int:
+        """Delete the history of a tenant: all of one that was deleted, else all but the newest
+        entry. How many entries went."""
+        return await self._sweeper.sweep(check_id(tenant), purge=True)
 
     async def _try(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> None:
         backoff = Backoff()

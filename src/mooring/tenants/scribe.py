@@ -288,9 +288,13 @@ class Scribe:
             sign_of_life(self.keys),
         ]
 
+    def first_kept(self, number: int, seen: Seen) -> int:
+        """The first entry that is neither too old nor one too many, if this is the newest."""
+        return max(number + 1 - self._keep, seen.aged + 1)
+
     def trimmed(self, tenant: Owner, number: int, seen: Seen) -> list[Write]:
         """What of the history goes when an entry comes."""
-        first = min(max(number + 1 - self._keep, seen.aged + 1), number)
+        first = min(self.first_kept(number, seen), number)
         if not seen.first or seen.first >= first:
             return []
         keys = self.keys

@@ -29,7 +29,7 @@ from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.changes import records
 from mooring.tenants.history import HistoryEntry, differences
-from mooring.tenants.keys import NAMESPACE, Owner, named
+from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
 from mooring.tenants.publisher import Rekeyed
 from mooring.tenants.publishing import Difference
 from mooring.tenants.scribe import Published
@@ -37,15 +37,34 @@ from mooring.tenants.secrets import FORMER, Keyring
 
 
 def history(
-    tenant: TenantArgument,
+    tenant: Annotated[
+        int,
+        typer.Argument(metavar="[ID]", min=0, max=MAX_ID, help="the number of the tenant"),
+    ] = 0,
     number: Annotated[
         int, typer.Argument(metavar="[NUMBER]", min=0, help="show what that entry changed")
     ] = 0,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge",
+            help="delete the history of the tenant, or of all tenants what is kept for too long",
+        ),
+    ] = False,
+    yes: YesOption = False,
     store: StoreOption = "",
     namespace: NamespaceOption = NAMESPACE,
     as_json: JSONOption = False,
 ) -> None:
-    """Show who changed what of a tenant, oldest first; also of one that was deleted."""
+    """Show who changed what of a tenant, oldest first; also of one that was deleted.
+
+    With --purge, delete it: of a deleted tenant all entries, else all but the newest. Without
+    an ID, delete of all tenants what is older than 90 days or beyond 100 entries.
+    """
+    if purge:
+        return _purged(tenant, number, yes, store, namespace, as_json)
+    if not tenant:
+        raise typer.BadParameter("say whose history", param_hint="ID")
     show_history(tenant, run_command(_history(tenant, store, namespace)), number, as_json)
 
 
@@ -81,6 +100,23 @@ def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_
     told = f"{found[0].action} by {found[0].by} at {found[0].at}"
     about = f": {found[0].note}" if found[0].note else ""
     note(f"{named(owner)}: {counted(changes, done=True)}; {told}{about}")
+
+
+def _purged(tenant: int, number: int, yes: bool, store: str, namespace: str, as_json: bool) -> None:
+    if number:
+        raise typer.BadParameter("--purge deletes whole histories", param_hint="NUMBER")
+    if tenant:
+        must_agree(f"Delete the history of tenant {tenant}?", yes)
+    gone = run_command(_purge(tenant, store, namespace))
+    if as_json:
+        show_json({"tenant": tenant or None, "entries": gone})
+    else:
+        typer.echo(f"{gone} entries deleted")
+
+
+async def _purge(tenant: int, store: str, namespace: str) -> int:
+    async with publisher(store, namespace) as publishing:
+        return await (publishing.purge(tenant) if tenant else publishing.sweeper.everything())
 
 
 async def _history(tenant: int, store: str, namespace: str) -> list[HistoryEntry]:

@@ -1,0 +1,95 @@
+"""Histories do not stay for ever, whoever publishes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mooring.errors import NotConfigured
+from mooring.store import Put, Store
+from mooring.tenants.document import parse
+from mooring.tenants.publisher import Publisher
+from tests.features.tenant_files import KEYS, document
+from tests.features.tenant_publisher.support import RING, huge
+
+
+async def age(store: Store, tenant: int, *, but: int = 0) -> None:
+    """Make a history a hundred days older, except the newest entries."""
+    entries = (await store.read(KEYS.history_of(tenant))).entries
+    numbers = sorted({KEYS.history_number(entry.key) for entry in entries} - {0})
+    old = numbers[: len(numbers) - but]
+    for entry in entries:
+        if KEYS.history_number(entry.key) in old:
+            told = msgspec.json.decode(entry.value) | {"at": "2020-01-01T00:00:00.000Z"}
+            await store.commit(Put(entry.key, msgspec.json.encode(told)))
+
+
+async def kept(store: Store, tenant: int) -> list[int]:
+    return [entry.number for entry in await Publisher(store, ring=RING).history(tenant)]
+
+
+async def test_publishing_another_tenant_sweeps_what_is_too_old(store: Store, publisher: Publisher):
+    await publisher.apply(parse(huge(150)))
+    await publisher.delete(1)
+    for n in range(12):
+        await publisher.put(2, "storage", {"uploadQuotaGb": n})
+    for n in range(3):
+        await publisher.put(3, "storage", {"uploadQuotaGb": n})
+    await age(store, 1)
+    await age(store, 2)
+    await age(store, 3, but=2)
+    for n in range(6):  # each of them is a process of its own
+        await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": n})
+        other = Publisher(store, ring=RING)
+        while await other.sweeper.step():
+            pass
+    assert (await store.read(KEYS.history_of(1))).entries == ()
+    assert await kept(store, 2) == [12]
+    assert await kept(store, 3) == [2, 3]
+    assert (await publisher.read(2))["storage"] == {"tenantId": 2, "uploadQuotaGb": 11}
+    await publisher.put(1, "storage", {"uploadQuotaGb": 1})
+    assert await kept(store, 1) == [1]
+
+
+async def test_each_publish_sweeps_one_history(store: Store, publisher: Publisher):
+    await publisher.apply(document(1))
+    await publisher.delete(1)
+    await age(store, 1)
+    for n in range(3):  # its own history, then the deleted one's, in whatever order
+        await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": n})
+        one = Publisher(store, ring=RING)
+        await one.sweeper.step()
+        await one.sweeper.step()
+    assert (await store.read(KEYS.history_of(1))).entries == ()
+
+
+async def test_a_deleted_tenant_can_be_brought_back_until_then(store: Store, publisher: Publisher):
+    await publisher.apply(document(1))
+    await publisher.delete(1)
+    assert await publisher.sweeper.everything() == 0
+    await publisher.rollback(1, 1)
+    assert len(await publisher.read(1)) == 8
+
+
+async def test_too_many_entries_of_another_publisher_go(store: Store):
+    generous = Publisher(store, ring=RING, keep=1000)
+    for n in range(103):
+        await generous.put(1, "storage", {"uploadQuotaGb": n})
+    strict = Publisher(store, ring=RING, keep=3, keep_for=-1)
+    await strict.put(2, "storage", {"uploadQuotaGb": 1})
+    await strict.sweeper.everything()
+    assert await kept(store, 1) == list(range(4, 104))
+
+
+async def test_a_history_can_be_purged(store: Store, publisher: Publisher):
+    for tenant in (1, 10):
+        await publisher.apply(document(tenant))
+        await publisher.put(tenant, "storage", {"uploadQuotaGb": 9})
+    assert await publisher.purge(10) == 1
+    assert await kept(store, 10) == [2]
+    await publisher.delete(1)
+    assert await publisher.purge(1) == 3
+    assert (await store.read(KEYS.history_of(1))).entries == ()
+    with pytest.raises(NotConfigured, match="there are none"):
+        await publisher.rollback(1, 1)
+    assert await kept(store, 10) == [2]
