@@ -241,6 +241,39 @@ async def test_a_tenant_that_changed_meanwhile_is_neither_rolled_back_nor_delete
     assert shown["meta"]["name"] == "Lighthouse"
 
 
+async def test_shared_settings_are_set_edited_rolled_back_and_removed(
+    visitor: Visitor, admin: Admin
+):
+    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
+    await visitor.go("tenants")
+    await page.get_by_role("link", name="Shared settings").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Shared settings")
+    platform = page.locator('section[data-key="platform"]')
+    await platform.get_by_role("button", name="New setting…").click()
+    await dialog.get_by_label("Key").fill("mail")
+    await dialog.get_by_role("button", name="Write it").click()
+    editor = page.get_by_role("textbox", name="Document")
+    await editor.fill('{"host": "mx", "password": "hunter2"}')
+    await page.get_by_role("button", name="Show what changes").click()
+    await dialog.get_by_role("button", name="Set").click()
+    await expect(platform.get_by_role("heading", name="mail")).to_be_visible()
+    await expect(page.get_by_text("hunter2")).to_have_count(0)
+    await platform.get_by_role("button", name="Edit mail").click()
+    await editor.fill((await editor.input_value()).replace('"mx"', '"mx2"'))
+    await page.get_by_role("button", name="Show what changes").click()
+    await expect(dialog.locator(".added")).to_contain_text("mx2")
+    await dialog.get_by_role("button", name="Set").click()
+    await expect(platform.get_by_text("mx2")).to_be_visible()
+    await platform.get_by_role("button", name="Roll back to this…").click()
+    await dialog.get_by_role("button", name="Roll back").click()
+    await expect(platform.get_by_role("row").filter(has_text="rollback")).to_have_count(1)
+    parts = await admin.hub.publisher().read("platform")
+    assert parts == {"platform/configs/mail": {"host": "mx", "password": "hunter2"}}
+    await platform.get_by_role("button", name="Remove… mail").click()
+    await dialog.get_by_role("button", name="Remove").click()
+    await expect(platform.get_by_text("Nothing is set.")).to_be_visible()
+
+
 async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin: Admin):
     page = visitor.page
     async with holding(admin, "jobs/report") as holder, holding(admin, "jobs/report"):

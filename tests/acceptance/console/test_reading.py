@@ -23,6 +23,7 @@ PAGES: tuple[list[str], ...] = (
     ["instance", "Common/Auth", "10.0.0.1:8000"],
     ["tenants"],
     ["tenant", "7"],
+    ["shared"],
     ["locks"],
     ["search", "auth"],
     ["audit"],
@@ -45,6 +46,9 @@ async def busy(admin: Admin) -> AsyncIterator[Admin]:
             "domain": {"primary": "a.example"},
         }
         assert (await admin.put("/admin/tenants/7", document)).status_code == 201
+        for key in ("common/values/resolver", "platform/values/mail"):
+            value = {"value": {"httpType": "host"}}
+            assert (await admin.put(f"/admin/shared/{key}", value)).status_code == 201
         await opened.enter_async_context(admin.hub.lock("jobs/report"))
         yield admin
 

@@ -17,6 +17,7 @@ const PAGES = {
   instance: "instance",
   tenants: "tenants",
   tenant: "tenant",
+  shared: "shared",
   locks: "locks",
   search: "search",
   audit: "audit",

@@ -60,7 +60,7 @@ function navigation(app) {
   if (app.sees("groups")) {
     places.push(["#/", "frame.overview", ["overview", "service", "instance"]]);
   }
-  if (app.sees("tenants")) places.push(["#/tenants", "frame.tenants", ["tenants", "tenant"]]);
+  if (app.sees("tenants")) places.push(["#/tenants", "frame.tenants", ["tenants", "tenant", "shared"]]);
   if (app.unscoped) places.push(["#/locks", "frame.locks", ["locks"]]);
   if (app.unscoped && app.may("admin")) {
     places.push(["#/audit", "frame.audit", ["audit"]], ["#/tokens", "frame.tokens", ["tokens"]]);

@@ -21,6 +21,14 @@ export const tenantHistory = (id) => `${tenant(id)}/history`;
 export const tenantVersion = (id, version) => `${tenantHistory(id)}/${e(version)}`;
 export const tenantRollback = (id) => `${tenant(id)}/rollback`;
 
+export const shared = (area) => `/admin/shared/${e(area)}`;
+export const sharedUnmasked = (area) => `${shared(area)}?unmask=true`;
+export const sharedValue = (area, key) => `${shared(area)}/values/${e(key)}`;
+export const sharedDiff = (area, key) => `${sharedValue(area, key)}/diff`;
+export const sharedHistory = (area) => `${shared(area)}/history`;
+export const sharedVersion = (area, version) => `${sharedHistory(area)}/${e(version)}`;
+export const sharedRollback = (area) => `${shared(area)}/rollback`;
+
 export const locks = () => "/admin/locks";
 export const release = (name, { lease, token }, reason) =>
   `${locks()}/${e(name)}?holder=${e(lease)}&token=${e(token)}&reason=${e(reason)}`;

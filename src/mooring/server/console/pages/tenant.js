@@ -110,7 +110,12 @@ export function page(app, [id, verb]) {
         show(t("tenant.title", names), h("div", { class: "framed scrolled" }, shown(open)));
       },
     });
-  const table = historyTable(app, id, () => history.at(-1)?.version, rollback);
+  const table = historyTable(
+    app,
+    (version) => paths.tenantVersion(id, version),
+    () => history.at(-1)?.version,
+    rollback,
+  );
 
   return {
     title: () => tenant?.document.meta?.name || t("tenant.title", names),
@@ -165,10 +170,10 @@ export function page(app, [id, verb]) {
   };
 }
 
-const pretty = (document) => JSON.stringify(document, null, 2);
+export const pretty = (document) => JSON.stringify(document, null, 2);
 
 /** Text as JSON. What is wrong with it is said with the line. */
-function read(text) {
+export function read(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
@@ -178,7 +183,7 @@ function read(text) {
   }
 }
 
-function editor(editing, compare, stop) {
+export function editor(editing, compare, stop, hint = t("tenant.editing")) {
   const area = h("textarea", {
     id: "document",
     class: "document",
@@ -195,7 +200,7 @@ function editor(editing, compare, stop) {
   return h(
     "section",
     { "data-key": "editor" },
-    h("p", { class: "muted", id: "editing" }, t("tenant.editing")),
+    h("p", { class: "muted", id: "editing" }, hint),
     area,
     h("p", { class: "failure", role: "alert" }, editing.failure),
     h(
@@ -223,7 +228,8 @@ function shown(document) {
   );
 }
 
-function tree(value) {
+/** Names with values, as far down as there are some. */
+export function tree(value) {
   if (Array.isArray(value) && value.length && value.every((each) => typeof each !== "object")) {
     return h(
       "ul",
@@ -246,9 +252,10 @@ function tree(value) {
     : h("span", { class: "muted" }, JSON.stringify(value));
 }
 
-function historyTable(app, id, newest, rollback) {
+/** `path` says where the API has a version; `newest` is the last one. */
+export function historyTable(app, path, newest, rollback) {
   const look = async (version) => {
-    const { changes: found } = await get(paths.tenantVersion(id, version));
+    const { changes: found } = await get(path(version));
     show(`${t("tenant.history")} ${version}`, changes(found));
   };
   return new Table({

@@ -135,9 +135,14 @@ export function page(app) {
           "div",
           { class: "head spaced" },
           h("h1", {}, t("tenants.title"), h("span", { class: "count" }, ` ${n(tenants.length)}`)),
-          app.may("operator") &&
-            !refused &&
-            writeButton(app, "operator", { onclick: create }, t("tenants.new")),
+          !refused &&
+            h(
+              "div",
+              { class: "actions" },
+              app.unscoped && h("a", { class: "button", href: "#/shared" }, t("shared.title")),
+              app.may("operator") &&
+                writeButton(app, "operator", { onclick: create }, t("tenants.new")),
+            ),
         ),
         refused
           ? h("p", { class: "empty framed" }, refused)
