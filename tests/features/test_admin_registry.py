@@ -480,8 +480,8 @@ async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admi
 
 
 async def test_before_the_store_has_answered_nothing_is_said_of_it(tmp_path: Path):
-    async with Admin("etcd://127.0.0.1:1", folder=tmp_path) as admin:
+    async with Admin("etcd://127.0.0.1:1", folder=tmp_path, roles=()) as admin:
         for parts in (("services",), ("health",), ("services", "a")):
-            answer = await admin.get(path(*parts))
+            answer = await admin.get(path(*parts), as_="admin")
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "unavailable"

@@ -103,6 +103,11 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse(self.registry) if self.registry else self.url()
 
     @property
+    def registry_apart(self) -> bool:
+        """Whether the registry is not in the store."""
+        return bool(self.registry) or self.url().scheme in REDIS
+
+    @property
     def sweeps(self) -> bool:
         return self.cleanup and self.registry_url().scheme in REDIS
 

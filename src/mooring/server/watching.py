@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
+from mooring.server.fleet.service_history import ServiceHistory, scope_of
 from mooring.server.parts import Parts
 from mooring.server.stream import Shapes, Stream
 from mooring.store.url import REDIS
@@ -32,6 +33,10 @@ async def watching(parts: Parts) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         parts.outlook = outlook
         parts.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
+        if parts.shared is not None:
+            scope = scope_of(parts.hub.scope if parts.settings.registry_apart else "")
+            history = ServiceHistory(fleet, parts.shared.store, scope)
+            await stack.enter_async_context(history)
         if alerts.webhook:
             duty = await stack.enter_async_context(_duty(parts))
             await stack.enter_async_context(Alerts(outlook, alerts, duty))

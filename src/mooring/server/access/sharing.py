@@ -62,8 +62,15 @@ class Sharing:
         self._running = Tasks()
         self.records: Store | None = None
         """Where the records are, once that is known."""
+        self._decided = asyncio.Event()
         self.problem = ""
         """Why they are not shared, though the store could keep them."""
+
+    async def store(self) -> Store:
+        """Where the records are; waits until that is known."""
+        await self._decided.wait()
+        assert self.records is not None
+        return self.records
 
     @property
     def shared(self) -> bool:
@@ -111,6 +118,7 @@ class Sharing:
         await self._use(store)
         self.audit = await self._opened.enter_async_context(AuditStore(store, self._audit))
         self.records = store
+        self._decided.set()
         if self.problem:
             log.error("%s", self.problem)
         if self.shared:

@@ -16,6 +16,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
 
+import msgspec
+
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
@@ -36,6 +38,16 @@ FORGOTTEN_IN_ORDER = 3_600.0
 _EMPTY = 2_000
 """Such services that are remembered at the most."""
 
+
+class Remembered(msgspec.Struct, frozen=True):
+    """A service as a server last saw it."""
+
+    emptied: Time | None = None
+    """When its last instance went; None while it has some."""
+    lost: bool = False
+    """Whether that one was lost, and did not leave in order."""
+
+
 Callback = Callable[[Collection[tuple[str, str]]], None]
 """Called with the service and the id of each instance that changed; an empty id stands for the
 service itself, nothing at all for the picture as a whole. It must not block."""
@@ -52,6 +64,7 @@ class Known:
         "kept",
         "lost",
         "name",
+        "remembered",
         "sampled",
         "since",
         "version",
@@ -68,6 +81,8 @@ class Known:
         """Whether that one was lost, and did not leave in order."""
         self.absent = False
         """Whether it had no instance when this server started, and none since."""
+        self.remembered = False
+        """Whether it had instances when a server last saw it, but none since this one started."""
         self.kept = False
         """Whether the registry kept its name since it has no instances: if it does no longer, the
         service was forgotten, by whichever server."""
@@ -239,6 +254,7 @@ class Fleet:
             else:
                 known._instances[id] = change.after
                 known.emptied, known.absent, known.kept = None, False, False
+                known.remembered = False
                 emptied.discard(service)
             try:
                 self._remember(change, moment, how, news=not first)
@@ -442,12 +458,29 @@ class Fleet:
         if fresh or gone:
             self._tell([(name, "") for name in (*fresh, *gone)])
 
+    def remember(self, services: Mapping[str, Remembered]) -> None:
+        """Services that servers knew before this one started."""
+        moment = now()
+        changed: list[tuple[str, str]] = []
+        for name, before in services.items():
+            known = self._know(name, moment)
+            if known.instances or known.emptied is not None:
+                continue
+            known.emptied, known.lost = before.emptied, before.lost
+            known.remembered, known.absent = before.emptied is None, False
+            known.version += 1
+            changed.append((name, ""))
+        self._look_for_absent()
+        if changed:
+            self._tell(changed)
+
     def _look_for_absent(self) -> None:
         """Once it is known both which services there are and who is registered: a service of those
         without anybody may have died while nobody looked."""
         if not self._loaded:
             return
-        for name in self._first_names or ():
+        remembered = [name for name, known in self._known.items() if known.remembered]
+        for name in (*(self._first_names or ()), *remembered):
             known = self._known.get(name)
             if known is not None and not known.instances and known.emptied is None:
                 known.absent = True

@@ -1,0 +1,123 @@
+"""Services that servers know are known after a restart, and to servers that start later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mooring
+from mooring.model import Instance
+from mooring.server.fleet import service_history
+from tests.admin import Admin
+from tests.features.test_admin_sharing import given_key
+from tests.waiting import eventually
+
+CART = "shop/cart"
+
+
+@pytest.fixture(params=["sqlite", "etcd-3.5", "redis-7.0"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_history, "EVERY", 0.05)
+
+
+async def written(admin: Admin) -> dict[str, tuple[bool, bool]]:
+    """What is written down: of each service, whether it is empty, and was lost."""
+    assert admin.parts.shared is not None
+    store = await admin.parts.shared.store()
+    found = await store.read(mooring.store.prefix(b"/mooring/services/"))
+    decode = service_history._decoder.decode
+    records = [(entry.key, decode(entry.value)) for entry in found.entries]
+    return {
+        name.decode().rpartition("/")[2]: (record.emptied is not None, record.lost)
+        for name, record in records
+    }
+
+
+async def becomes(admin: Admin, wanted: dict[str, tuple[bool, bool]]) -> None:
+    async def is_so() -> bool:
+        return await written(admin) == wanted
+
+    await eventually(is_so)
+
+
+async def test_when_a_service_lost_its_last_instance_is_known_after_a_restart(
+    store_url: str, tmp_path: Path
+):
+    async with Admin(store_url, folder=tmp_path) as admin:
+        async with admin.hub.register(Instance(CART, "10.0.0.1", 80)):
+            await becomes(admin, {"shop%2Fcart": (False, False)})
+        await becomes(admin, {"shop%2Fcart": (True, False)})
+        known = admin.fleet.service(CART)
+        assert known is not None
+        emptied = known.emptied
+    async with Admin(store_url, folder=tmp_path) as admin:
+        await eventually(lambda: admin.fleet.loaded and bool(admin.fleet.service(CART)))
+        known = admin.fleet.service(CART)
+        assert known is not None
+
+        def is_restored() -> bool:
+            return (known.emptied, known.lost, known.absent) == (emptied, False, False)
+
+        await eventually(is_restored)
+        names = [
+            each["serviceName"] for each in (await admin.get("/admin/registry/services")).json()
+        ]
+        assert names == [CART]
+        async with admin.hub.register(Instance(CART, "10.0.0.1", 80)):
+            await becomes(admin, {"shop%2Fcart": (False, False)})
+            assert known.emptied is None
+
+
+async def test_a_service_that_ended_while_no_server_ran_is_missed(store_url: str, tmp_path: Path):
+    async with (
+        mooring.connect(store_url) as hub,
+        hub.register(Instance(CART, "10.0.0.1", 80)),
+        Admin(store_url, folder=tmp_path) as admin,
+    ):
+        await becomes(admin, {"shop%2Fcart": (False, False)})
+    async with Admin(store_url, folder=tmp_path) as admin:
+        outlook = admin.parts.outlook
+        assert outlook is not None
+
+        def is_a_problem() -> bool:
+            return [(each.kind, each.service) for each in outlook.problems()] == [("absent", CART)]
+
+        await eventually(is_a_problem)
+        await becomes(admin, {"shop%2Fcart": (True, True)})
+
+
+class TestOfSeveralServers:
+    @pytest.fixture(params=["sqlite", "etcd-3.5"])
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        name: str = request.param
+        return name
+
+    async def test_what_one_knew_the_next_knows_and_what_one_forgets_all_forget(
+        self, store_url: str, tmp_path: Path
+    ):
+        a, b = given_key(tmp_path, "a", "b")
+        async with Admin(store_url, folder=a) as one:
+            async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
+                await becomes(one, {"shop%2Fcart": (False, False)})
+            await becomes(one, {"shop%2Fcart": (True, False)})
+            async with Admin(store_url, folder=b) as other:
+
+                def knows() -> bool:
+                    known = other.fleet.service(CART)
+                    return known is not None and known.emptied is not None
+
+                await eventually(knows)
+                gone = await one.delete("/admin/registry/services/shop%2Fcart")
+                assert gone.status_code == 204
+                await becomes(one, {})
+                await eventually(lambda: other.fleet.service(CART) is None)
+                async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
+                    await eventually(lambda: other.fleet.service(CART) is not None)
+                    await becomes(other, {"shop%2Fcart": (False, False)})
