@@ -50,6 +50,7 @@ from mooring.tenants.publisher import KEEP, KEEP_FOR, Publisher
 from mooring.tenants.secrets import Keyring
 
 if TYPE_CHECKING:
+    from mooring.store.embedded.engine import Engine
     from mooring.tenants.provider import Provider
 
 _CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
@@ -82,17 +83,13 @@ def open_host(url: StoreURL) -> Host:
 
     Only for `memory://` and `sqlite://`: see `EMBEDDED`.
     """
-    history, age, size = _history(url)
     if url.scheme == "memory":
-        from mooring.store.embedded.engine import Engine
         from mooring.store.embedded.host import memory_host
 
-        return memory_host(
-            url.location, lambda: Engine(history=history, history_age=age, history_bytes=size)
-        )
+        return memory_host(url.location, lambda: _engine(url))
     from mooring.store.embedded.durable import durable_host
 
-    return durable_host(url.file, history=history, history_age=age, history_bytes=size)
+    return durable_host(url.file, lambda: _engine(url))
 
 
 def _open_embedded(url: StoreURL) -> Store:
@@ -101,14 +98,14 @@ def _open_embedded(url: StoreURL) -> Store:
     return EmbeddedStore(open_host(url), url=str(url))
 
 
-def _history(url: StoreURL) -> tuple[int, float, int]:
-    """How much of the past an embedded store keeps."""
-    from mooring.store.embedded.engine import HISTORY, HISTORY_AGE, HISTORY_BYTES
+def _engine(url: StoreURL) -> Engine:
+    from mooring.store.embedded.engine import HISTORY, HISTORY_AGE, HISTORY_BYTES, QUOTA, Engine
 
-    return (
-        url.count("history", HISTORY),
-        url.seconds("history_age", HISTORY_AGE),
-        url.size("history_bytes", HISTORY_BYTES),
+    return Engine(
+        history=url.count("history", HISTORY),
+        history_age=url.seconds("history_age", HISTORY_AGE),
+        history_bytes=url.size("history_bytes", HISTORY_BYTES),
+        quota=url.quota(QUOTA),
     )
 
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.host import memory_host
 from mooring.store.embedded.wire.server import WireServer
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 
@@ -397,3 +399,22 @@ def difference(
         f"etcdctl {command.line}\n  etcd ({expected[0]}):\n{shown(expected[1])}\n"
         f"  mooring ({printed[0]}):\n{shown(printed[1])}"
     )
+
+
+async def test_etcdctl_lists_and_disarms_the_alarm_of_the_quota():
+    host = memory_host("", lambda: Engine(quota=2_000))
+    async with WireServer(host, bind="127.0.0.1:0") as server:
+        terminal = Terminal(find_etcdctl("3.5"), server.address)
+
+        async def run(line: str) -> str:
+            _, lines = await terminal.run(Command(line))
+            return "\n".join(lines)
+
+        assert "database space exceeded" in await run(f"put big {'x' * 3_000}")
+        assert "alarm:NOSPACE" in await run("alarm list")
+        assert "alarm:NOSPACE" in await run("endpoint status")
+        assert "database space exceeded" in await run("put small x")
+        assert "alarm:NOSPACE" in await run("alarm disarm")
+        assert "NOSPACE" not in await run("alarm list")
+        assert "OK" in await run("put small x")
+    host.release()

@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from mooring.connections import ConnectionLimit
-from mooring.errors import AccessDenied, InvalidRequest, StoreError, Unavailable
+from mooring.errors import AccessDenied, InvalidRequest, OutOfSpace, StoreError, Unavailable
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.host import Host, MemoryHost, memory_host
 from mooring.store.embedded.journal import Journal
 from mooring.store.embedded.wire import auth
 from mooring.store.embedded.wire.server import WireServer
@@ -482,6 +483,67 @@ class TestAFullDisk:
             monkeypatch.undo()
             assert (await wire.put(proto.PutRequest(key=b"b"))).header.revision == 3
         host.release()
+
+
+REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+
+
+class TestTheQuota:
+    @pytest.mark.parametrize("kind", ["memory", "file"])
+    async def test_writes_that_do_not_fit_raise_the_alarm_until_it_is_disarmed(
+        self, tmp_path: Path, kind: str
+    ):
+        make = partial(Engine, quota=100_000)
+        host: Host = memory_host("", make)
+        if kind == "file":
+            host = durable_host(tmp_path / "store", make)
+        async with (
+            WireServer(host, bind="127.0.0.1:0") as server,
+            methods(server.address) as wire,
+            open_store(f"etcd://{server.address}") as client,
+        ):
+            lease = (await wire.grant(proto.LeaseGrantRequest(TTL=60))).ID
+            for n in range(8):
+                await wire.put(proto.PutRequest(key=b"/%d" % n, value=b"x" * 10_000, lease=lease))
+            big = proto.PutRequest(key=b"/big", value=b"x" * 30_000)
+            assert await outcome(wire.put, big) == REFUSED
+            # Small ones are refused too, until the alarm is disarmed.
+            assert await outcome(wire.put, proto.PutRequest(key=b"/a")) == REFUSED
+            assert await outcome(wire.grant, proto.LeaseGrantRequest(TTL=60)) == REFUSED
+            absent = version(b"/0", proto.EQUAL, 0)
+            for growing in (txn([], [op_put(b"/a")]), txn([absent], [op_txn([], [op_put(b"/a")])])):
+                assert await outcome(wire.txn, growing) == REFUSED
+            with pytest.raises(OutOfSpace):
+                await client.commit(Put(b"/a", b""))
+            (told,) = (await client.status()).alarms
+            assert "NOSPACE" in told
+            (alarm,) = (await wire.alarm(proto.AlarmRequest())).alarms
+            assert alarm.alarm == proto.NOSPACE
+            # Reads, renewals, deletions and compactions go on.
+            assert (await wire.range(proto.RangeRequest(key=b"/0"))).count == 1
+            assert await client.renew(lease) == 60
+            await wire.txn(txn([], [op_delete(b"/0")]))
+            gone = await wire.delete_range(proto.DeleteRangeRequest(key=b"/1", range_end=b"/9"))
+            assert gone.deleted == 7
+            await wire.compact(proto.CompactionRequest(revision=gone.header.revision))
+            assert await outcome(wire.put, big) == REFUSED
+            disarm = proto.AlarmRequest(
+                action=proto.ALARM_DEACTIVATE, memberID=alarm.memberID, alarm=proto.NOSPACE
+            )
+            await eventually(lambda: host.read(lambda engine: engine.size) < 10_000)
+            assert list((await wire.alarm(disarm)).alarms) == [alarm]
+            assert not (await wire.alarm(proto.AlarmRequest())).alarms
+            await wire.put(big)
+            assert not (await client.status()).alarms
+        host.release()
+
+    async def test_without_a_quota_there_is_no_alarm(self):
+        async with open_store("memory://?quota=off") as store:
+            await store.commit(Put(b"/a", b"x" * 100_000))
+        async with open_store("memory://?quota=50KiB") as store:
+            with pytest.raises(OutOfSpace, match="quota of 51200"):
+                await store.commit(Put(b"/a", b"x" * 100_000))
+            assert "NOSPACE" in (await store.status()).alarms[0]
 
 
 class TestMaintenance:

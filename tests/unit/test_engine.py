@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mooring.errors import Compacted, LeaseNotFound
 from mooring.store import Batch, Delete, Put, Query, Range, key, prefix
 from mooring.store.embedded.engine import FORGET, Engine
+from mooring.store.embedded.history import size
 
 
 def forget_all(engine: Engine) -> int:
@@ -308,3 +309,24 @@ def test_counting_agrees_with_looking(chance: random.Random):
         range_ = Range(start, chance.choice([b"", start + b"\0", b"9"]))
         at = chance.randrange(engine.compacted, engine.confirmed + 1)
         assert engine.count(range_, at) == len(list(engine.past(range_, at)))
+
+
+def test_the_size_is_that_of_all_versions():
+    engine, choose = Engine(), random.Random(1)
+    for number in range(300):
+        name = b"/%d" % choose.randrange(20)
+        mark = engine.mark()
+        if choose.random() < 0.3:
+            engine.commit([Delete(key(name))], [], [], 0.0)
+        else:
+            engine.commit([Put(name, b"x" * choose.randrange(50))], [], [], 0.0)
+        if choose.random() < 0.2:
+            engine.undo(mark)
+        elif choose.random() < 0.2:
+            engine.confirm()
+            if number % 50 > 40 and engine.confirmed > engine.compacted:
+                engine.compact(engine.confirmed)
+                engine.confirm()
+                engine.forget()
+    versions = [entry for kept in engine._keys._versions.values() for entry in kept]
+    assert engine.size == sum(map(size, versions)) > 0

@@ -51,6 +51,8 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"store: memory://\nhosts: mooring.lan", r"\$\.hosts"),
         (b"store: memory://\nrates: {reads: -1}", r"rates\.reads"),
         (b"store: memory://\nrates: {bodies: 1}", "bodies"),
+        (b"store: memory://\nquota: 5 pages", "the quota 5 pages"),
+        (b"store: etcd://127.0.0.1\nquota: 1GiB", "no embedded store"),
         (b"store: memory://\nconnections: {per_address: -1}", r"connections\.per_address"),
         (b"store: memory://\nconnections: {exempt: [proxy]}", r"connections\.exempt: proxy"),
         (b"store: memory://\nconsole: sometimes", r"\$\.console"),

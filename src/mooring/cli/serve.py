@@ -51,6 +51,12 @@ def serve(
             help="where tokens and the audit are kept; default: the user's data folder",
         ),
     ] = None,
+    quota: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="limit the size of an embedded store, like 4GiB or off; 2GiB"
+        ),
+    ] = "",
     tenants_namespace: Annotated[
         str,
         typer.Option(
@@ -79,6 +85,7 @@ def serve(
         etcd=etcd,
         xds=xds,
         data=str(data) if data else "",
+        quota=quota,
         tenants_namespace=tenants_namespace,
         insecure=insecure,
     )

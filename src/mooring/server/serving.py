@@ -102,8 +102,10 @@ class _Face(NamedTuple):
 
 
 def _hub(settings: ServerSettings) -> Hub:
+    # Not always the text of the URL, in which a password is masked. With a quota there is none.
+    plain = settings.store and not settings.quota
     return connect(
-        settings.store or str(settings.url()),
+        settings.store if plain else str(settings.url()),
         registry=settings.registry,
         settings=settings.registry_settings,
         tenants_namespace=settings.tenants_namespace,

@@ -24,7 +24,7 @@ from mooring.server.alerts.settings import AlertSettings
 from mooring.server.alerts.settings import parse as parse_alerts
 from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.settings import parse as parse_checks
-from mooring.store.url import REDIS, StoreURL, parse
+from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import Keys, configured_namespace
 
 HTTP = "127.0.0.1:7480"
@@ -74,6 +74,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str = ""
     """The folder of tokens and the audit, and of the store where none is named; by default the
     user's."""
+    quota: str = ""
+    """The size that an embedded store may have, like 4GiB, or "off". It wins over the URL's."""
     hosts: tuple[str, ...] = ()
     """The names by which the HTTP face may be called, beside those of loopback and the address that
     it listens at."""
@@ -93,7 +95,12 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def url(self) -> StoreURL:
-        return parse(self.store) if self.store else StoreURL("sqlite", str(self.folder() / "store"))
+        url = StoreURL("sqlite", str(self.folder() / "store"))
+        if self.store:
+            url = parse(self.store)
+        if self.quota:
+            url = dataclasses.replace(url, options={**url.options, "quota": self.quota})
+        return url
 
     def folder(self) -> Path:
         """Where the server keeps what is its own."""
@@ -144,7 +151,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
             told[switch] = told[switch] == "on"
     alerts = parse_alerts(told.pop("alerts", None))
     checks = parse_checks(told.pop("checks", None))
-    for face in ("http", "etcd", "xds"):
+    for face in ("http", "etcd", "xds", "quota"):
         if told.get(face) is False:
             told[face] = "off"  # as YAML reads an `off` without quotes
     try:
@@ -180,6 +187,13 @@ def checked(settings: ServerSettings) -> ServerSettings:
     Keys(settings.tenants_namespace or configured_namespace())  # raises for an empty one
     if on_redis and settings.registry:
         raise no_store(settings.url())
+    if settings.quota:
+        if not embedded:
+            raise InvalidRequest(
+                f"--quota {settings.quota}: {settings.url()} is no embedded store (sqlite://, "
+                "memory://). Set its quota there, and leave --quota out"
+            )
+        check_quota(settings.quota)
     if settings.etcd and settings.etcd != "off" and on_redis:
         raise InvalidRequest(
             f"--etcd {settings.etcd}: {settings.url()} keeps a registry and has no keys for "

@@ -1,7 +1,7 @@
 """A store's URL: parsed once, checked whole, its password never shown.
 
-    memory://[name][?history=100000&history_age=1h&history_bytes=256MiB]
-    sqlite:///path/to/file[?history=…&history_age=…&history_bytes=…]
+    memory://[name][?history=100000&history_age=1h&history_bytes=256MiB&quota=2GiB]
+    sqlite:///path/to/file[?history=…&history_age=…&history_bytes=…&quota=…]
     etcd://[user:password@]host[:2379][,host…][?user=&password=&password_file=&timeout=5s]
     etcds://…                                  [&ca=FILE&cert=FILE&key=FILE&server_name=NAME]
 
@@ -55,15 +55,33 @@ def _bytes(value: str) -> int:
     return int(match[1]) * _UNITS[match[2] or ""]
 
 
+def _quota(value: str) -> int:
+    """Bytes; 0 for "off"."""
+    if value == "off":
+        return 0
+    try:
+        return _bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or off") from error
+
+
 def _duration(value: str) -> float:
     if not (seconds := durations.parse(value)):
         raise ValueError("it must be more than nothing")
     return seconds
 
 
+def check_quota(value: str) -> None:
+    try:
+        _quota(value)
+    except ValueError as error:
+        raise InvalidURL(f"the quota {value}: {error}") from error
+
+
 Options = Mapping[str, Callable[[str], object]]
 
 _EMBEDDED: Options = {
+    "quota": _quota,
     "namespace": _text,
     "history": _count,
     "history_age": _duration,
@@ -175,6 +193,9 @@ class StoreURL:
 
     def size(self, name: str, default: int) -> int:
         return _bytes(self.options[name]) if name in self.options else default
+
+    def quota(self, default: int) -> int:
+        return _quota(self.options["quota"]) if "quota" in self.options else default
 
     def count(self, name: str, default: int) -> int:
         return _count(self.options[name]) if name in self.options else default

@@ -31,14 +31,7 @@ from typing import Any, TypeVar
 
 from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
 from mooring.store.contract import Entry, Guarantees
-from mooring.store.embedded.engine import (
-    FORGET,
-    FORGET_BYTES,
-    HISTORY,
-    HISTORY_AGE,
-    HISTORY_BYTES,
-    Engine,
-)
+from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from mooring.store.embedded.history import size
 from mooring.store.embedded.host import Host, call_in
 from mooring.store.embedded.journal import (
@@ -71,9 +64,8 @@ class DurableHost(Host):
     guarantees = Guarantees(durable=True, replicated=False, shared=False)
     kind = "embedded, in a file"
 
-    def __init__(self, path: Path, *, history: int, history_age: float, history_bytes: int) -> None:
+    def __init__(self, path: Path, engine: Engine) -> None:
         self._journal = Journal(path)
-        engine = Engine(history=history, history_age=history_age, history_bytes=history_bytes)
         try:
             with _without_collector():
                 uptime, self._dropped = self._load(engine)
@@ -460,14 +452,8 @@ def _forget_hosts() -> None:
 os.register_at_fork(after_in_child=_forget_hosts)
 
 
-def durable_host(
-    path: Path,
-    *,
-    history: int = HISTORY,
-    history_age: float = HISTORY_AGE,
-    history_bytes: int = HISTORY_BYTES,
-) -> DurableHost:
-    """The host of a file, opened where it is not open in this process yet. Release it after use."""
+def durable_host(path: Path, make: Callable[[], Engine] = Engine) -> DurableHost:
+    """The host of a file, opened unless it is open in this process. Release it after use."""
     try:
         path = path.resolve()
     except (OSError, RuntimeError) as error:
@@ -475,7 +461,5 @@ def durable_host(
     with _opening:
         host = _open.get(path)
         if host is None:
-            host = _open[path] = DurableHost(
-                path, history=history, history_age=history_age, history_bytes=history_bytes
-            )
+            host = _open[path] = DurableHost(path, make())
         return host.use()

@@ -20,7 +20,15 @@ from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
 
-from mooring.errors import Compacted, Conflict, FutureRevision, LeaseNotFound, StoreError, TooLarge
+from mooring.errors import (
+    Compacted,
+    Conflict,
+    FutureRevision,
+    LeaseNotFound,
+    OutOfSpace,
+    StoreError,
+    TooLarge,
+)
 from mooring.store.contract import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
@@ -42,6 +50,10 @@ from mooring.store.embedded.leases import Leases, Undo
 from mooring.store.embedded.transaction import Transaction
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 
+QUOTA = 2 * 1024**3
+"""Bytes of all versions together, unless another quota is set. It is etcd's default: everything is
+in memory, and a store that grows without end would take its process down."""
+
 HISTORY, HISTORY_AGE, HISTORY_BYTES = 100_000, 3600.0, 256 * 1024 * 1024
 """How much of the past is kept where nothing else is asked for."""
 
@@ -56,7 +68,8 @@ _SCAN = 10_000  # revisions that it looks through for them
 
 class Engine:
     """`history`, `history_age` and `history_bytes` bound what is kept of the past, in revisions,
-    in seconds, and in what old versions take of memory."""
+    in seconds, and in what old versions take of memory. `quota` bounds what all versions take, as
+    etcd's does; 0: no bound."""
 
     def __init__(
         self,
@@ -65,7 +78,11 @@ class Engine:
         history: int = HISTORY,
         history_age: float = HISTORY_AGE,
         history_bytes: int = HISTORY_BYTES,
+        quota: int = 0,
     ) -> None:
+        self.quota = quota
+        self.out_of_space = False
+        """etcd's alarm NOSPACE: what grows the store is refused until the alarm is disarmed."""
         self.revision = revision
         """The newest revision, confirmed or not."""
         self.confirmed = revision
@@ -206,6 +223,8 @@ class Engine:
     ) -> Committed:
         """The contract's commit, on arguments that `check_commit` has passed."""
         _check_size(writes, require, reads)
+        if puts := [_size(write) for write in writes if isinstance(write, Put)]:
+            self.check_space(sum(puts))
         for check in require:
             if not self._holds(check):
                 raise Conflict(_conflict(check), revision=self.revision, reads=self._reads(reads))
@@ -232,6 +251,7 @@ class Engine:
         return bool(actual == check.expected) is check.equal
 
     def grant(self, ttl: int, now: float, lease: int = 0) -> int:
+        self.check_space(_AROUND)
         lease = lease or self.leases.new_id()
         self.quiet_until = min(self.quiet_until, now + ttl)
         self._undo.append(self.leases.grant(lease, ttl, now + ttl))
@@ -247,6 +267,25 @@ class Engine:
             transaction.delete_key(name)
         self._undo.append(self.leases.end(lease))
         self.end(transaction, now)
+
+    # The quota
+
+    @property
+    def size(self) -> int:
+        """The bytes that all versions take."""
+        return self._keys.size
+
+    def check_space(self, growth: int) -> None:
+        """Before a write that adds so many bytes, whatever its checks say, as etcd does it. The
+        first that does not fit raises the alarm; it stands until it is disarmed."""
+        if self.quota and self.size + growth > self.quota:
+            self.out_of_space = True
+        if self.out_of_space:
+            raise OutOfSpace(
+                f"the store has {self.size} bytes of its quota of {self.quota} (alarm NOSPACE): "
+                "writes are refused, deletions and reads go on. Delete and compact, then disarm "
+                "the alarm (etcdctl alarm disarm); or set a larger quota and restart"
+            )
 
     # Confirming
 

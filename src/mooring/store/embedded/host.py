@@ -49,7 +49,7 @@ class Host(ABC):
 
     @abstractmethod
     def space(self) -> tuple[int, int]:
-        """The bytes that the store takes on disk, and those of them that are in use."""
+        """The bytes that the store takes, on disk if it is there, and those that are in use."""
 
     @abstractmethod
     def tick(self) -> float:
@@ -104,7 +104,7 @@ class MemoryHost(Host):
         return self._clock()
 
     def space(self) -> tuple[int, int]:
-        return 0, 0
+        return self._engine.size, self._engine.size
 
     def tick(self) -> float:
         with self.lock:

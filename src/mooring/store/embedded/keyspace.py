@@ -9,6 +9,7 @@ from operator import attrgetter
 from sortedcontainers import SortedList
 
 from mooring.store.contract import Entry, Range
+from mooring.store.embedded.history import size
 
 _modified = attrgetter("modified")
 
@@ -20,6 +21,8 @@ class Keyspace:
         self._versions: dict[bytes, list[Entry]] = {}
         self._order: SortedList[bytes] = SortedList()
         self._dead: SortedList[bytes] = SortedList()  # names whose newest version is a tombstone
+        self.size = 0
+        """The bytes that all versions take."""
 
     def get(self, name: bytes) -> Entry | None:
         """The key's present entry."""
@@ -58,6 +61,7 @@ class Keyspace:
             entry = Entry(name, value, revision, revision, 1, lease)
             self._versions[name] = [entry]
             self._order.add(name)
+            self.size += size(entry)
             return entry
         last = versions[-1]
         if not last.version:
@@ -65,19 +69,23 @@ class Keyspace:
         created = last.created if last.version else revision
         entry = Entry(name, value, created, revision, last.version + 1, lease)
         versions.append(entry)
+        self.size += size(entry)
         return entry
 
     def delete(self, name: bytes, revision: int) -> Entry:
         """Delete a key that exists at present; its tombstone."""
         gone = tombstone(name, revision)
         self._versions[name].append(gone)
+        self.size += size(gone)
         self._dead.add(name)
         return gone
 
     def undo(self, name: bytes) -> None:
         """Take back the newest version of a key."""
         versions = self._versions[name]
-        if not versions.pop().version:
+        undone = versions.pop()
+        self.size -= size(undone)
+        if not undone.version:
             self._dead.remove(name)
         if not versions:
             self._drop(name)
@@ -94,6 +102,7 @@ class Keyspace:
             count -= 1  # what it was at that revision can still be seen
         gone = versions[:count]
         del versions[:count]
+        self.size -= sum(map(size, gone))
         if not versions:
             self._drop(name)
         return gone
@@ -103,6 +112,7 @@ class Keyspace:
         it replaced. They can be read once all are through."""
         versions = self._versions
         for entry in entries:
+            self.size += size(entry)
             if (before := versions.get(entry.key)) is None:
                 versions[entry.key] = [entry]
                 yield entry, None

@@ -29,6 +29,11 @@ from mooring.store.embedded.watchers import Watcher
 from mooring.store.rules import check_commit, check_number, check_query, check_ttl, check_watch
 from mooring.tasks import Tasks
 
+NO_SPACE = (
+    "NOSPACE: the store has reached its quota and refuses writes; delete and compact, then "
+    "`etcdctl alarm disarm`"
+)
+
 _TURN = 100  # calls after which others get their turn
 
 
@@ -98,9 +103,9 @@ class EmbeddedStore(Store):
         self._keep_ticking()
 
     async def status(self) -> Status:
-        revision = self._open().read(lambda engine: engine.confirmed)
+        revision, full = self._open().read(lambda e: (e.confirmed, e.out_of_space))
         here = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
-        alarms = (self._host.problem,) if self._host.problem else ()
+        alarms = tuple(text for text in (self._host.problem, NO_SPACE if full else "") if text)
         return Status(self._host.kind, revision, (here,), alarms)
 
     async def aclose(self) -> None:

@@ -176,6 +176,7 @@ HashRequest = _classes["HashRequest"]
 HashResponse = _classes["HashResponse"]
 HashKVRequest = _classes["HashKVRequest"]
 HashKVResponse = _classes["HashKVResponse"]
+AlarmMember = _classes["AlarmMember"]
 AlarmRequest = _classes["AlarmRequest"]
 AlarmResponse = _classes["AlarmResponse"]
 SnapshotRequest = _classes["SnapshotRequest"]
@@ -208,7 +209,8 @@ UNSORTED, ASCEND, DESCEND = range(3)
 SORT_BY_KEY, SORT_BY_VERSION, SORT_BY_CREATE, SORT_BY_MOD, SORT_BY_VALUE = range(5)
 PUT, DELETE = range(2)
 NOPUT, NODELETE = range(2)
-ALARMS_GET = 0
+ALARMS_GET, ALARM_ACTIVATE, ALARM_DEACTIVATE = 0, 1, 2
+NOSPACE = 1
 
 
 class Methods:

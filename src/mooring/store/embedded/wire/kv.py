@@ -86,7 +86,13 @@ def _read(engine: Engine, request: Any) -> Any:
     return answer
 
 
+def growth(put: Any) -> int:
+    """The bytes that a put adds."""
+    return len(put.key) + len(put.value)
+
+
 def _put(engine: Engine, now: float, request: Any) -> Any:
+    engine.check_space(growth(request))
     if request.lease and request.lease not in engine.leases:
         raise LeaseNotFound(request.lease)
     if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:

@@ -29,7 +29,7 @@ SNAPSHOT = not_served("snapshots", _BACKUP)
 DEFRAGMENT = not_served(
     "defragmentation", f"it reuses its space by itself ({_BACKUP}, without the free space)"
 )
-ALARMS = not_served("the setting of alarms", "there are none to set")
+ALARMS = not_served("alarms other than NOSPACE", "there are none to set")
 
 
 class Maintenance:
@@ -49,12 +49,29 @@ class Maintenance:
             raftIndex=revision,
             raftAppliedIndex=revision,
             mooring_time=time.time(),
+            errors=[f"memberID:{MEMBER_ID} alarm:NOSPACE "] if self._out_of_space() else [],
         )
 
     async def alarm(self, request: Any) -> Any:
-        if request.action != proto.ALARMS_GET:
+        """etcd's alarm NOSPACE. There is one member, and no other alarm."""
+        ours = request.memberID in (0, MEMBER_ID) and request.alarm in (0, proto.NOSPACE)
+        if request.action == proto.ALARMS_GET:
+            was = ours and self._host.read(lambda engine: engine.out_of_space)
+        elif request.action == proto.ALARM_ACTIVATE and request.alarm != proto.NOSPACE:
             raise Refused(ALARMS)
-        return proto.AlarmResponse(header=header(self._revision()))
+        else:
+            ours = ours and request.alarm == proto.NOSPACE
+            set_to = request.action == proto.ALARM_ACTIVATE
+
+            def change(engine: Engine, _: float) -> bool:
+                changed = ours and engine.out_of_space != set_to
+                if changed:
+                    engine.out_of_space = set_to
+                return changed
+
+            was = await self._host.write(change)
+        alarms = [proto.AlarmMember(memberID=MEMBER_ID, alarm=proto.NOSPACE)] if was else []
+        return proto.AlarmResponse(header=header(self._revision()), alarms=alarms)
 
     async def hash(self, request: Any) -> Any:
         revision, checksum = await self._hash(0)
@@ -74,6 +91,9 @@ class Maintenance:
 
     async def defragment(self, request: Any) -> Any:
         raise Refused(DEFRAGMENT)
+
+    def _out_of_space(self) -> bool:
+        return self._host.read(lambda engine: engine.out_of_space)
 
     def _revision(self) -> int:
         return self._host.read(lambda engine: engine.confirmed)

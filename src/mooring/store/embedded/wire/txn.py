@@ -20,6 +20,7 @@ from mooring.store.embedded.wire.kv import (
     apply_put,
     confirmed,
     earliest,
+    growth,
     present,
     read_range,
     within,
@@ -79,6 +80,8 @@ def _read(engine: Engine, request: Any) -> Any:
 
 
 def _write(engine: Engine, now: float, request: Any) -> Any:
+    if (growing := _growth(request)) is not None:
+        engine.check_space(growing)
     branch = choose(engine.newest, request)
     # All puts before any range, as etcd does: where both are wrong, the put is what is told.
     for operation in _flat(branch):
@@ -94,6 +97,18 @@ def _write(engine: Engine, now: float, request: Any) -> Any:
     engine.end(transaction, now)
     answer.header.CopyFrom(header(engine.revision))
     return answer
+
+
+def _growth(request: Any) -> int | None:
+    """The bytes that the larger branch adds; None if neither has a put."""
+    branches = []
+    for operations in (request.success, request.failure):
+        puts = [growth(op.request_put) for op in operations if op.HasField("request_put")]
+        nested = [_growth(op.request_txn) for op in operations if op.HasField("request_txn")]
+        puts += [number for number in nested if number is not None]
+        if puts:
+            branches.append(sum(puts))
+    return max(branches, default=None)
 
 
 def choose(look: Look, request: Any) -> Branch:
