@@ -230,3 +230,16 @@ def test_a_secret_without_a_place_of_its_own_belongs_to_all():
     for secret in ("apiKey", "cachePassword", "token"):
         told = edited({secret: "a", "dbHost": "b.corp"}, {"dbHost": "evil.example"})
         assert told == Diversion(secret, "dbHost")
+
+
+@pytest.mark.parametrize("guess", ["mysql://u:right@h/x", "mysql://u:wrong@h/x"])
+def test_a_guess_of_a_hidden_place_is_answered_alike(guess: str):
+    """Whether or not it is the one that is there."""
+    for field in ("dsn", "url"):
+        there: JSON = {field: "mysql://u:right@h/x", "password": "hunter2"}
+        told = of_value("database/a", there, {field: guess, "password": MASK})
+        assert told == Diversion("database/a.password", f"database/a.{field}")
+    hidden: JSON = {"credentials": {"host": "h"}, "password": "hunter2"}
+    host = "h" if "right" in guess else "other"
+    told = of_value("x", hidden, {"credentials": {"host": host}, "password": MASK})
+    assert told == Diversion("x.password", "x.credentials.host")

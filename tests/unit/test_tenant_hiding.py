@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mooring.model import JSON
 from mooring.tenants.hiding import (
+    clear_secrets,
     holds_mask,
     holds_secret,
     is_hidden,
@@ -181,3 +182,22 @@ def test_a_text_of_a_map_in_a_map_is_looked_into():
     assert holds_secret(deep)
     assert not holds_mask(deep)
     assert MASK not in masked_text("[1, 2]")
+
+
+@pytest.mark.parametrize(
+    ("value", "fields"),
+    [
+        ({"password": "hunter2", "host": "h"}, ["password"]),
+        ({"password": MASK, "token": "", "apiKey": None}, []),
+        ({"smtp": {"password": "hunter2", "host": "h"}}, ["smtp.password"]),
+        ({"credentials": {"user": "u"}}, ["credentials"]),
+        ({"url": "https://u:hunter2@h", "other": f"https://u:{MASK}@h"}, ["url"]),
+        ({"mirrors": ["https://h", "https://u:hunter2@h"]}, ["mirrors"]),
+        ({"accounts": [{"user": "u"}, {"password": "hunter2"}]}, ["accounts"]),
+        ({"config": '{"password": "hunter2"}'}, ["config"]),
+        ({"plan": "gold", "hosts": ["a", "b"], "n": 1}, []),
+        ("password", []),
+    ],
+)
+def test_secrets_in_clear_text_are_found_by_their_fields(value: JSON, fields: list[str]):
+    assert list(clear_secrets(value)) == fields

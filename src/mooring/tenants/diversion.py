@@ -203,9 +203,9 @@ def _moves(
     caller must not learn whether a guess is right."""
     for name in {**there, **told}:
         old, new = there.get(name), told.get(name)
-        if old is not None and new == masked_field(name, old):
-            continue
-        if new == old and not concealed and not any(clear_secrets({name: new})):
+        kept = old is not None and new == masked_field(name, old)
+        same = new == old and not any(clear_secrets({name: new}))
+        if (kept or same) and not concealed:
             continue
         yield from _change(_at(path, name), name, old, new, within=within, concealed=concealed)
 
@@ -221,8 +221,8 @@ def _change(
         yield from _moves(path, old or {}, new or {}, within=here, concealed=concealed)
     elif isinstance(old, list | None) and isinstance(new, list | None):
         for n, (one, other) in enumerate(_pairs(old or [], new or [])):
-            same = other == one and not concealed and not any(clear_secrets({"": other}))
-            if not same and other != masked(one):
+            same = other == one and not any(clear_secrets({"": other}))
+            if concealed or not (same or other == masked(one)):
                 place = f"{path}[{n}]"
                 yield from _change(place, name, one, other, within=within, concealed=concealed)
     elif is_place(name) or any(_is_text_of_place(name, each, here) for each in (old, new)):
