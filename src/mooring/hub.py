@@ -17,8 +17,9 @@ import msgspec
 from mooring.discovery.copies import Copies
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
+from mooring.discovery.retention import HOLD, Empty
 from mooring.discovery.rotation import Explanation, explain
-from mooring.discovery.view import Empty, View, blames
+from mooring.discovery.view import View, blames
 from mooring.errors import Closed, InvalidRequest, MissingExtra
 from mooring.heartbeat.collecting import Collecting
 from mooring.heartbeat.collectors.contract import Collector
@@ -274,11 +275,16 @@ class Hub:
         where: Callable[[Instance], bool] | None = None,
         resilience: Resilience | None = None,
         empty: Empty = "accept",
+        hold: float = HOLD,
         blame: Callable[[BaseException], bool] = blames,
         wait: float = 5.0,
     ) -> View:
         """A live view of a service. See `View`, `mooring.discovery.balance` for the policies, and
-        `mooring.discovery.resilience` for what is done about instances that fail."""
+        `mooring.discovery.resilience` for what is done about instances that fail.
+
+        The last instances to leave are called for `hold` seconds more, unless another can be
+        called. With `empty="keep"` the last list stays for as long as there is none.
+        """
         service = self.registry.canonical(service)
         view = View(
             self.registry.follow(service),
@@ -287,6 +293,7 @@ class Hub:
             wanted=Wanted(version, tags or {}, zone, zone_only, where),
             resilience=resilience,
             empty=empty,
+            hold=hold,
             copies=None if self._cache is None else Copies(self._cache, self.scope),
             blame=blame,
             wait=wait,

@@ -189,7 +189,7 @@ async def eventually_writes(hub: Hub, count: int) -> None:
 
 
 async def test_draining_takes_it_out_before_it_returns():
-    async with mooring.connect(settings=QUIET) as hub, hub.discover("echo") as view:
+    async with mooring.connect(settings=QUIET) as hub, hub.discover("echo", hold=0) as view:
         async with hub.register(ONE) as one:
             states: list[str] = []
             view.subscribe(

@@ -87,7 +87,7 @@ async def test_a_service_that_lost_all_stays_until_somebody_comes_again(hub: Hub
         assert known is not None
         assert known.emptied is None
     await eventually(lambda: known.emptied is not None)
-    assert kinds(fleet, "a") == ["added", "removed", "emptied"]
+    assert kinds(fleet, "a") == ["added", "state", "removed", "emptied"]
     async with hub.register(at("a")):
         await eventually(lambda: known.emptied is None)
         assert list(known.instances) == ["h:1"]
@@ -341,7 +341,7 @@ async def test_a_service_whose_last_instance_left_in_order_was_not_lost(hub: Hub
     await eventually(lambda: a.emptied is not None and b.emptied is not None)
     assert (a.lost, b.lost) == (False, False)
     assert fleet.timeline("a")[-1].text == "its last instance left in order"
-    assert fleet.timeline("a")[-2].text == "gone: it left in order"
+    assert fleet.timeline("a")[-2].text == "gone: it had drained"
 
 
 async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, fleet: Fleet):

@@ -53,7 +53,7 @@ def watch(
 async def _watch(service: str, store: str, registry: str, layout: str, as_json: bool) -> None:
     async with (
         reach(store, layout, registry=registry) as hub,
-        hub.discover(service) as view,
+        hub.discover(service, hold=0) as view,
         view.changes() as changes,
     ):
         present = sorted(view.instances, key=lambda instance: instance.id)
@@ -77,8 +77,8 @@ async def _watch(service: str, store: str, registry: str, layout: str, as_json: 
 def _told_stale(view: View, before: bool) -> bool:
     """Whether the list may be old; said once when that begins, and once when it ends."""
     if view.stale and not before:
-        silence = durations.show(view.age)
-        note(f"{view.service}: stale: nothing heard of the store for {silence}")
+        silence = f"nothing heard of the store for {durations.show(view.age)}"
+        note(f"{view.service}: stale: {view.seen.reason or silence}")
     elif before and not view.stale:
         note(f"{view.service}: followed again")
     return view.stale

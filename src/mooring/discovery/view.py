@@ -16,26 +16,26 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
-from typing import Literal, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from mooring import telemetry
 from mooring.discovery.copies import Copies
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience, RetryBudget
+from mooring.discovery.retention import HOLD, Empty, RetainedFeed
 from mooring.discovery.rotation import Explanation, Rotation
 from mooring.errors import Closed, NoInstance, Unavailable
-from mooring.mirror import Change, Feed, Mirror, Update
+from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance
+from mooring.registry.contract import InstanceFeed
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-Empty = Literal["accept", "keep"]
-"""What to do where a service truly has no instances left: believe it, or keep the last list."""
 
 _LOOK_AGAIN = 1.0  # seconds at most that time passes unnoticed: a call may eject somebody meanwhile
 _SAVE_AFTER = 1.0  # seconds: changes that come together are saved together
@@ -50,9 +50,12 @@ class Seen(NamedTuple):
     age: float
     """Seconds since the registry was last heard."""
     stale: bool
-    """Whether it may be old: the registry is silent, or this is a copy from disk."""
+    """Whether it may be old: the registry is silent, this is a copy from disk, or all instances
+    vanished without a goodbye."""
     kept: bool
-    """Whether this is the last list of a service that has none now (`empty="keep"`)."""
+    """Whether some of these are gone, and kept since there are no others to call."""
+    reason: str
+    """Why the list is kept or in doubt, in words; empty if it is what the registry has."""
 
 
 _UNREACHED = (ConnectionError, TimeoutError, EOFError, socket.gaierror, socket.herror, ssl.SSLError)
@@ -103,18 +106,21 @@ class View:
     Entering waits for the first list, for at most `wait` seconds; where the registry is away, a
     copy from disk stands in, and without one it raises `Unavailable`. Where its hub is closed
     meanwhile, it raises `Closed` at once. From then on a failure never takes instances away: the
-    last list is kept and called `stale`.
+    last list is kept and called `stale`. So it is for a while if all instances vanish at once
+    without a goodbye. The last ones to leave are called for `hold` seconds more: see
+    `mooring.discovery.retention`.
     """
 
     def __init__(
         self,
-        feed: Feed[str, Instance],
+        feed: InstanceFeed,
         service: str,
         *,
         policy: str = "p2c",
         wanted: Wanted | None = None,
         resilience: Resilience | None = None,
         empty: Empty = "accept",
+        hold: float = HOLD,
         copies: Copies | None = None,
         blame: Callable[[BaseException], bool] = blames,
         wait: float = 5.0,
@@ -123,11 +129,11 @@ class View:
         self.rotation = Rotation(service, policy=policy, wanted=wanted, resilience=resilience)
         self.retries = RetryBudget(self.rotation.resilience)
         self.blame = blame
-        self._empty: Empty = empty
         self._copies, self._wait = copies, wait
-        self._mirror: Mirror[str, Instance] = Mirror(feed, wait=False)
+        self._retained = RetainedFeed(feed, self.rotation.wanted, empty=empty, hold=hold)
+        self._mirror: Mirror[str, Instance] = Mirror(self._retained, wait=False)
         self._mirror.subscribe(self._apply)  # before anybody else, who is told what was applied
-        self._from_disk = self._kept = self._entered = False
+        self._from_disk = self._entered = False
         self._changed, self._unsaved = asyncio.Event(), asyncio.Event()
         self._tasks = Tasks()
 
@@ -138,7 +144,8 @@ class View:
             self._mirror.mark,
             self._mirror.age,
             self.stale,
-            self._kept,
+            self._retained.kept,
+            self._retained.reason,
         )
 
     @property
@@ -149,7 +156,7 @@ class View:
     @property
     def stale(self) -> bool:
         """Whether the list may be old."""
-        return self._from_disk or self._mirror.stale
+        return self._from_disk or self._mirror.stale or bool(self._retained.doubt)
 
     @property
     def age(self) -> float:
@@ -189,7 +196,13 @@ class View:
 
     def explain(self) -> list[Explanation]:
         """For each instance, why it is or is not called."""
-        return self.rotation.explain()
+        reason = self._retained.reason
+        return [
+            replace(each, reasons=(*each.reasons, reason))
+            if reason and (self._retained.holds(each.instance.id) or not self._retained.kept)
+            else each
+            for each in self.rotation.explain()
+        ]
 
     def subscribe(self, callback: Callable[[Update[str, Instance]], None]) -> Callable[[], None]:
         """Call back at each change, after it was applied; what is returned ends it."""
@@ -244,23 +257,15 @@ class View:
             raise Unavailable(f"the instances of {self.service} cannot be read: {why}")
         log.warning("%s: the copy of %s stands in: %s", self.service, copy.saved_at, why)
         self._from_disk = True
-        self._mirror.stand_in({instance.id: instance for instance in copy.instances})
+        there = {instance.id: instance for instance in copy.instances}
+        self._retained.stand_in(there)
+        self._mirror.stand_in(there)
         for instance in copy.instances:
             self.rotation.put(instance, time.monotonic(), first=True)
 
     def _apply(self, update: Update[str, Instance]) -> None:
         moment = time.monotonic()
-        there = self._mirror.items
         self._from_disk = False
-        if not there and self._empty == "keep" and len(self.rotation):
-            if not self._kept:
-                log.warning("%s has no instances left: the last list is kept", self.service)
-            self._kept = True
-            return
-        if self._kept:
-            self._kept = False
-            for id in [seat.instance.id for seat in self.rotation if seat.instance.id not in there]:
-                self.rotation.remove(id, moment)
         changes: Sequence[Change[str, Instance]] = update.changes
         if not self._entered:  # callers that start together must not march in step
             changes = random.sample(changes, len(changes))
@@ -282,7 +287,7 @@ class View:
     async def _save(self, copies: Copies) -> None:
         while True:
             self._unsaved.clear()  # before it is saved: what changes meanwhile is saved next
-            if not self._from_disk and not self._kept and len(self.rotation):
+            if not self._from_disk and not self._retained.kept and len(self.rotation):
                 await asyncio.to_thread(copies.save, self.service, self.instances)
             await self._unsaved.wait()
             await asyncio.sleep(_SAVE_AFTER)

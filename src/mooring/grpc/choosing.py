@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.view import Empty
+from mooring.discovery.retention import Empty
 from mooring.model import Instance
 
 RESILIENCE = Resilience(retry_least=5.0)
@@ -24,3 +24,4 @@ class Discovery(TypedDict, total=False):
     where: Callable[[Instance], bool]
     resilience: Resilience
     empty: Empty
+    hold: float

@@ -12,7 +12,8 @@ import httpx
 
 from mooring.discovery.balance import Node
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.view import Empty, Pick, View
+from mooring.discovery.retention import Empty
+from mooring.discovery.view import Pick, View
 from mooring.errors import MooringError, NoInstance, Unavailable
 from mooring.httpx.tries import Tries, blames
 from mooring.hub import Hub
@@ -33,6 +34,7 @@ class Discovery(TypedDict, total=False):
     where: Callable[[Instance], bool]
     resilience: Resilience
     empty: Empty
+    hold: float
     wait: float
 
 

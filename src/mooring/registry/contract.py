@@ -13,14 +13,27 @@ newest to register is the one that counts. An older one that is still alive find
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Set
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from mooring.mirror import Feed
 from mooring.model import JSON, Config, Group, Instance, Service, State
 from mooring.registry.layouts.contract import Problem
+
+
+class InstanceFeed(Feed[str, Instance], Protocol):
+    """The instances of a service by id, to be followed."""
+
+    @property
+    def doubt(self) -> str:
+        """Why some of those that it shows may be gone, in words; empty if there is no doubt."""
+
+    async def explained(self, gone: Mapping[str, Instance]) -> Set[str]:
+        """Of some instances that it no longer shows, those of which it is known why: they drained,
+        deregistered or were deregistered. The others vanished: their records were deleted, or
+        their leases expired, which cannot be told apart."""
 
 
 class Listing(NamedTuple):
@@ -189,7 +202,7 @@ class Registry(ABC):
         service."""
 
     @abstractmethod
-    def follow(self, service: str) -> Feed[str, Instance]:
+    def follow(self, service: str) -> InstanceFeed:
         """The same, to be followed: instances by id."""
 
     @abstractmethod

@@ -22,6 +22,7 @@ from mooring.errors import (
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.batches import Batches
 from mooring.registry.contract import Enrolment
+from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout
 from mooring.registry.leases import SharedLease
 from mooring.registry.revisions import Revisions
@@ -347,8 +348,24 @@ class StoreEnrolment(Enrolment):
             self._shared.described.discard(service)
             raise
 
+    async def _say_goodbye(self, record: Mapping[bytes, bytes]) -> None:
+        """Mark the record as draining, if it can say so: consumers can then tell an instance that
+        leaves from one whose record was deleted behind its back."""
+        session = self._lease.current
+        for name, value in record.items():
+            place = self._shared.layout.locate(name)
+            if session is None or place is None or place.file != "status":
+                continue
+            if (leaving := values.draining(value)) != value:
+                with contextlib.suppress(Conflict, LeaseNotFound):  # another's, or gone
+                    await self._shared.batches.commit(
+                        Put(name, leaving, session.lease), require=[on_lease(name, session.lease)]
+                    )
+
     async def withdraw(self) -> None:
-        names, self._desired = list(self._sent), {}
+        record, self._desired = self._desired, {}
+        await self._say_goodbye(record)
+        names = list(self._sent)
         session = self._lease.current
         checks = [on_lease(name, session.lease if session else 0) for name in names]
         while names:

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
+from mooring.errors import StoreError
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.layouts.contract import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.registry.tombstones import tombstone_key, tombstones_of
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks
 
@@ -223,9 +225,28 @@ class InstancesFeed(Generic[K]):
         return Step(max(self._marks), self._gathered.build(touched))
 
 
-def service_feed(store: Store, layout: Layout, service: str) -> InstancesFeed[str]:
+class ServiceFeed(InstancesFeed[str]):
     """The instances of a service, by id."""
-    return InstancesFeed(store, layout.ranges(service), Assembly(layout, service), name=service)
+
+    doubt = ""
+
+    def __init__(self, store: Store, layout: Layout, service: str) -> None:
+        super().__init__(store, layout.ranges(service), Assembly(layout, service), name=service)
+        self._store, self._layout = store, layout
+        self._graves = tombstones_of(layout, service)
+
+    async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
+        """An instance marks itself as draining before it leaves; an operator leaves a tombstone."""
+        known = {id for id, each in gone.items() if each.status.state != "up"}
+        unknown = {tombstone_key(self._layout, gone[id]): id for id in gone.keys() - known}
+        if unknown:
+            try:
+                found = await self._store.read(self._graves, keys_only=True)
+            except StoreError as error:
+                log.info("%s: tombstones cannot be read: %s", self.name, error)
+            else:
+                known |= {unknown[entry.key] for entry in found.entries if entry.key in unknown}
+        return known
 
 
 class _Merged(Generic[K]):

@@ -19,6 +19,7 @@ from mooring.registry.batches import Batches
 from mooring.registry.contract import (
     Enrolment,
     Entered,
+    InstanceFeed,
     Listing,
     Registry,
     RegistryGuarantees,
@@ -26,7 +27,7 @@ from mooring.registry.contract import (
 )
 from mooring.registry.enrolment import Shared, StoreEnrolment
 from mooring.registry.everything import Everything, everything_feed
-from mooring.registry.following import Assembly, service_feed
+from mooring.registry.following import Assembly, ServiceFeed
 from mooring.registry.forgetting import forget
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout, Malformed, Place
@@ -244,8 +245,8 @@ class StoreRegistry(Registry):
         assembly.replace(entry for part in found for entry in part.entries)
         return assembly, min(part.revision for part in found)
 
-    def follow(self, service: str) -> Feed[str, Instance]:
-        return service_feed(self.store, self.layout, service)
+    def follow(self, service: str) -> InstanceFeed:
+        return ServiceFeed(self.store, self.layout, service)
 
     def follow_all(self) -> Feed[tuple[str, str], Instance]:
         return everything_feed(self.store, self.layout)

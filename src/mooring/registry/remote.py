@@ -17,6 +17,7 @@ from mooring import addresses
 from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, Removed, StoreError, Superseded
 from mooring.model import JSON, Instance, State, Status, check_json, now
 from mooring.registry.enrolment import repair
+from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import File, Layout
 from mooring.registry.tombstones import tombstone_key
 from mooring.store.contract import (
@@ -216,12 +217,18 @@ class StoreRemote:
                 return False
             names = [entry.key for file, entry in present.files.items() if file != "config"]
             try:
+                if (status := present.files.get("status")) is not None:
+                    # Consumers can then tell it from one whose record was deleted.
+                    await self._store.commit(
+                        Put(status.key, values.draining(status.value), status.lease),
+                        require=[unchanged(status.key, status.modified)],
+                    )
                 await self._store.commit(
                     *(Delete(key(name)) for name in names),
                     require=[unchanged(main.key, main.modified)],
                 )
                 return True
-            except Conflict:
+            except (Conflict, LeaseNotFound):
                 continue
 
     def _who(self, service: str, id: str, incarnation: str) -> Instance:

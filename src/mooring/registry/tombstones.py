@@ -10,6 +10,7 @@ from __future__ import annotations
 from mooring.model import Instance, now
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Layout
+from mooring.store.contract import Range, prefix
 
 ROOT = "/mooring/tombstones/"
 
@@ -22,6 +23,11 @@ def tombstone_key(layout: Layout, instance: Instance) -> bytes:
     known = "incarnation" in layout.carries and instance.incarnation
     which = instance.incarnation if known else "any"
     return f"{ROOT}{layout.scope}/{service}/{instance.id}/{which}".encode()
+
+
+def tombstones_of(layout: Layout, service: str) -> Range:
+    """All tombstones of a service."""
+    return prefix(f"{ROOT}{layout.scope}/{layout.canonical(service)}/".encode())
 
 
 def tombstone_value() -> bytes:

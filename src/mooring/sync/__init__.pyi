@@ -6,6 +6,7 @@ import pathlib
 import typing
 
 import mooring.discovery.resilience
+import mooring.discovery.retention
 import mooring.discovery.rotation
 import mooring.discovery.view
 import mooring.errors
@@ -95,7 +96,8 @@ class Hub:
         zone_only: bool = False,
         where: collections.abc.Callable[[mooring.model.Instance], bool] | None = None,
         resilience: mooring.discovery.resilience.Resilience | None = None,
-        empty: mooring.discovery.view.Empty = "accept",
+        empty: mooring.discovery.retention.Empty = "accept",
+        hold: float = ...,
         blame: collections.abc.Callable[[BaseException], bool] = ...,
         wait: float = 5.0,
     ) -> View: ...

@@ -37,6 +37,7 @@ INNER: frozenset[str] = frozenset(
     {
         "mooring.discovery.rotation.Rotation",
         "mooring.mirror.Feed",
+        "mooring.registry.contract.InstanceFeed",
         "mooring.registry.contract.Enrolment",
         "mooring.tenants.keys.Keys",
     }

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from mooring.addresses import is_ip
+from mooring.discovery.retention import RetainedFeed
 from mooring.errors import InvalidRequest, StoreError
 from mooring.mirror import Mirror
 from mooring.model import Instance
@@ -64,7 +65,9 @@ class Followed:
         self._essence: list[tuple[object, ...]] = []
         self._hosts, self._told = hosts, told
         self._turn = asyncio.Event()
-        self._mirror: Mirror[str, Instance] = Mirror(registry.follow(service), wait=False)
+        self._mirror: Mirror[str, Instance] = Mirror(
+            RetainedFeed(registry.follow(service)), wait=False
+        )
         self._tasks = Tasks()
 
     def start(self) -> None:

@@ -55,6 +55,15 @@ def encode(fields: Mapping[str, JSON]) -> bytes:
     return _encoder.encode(fields)
 
 
+def draining(status: bytes) -> bytes:
+    """A status with the state `draining`; unchanged if it is not `up`, or cannot be read."""
+    try:
+        fields = decode(status)
+    except Malformed:
+        return status
+    return encode({**fields, "state": "draining"}) if fields.get("state", "up") == "up" else status
+
+
 def get(fields: Fields, name: str, kind: Any, default: T) -> T:
     """A field of a kind, which is that of the default where there is one; the default where the
     field is missing or null. Raises `Malformed`."""

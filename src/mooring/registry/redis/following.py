@@ -98,6 +98,19 @@ class ServiceFeed:
     def problems(self) -> tuple[Problem, ...]:
         return (*self._problems.values(), *self._notes)
 
+    @property
+    def doubt(self) -> str:
+        if not self._since:
+            return ""
+        return (
+            f"{len(self._since)} instances are missing without a goodbye: they are kept for at "
+            f"most {self._grace:g} s, until their next heartbeats"
+        )
+
+    async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
+        """All of them: of those that vanished it lets go after a grace period of its own."""
+        return set(gone)
+
     async def snapshot(self) -> tuple[dict[str, Instance], int]:
         self._looks = 0
         await self.look(set())
@@ -186,7 +199,7 @@ class ServiceFeed:
         self, listed: Mapping[str, Instance], held: Mapping[str, Instance], gone: Set[str]
     ) -> list[str]:
         """Those who were there and are not, without a word, and not for too long."""
-        moment, missed = time.monotonic(), []
+        moment, missed, doubted = time.monotonic(), [], bool(self._since)
         for id in held:
             if id in listed or id in gone:
                 self._since.pop(id, None)
@@ -194,6 +207,8 @@ class ServiceFeed:
                 missed.append(id)
             else:
                 del self._since[id]
+        if bool(self._since) is not doubted:
+            log.warning("%s: %s", self.name, self.doubt or "no instance is missing any more")
         return missed
 
     def _hear_of_a_break(self, asked: float) -> None:

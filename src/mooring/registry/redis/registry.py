@@ -25,6 +25,7 @@ from mooring.names import check_name, split_service
 from mooring.registry.contract import (
     Enrolment,
     Entered,
+    InstanceFeed,
     Listing,
     Registry,
     RegistryGuarantees,
@@ -233,7 +234,7 @@ class RedisRegistry(Registry):
             if id in details.instances
         ]
 
-    def follow(self, service: str) -> Feed[str, Instance]:
+    def follow(self, service: str) -> InstanceFeed:
         return self._feed(service, Pulse())
 
     def _feed(self, service: str, pulse: Pulse) -> ServiceFeed:

@@ -89,12 +89,12 @@ class Signs:
     def gone(self, where: Where, before: Instance, moment: float) -> Departure:
         """How it went; nothing is known of it any more."""
         sign = self._signs.pop(where, None) or _Sign()
+        if sign.expected is not None and moment - sign.expected[0] <= EXPECTED:
+            return sign.expected[1]  # it is marked as draining for that
         if before.status.state == "draining":
             return "drained"
         if before.status.state == "down":
             return "down"
-        if sign.expected is not None and moment - sign.expected[0] <= EXPECTED:
-            return sign.expected[1]
         return "left" if _is_near(sign, moment) else "lost"
 
 

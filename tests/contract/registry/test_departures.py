@@ -1,0 +1,142 @@
+"""How consumers take it that the last instances go: with a goodbye, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from mooring.discovery.retention import GRACE
+from mooring.errors import NoInstance
+from mooring.hub import Hub
+from mooring.model import Instance
+from tests.contract.registries import Hands
+from tests.contract.registry.test_registry import at
+from tests.waiting import eventually
+
+
+def has_states(layout: str) -> bool:
+    """Whether an instance can say that it is about to leave."""
+    return layout == "tree"  # and on Redis
+
+
+async def entered(hub: Hub, port: int) -> Instance:
+    """An instance that nothing here keeps registered."""
+    return (await hub.registry.enter(at(port), ttl=60)).instance
+
+
+async def test_all_that_vanish_are_kept_and_flagged_until_they_are_back(
+    hub: Hub, other: Hub, hands: Hands, caplog: pytest.LogCaptureFixture
+):
+    there = [await entered(hub, port) for port in (1, 2, 3)]
+    async with other.discover("echo") as view:
+        await view.wait(3, timeout=10)
+        assert not view.stale
+        await hands.delete_all()
+        await eventually(lambda: view.stale)
+        assert len(view.instances) == 3
+        assert "without a goodbye" in view.seen.reason
+        assert all(each.called and view.seen.reason in str(each) for each in view.explain())
+        async with view.pick():
+            pass
+        assert caplog.text.count("without a goodbye") == 1
+        for instance in there:
+            await hub.registry.enter(instance, ttl=60)
+        await eventually(lambda: not view.stale)
+        assert len(view.instances) == 3
+        assert view.seen.reason == ""
+
+
+async def test_those_that_repair_themselves_are_never_missed(hub: Hub, other: Hub, hands: Hands):
+    async with (
+        hub.register(at(1)) as one,
+        hub.register(at(2)) as two,
+        other.discover("echo") as view,
+    ):
+        await view.wait(2, timeout=10)
+        fewest = 2
+
+        def count(_: object) -> None:
+            nonlocal fewest
+            fewest = min(fewest, len(view.instances))
+
+        view.subscribe(count)
+        await hands.delete_all()
+
+        async def repaired() -> bool:
+            count(None)
+            return await hands.is_right(one.instance) and await hands.is_right(two.instance)
+
+        await eventually(repaired)
+        await eventually(lambda: not view.stale)
+        assert fewest == 2
+
+
+async def test_the_last_that_drains_is_called_while_it_serves(hub: Hub, other: Hub, layout: str):
+    async with hub.register(at(1)) as last, other.discover("echo", hold=3) as view:
+        await view.wait(timeout=10)
+        draining = asyncio.ensure_future(last.drain(linger=1.0))
+        calls = 0
+        while not draining.done():
+            async with view.pick() as instance:
+                assert instance.port == 1
+            calls += 1
+            await asyncio.sleep(0.02)
+        assert calls > 10
+        await eventually(lambda: view.seen.kept)
+        if has_states(layout):
+            assert not view.stale
+
+            def empty() -> bool:
+                try:
+                    view.rotation.pick()
+                except NoInstance:
+                    return True
+                return False
+
+            assert await eventually(empty) < GRACE
+
+
+async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
+    async with other.discover("echo", empty="keep", hold=0) as view:
+        async with hub.register(at(1)) as last:
+            await view.wait(timeout=10)
+            await last.drain(linger=0)
+        await eventually(lambda: view.seen.kept)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            async with view.pick() as instance:
+                assert instance.port == 1
+            await asyncio.sleep(0.02)
+        async with hub.register(at(2)):
+            await eventually(lambda: [each.port for each in view.instances] == [2])
+
+
+@pytest.mark.parametrize("how", ["it closes", "it leaves", "an operator deregisters it"])
+async def test_a_goodbye_leaves_no_doubt(hub: Hub, other: Hub, layout: str, how: str):
+    registration = hub.register(at(1))
+    there = await entered(hub, 1) if how == "it leaves" else at(1)
+    async with other.discover("echo", hold=1) as view:
+        if how != "it leaves":
+            await registration.__aenter__()
+        await view.wait(timeout=10)
+        if how == "it closes":
+            await registration.aclose()
+        elif how == "it leaves":
+            assert await hub.registry.leave("echo", there.id, there.incarnation)
+        else:
+            assert await hub.registry.deregister("echo", registration.instance.id)
+        if not has_states(layout) and how != "an operator deregisters it":
+            await eventually(lambda: view.stale)  # it looks like a deletion
+            return await registration.aclose()
+        doubts = 0
+
+        def empty() -> bool:
+            nonlocal doubts
+            doubts += view.stale
+            return not view.instances
+
+        assert await eventually(empty) < GRACE
+        assert not doubts
+    await registration.aclose()

@@ -1,0 +1,154 @@
+"""Who stays on the list when no instance can be called any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from mooring.discovery.eligibility import Wanted
+from mooring.discovery.retention import Retention
+from mooring.model import Instance, Status
+
+
+def one(port: int, *, state: str = "up", incarnation: str = "first", **fields: object) -> Instance:
+    status = Status(state=state)  # type: ignore[arg-type]
+    made = Instance("echo", "10.0.0.1", port, status=status, incarnation=incarnation, **fields)  # type: ignore[arg-type]
+    return made
+
+
+class Shown:
+    """A retention as a feed drives it. An instance is explained if it drained."""
+
+    def __init__(self, *instances: Instance, wanted: Wanted | None = None, **options: object):
+        self.retention = Retention(wanted or Wanted(), **options)  # type: ignore[arg-type]
+        self.put(*instances, at=0)
+
+    def _change(self, changes: list[tuple[str, Instance | None]], at: float) -> None:
+        retention = self.retention
+        gone = retention.change(changes)
+        if retention.held:
+            retention.let_go(changes)
+        suspects = retention.suspects(gone, at) if gone else {}
+        if suspects:
+            vanished = {id: i for id, i in suspects.items() if i.status.state == "up"}
+            retention.hold(gone, vanished, at)
+
+    def put(self, *instances: Instance, at: float) -> None:
+        self._change([(instance.id, instance) for instance in instances], at)
+
+    def remove(self, *ports: int, at: float) -> None:
+        self._change([(f"10.0.0.1:{port}", None) for port in ports], at)
+
+    def at(self, now: float) -> list[int]:
+        self.retention.expire(now)
+        shown: Iterable[Instance] = {**self.retention.held, **self.retention.items}.values()
+        return sorted(instance.port for instance in shown)
+
+
+def test_the_last_that_leaves_is_kept_for_a_moment():
+    shown = Shown(one(1), hold=2)
+    shown.put(one(1, state="draining"), at=1)
+    shown.remove(1, at=1)
+    assert shown.at(2.9) == [1]
+    assert not shown.retention.doubtful
+    assert "left" in shown.retention.reason
+    assert shown.at(3.0) == []
+    assert shown.retention.reason == ""
+
+
+def test_another_that_can_be_called_ends_the_moment():
+    shown = Shown(one(1, state="draining"), hold=2)
+    shown.remove(1, at=1)
+    shown.put(one(2, enabled=False), at=1.1)
+    assert shown.at(1.2) == [1, 2]
+    shown.put(one(3), at=1.3)
+    assert shown.at(1.3) == [2, 3]
+
+
+def test_a_moment_of_0_believes_it_at_once():
+    shown = Shown(one(1, state="draining"), hold=0)
+    shown.remove(1, at=1)
+    assert shown.at(1) == []
+
+
+def test_one_that_leaves_others_behind_is_gone_at_once():
+    shown = Shown(one(1), one(2))
+    shown.remove(1, at=1)
+    assert shown.at(1) == [2]
+
+
+@pytest.mark.parametrize("left", [one(2, enabled=False), one(2, version="1"), one(2, state="down")])
+def test_others_that_cannot_be_called_do_not_count(left: Instance):
+    shown = Shown(one(1, state="draining", version="2"), left, wanted=Wanted(version="2"))
+    shown.remove(1, at=1)
+    assert shown.at(1.5) == [1, 2]
+
+
+def test_all_that_vanish_are_kept_in_doubt_until_each_is_back():
+    shown = Shown(*(one(port) for port in range(1, 6)), grace=10)
+    shown.remove(*range(1, 6), at=1)
+    assert shown.at(2) == [1, 2, 3, 4, 5]
+    assert shown.retention.doubtful
+    assert "vanished without a goodbye" in shown.retention.reason
+    shown.put(one(3), at=2)
+    assert shown.at(9) == [1, 2, 3, 4, 5]
+    assert shown.retention.doubtful
+    shown.put(one(1), one(2), one(4), at=9)
+    assert shown.at(10.9) == [1, 2, 3, 4, 5]
+    assert shown.at(11) == [1, 2, 3, 4]
+    assert not shown.retention.doubtful
+
+
+def test_those_that_vanish_one_after_another_are_kept_all_together():
+    shown = Shown(*(one(port) for port in range(1, 6)), grace=10)
+    for port in range(1, 6):
+        shown.remove(port, at=port)
+    assert shown.at(6) == [1, 2, 3, 4, 5]
+
+
+def test_those_that_vanished_long_ago_stay_away():
+    shown = Shown(one(1), one(2), grace=10)
+    shown.remove(1, at=1)
+    shown.remove(2, at=20)
+    assert shown.at(21) == [2]
+    assert shown.at(30) == []
+
+
+def test_one_that_drains_is_kept_rather_than_one_that_crashed_before_it():
+    shown = Shown(one(1), one(2))
+    shown.remove(1, at=1)
+    shown.put(one(2, state="draining"), at=2)
+    shown.remove(2, at=2)
+    assert shown.at(3) == [2]
+    assert not shown.retention.doubtful
+
+
+def test_a_successor_ends_the_doubt():
+    shown = Shown(one(1), grace=10)
+    shown.remove(1, at=1)
+    shown.put(one(2), at=2)
+    assert shown.at(2) == [2]
+    again = Shown(one(1), one(2), grace=10)
+    again.remove(1, 2, at=1)
+    again.put(one(1, incarnation="second"), at=2)
+    assert again.at(2) == [1]
+
+
+def test_keeping_lasts_until_there_is_one_to_call():
+    shown = Shown(one(1), empty="keep")
+    shown.put(one(1, state="draining"), at=1)
+    shown.remove(1, at=1)
+    assert shown.at(1000) == [1]
+    assert not shown.retention.doubtful
+    shown.put(one(2), at=1001)
+    assert shown.at(1001) == [2]
+
+
+def test_keeping_goes_on_after_the_doubt():
+    shown = Shown(one(1), empty="keep", grace=10)
+    shown.remove(1, at=1)
+    assert shown.retention.doubtful
+    assert shown.at(1000) == [1]
+    assert not shown.retention.doubtful
+    assert "the last list is kept" in shown.retention.reason
