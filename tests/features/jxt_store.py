@@ -398,7 +398,7 @@ def _make_trouble(store: OldStore) -> None:
     nobody = {"tenantId": 999_999_999, "code": "ghost", "hostType": "frontend"}
     store.put(f"{root}hosts/ghost.example.com", nobody, stays="orphan")
     store.put(f"{root}tenants/by-code/ghost", {"id": 999_999_999}, stays="orphan")
-    store.put(f"{root}tenants/by-name/ghost/of a name", {"id": 1}, stays="orphan")
+    store.put(f"{root}tenants/by-name/ghost/of a name", {"id": 999_999_999}, stays="orphan")
     store.put(f"{root}ftp-users/meta2", b"{broken", stays="orphan")
     for foreign in (
         *("tenants/1/metadata", "tenants/x/meta", "tenants/007/meta", "tenants/1/domain/other"),

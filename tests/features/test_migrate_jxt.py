@@ -246,7 +246,7 @@ async def test_only_what_was_verified_is_deleted(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
-    await put(store, "jxt//hosts/nowhere.example.com", {"tenantId": 1})
+    await put(store, "jxt//hosts/nowhere.example.com", {"tenantId": 9})
     await copied(migration)
     _, _, listed = await migration.cutover()
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
@@ -686,6 +686,42 @@ async def test_an_old_index_goes_where_both_sides_left_its_name(store: Store, ho
     there = old_indexed("jxt", await dump(store))
     last = 3 if how == "the new later" else 2
     assert there.keys() == {f"by-code/c{last}", f"by-name/n/{last}", "ftp-user/u2"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_index_that_the_old_writer_left_behind_is_deleted_in_the_end(
+    store: Store, when: str
+):
+    """It removes an alias from the list, and not the index that leads to it."""
+    meta: JSON = {"id": 1, "code": "acme", "name": "Acme"}
+    left = "jxt//hosts/old.example.com"
+    await store.commit(
+        Put(b"jxt//tenants/1/meta", encoded(meta)),
+        Put(b"jxt//tenants/1/domain/aliases", b'["www.example.com", "old.example.com"]'),
+        Put(b"jxt//hosts/www.example.com", b'{"tenantId": 1, "code": "acme"}'),
+        Put(left.encode(), b'{"tenantId": 1, "code": "acme"}'),
+        Put(b"jxt//hosts/nobody.example.com", b'{"tenantId": 7}'),
+        Put(b"jxt//tenants/2/domain/aliases", b"[broken"),
+        Put(b"jxt//hosts/two.example.com", b'{"tenantId": 2}'),
+    )
+    migration = Migration(store, ring=Keyring())
+    shorter = Put(b"jxt//tenants/1/domain/aliases", b'["www.example.com"]')
+    if when == "before":
+        await store.commit(shorter)
+    assert [settled.unit async for settled in migration.copy()] == [1]
+    if when == "after":
+        await store.commit(shorter)
+        assert [settled.unit async for settled in migration.copy()] == [1]
+    _, steps, listed = await migration.cutover()
+    assert {step.name: step.verdict for step in steps}[left] == "abandoned"
+    await migration.delete(listed)
+    there = await dump(store)
+    assert sorted(name for name in there if name.startswith("jxt//")) == [
+        "jxt//hosts/nobody.example.com",
+        "jxt//hosts/two.example.com",
+        "jxt//tenants/2/domain/aliases",
+    ]
+    assert "jxt/tenants/_index/host/old.example.com" not in there
 
 
 async def test_an_old_index_goes_however_it_is_spelled(store: Store):

@@ -726,12 +726,12 @@ def test_an_index_goes_with_what_it_leads_to():
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [])
     (step,) = compared(KEYS, here, NO_RING, phase="both", lost={})
     assert [each.verdict for each in compared_index(KEYS, index, here, [step])] == [
-        *("index", "index", "index", "orphan")
+        *("index", "index", "index", "abandoned")
     ]
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [entry("jxt/tenants/1/meta", meta)])
     (step,) = compared(KEYS, here, NO_RING, phase="both", lost={})
     assert [each.verdict for each in compared_index(KEYS, index, here, [step])] == [
-        *("equal", "equal", "equal", "orphan")
+        *("equal", "equal", "equal", "abandoned")
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from mooring.migrate.jxt.format import OldIndex, OldKeys, same_name
-from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Step
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Step, Verdict
 from mooring.migrate.jxt.view import View
 from mooring.model import JSON
 from mooring.store.contract import Entry
@@ -55,7 +55,14 @@ def compared_index(
             yield Step(here.unit, each.key, "index", why, each.modified)
         else:
             why = f"tenant {here.unit} has nothing of that name"
-            yield Step(here.unit, each.key, "orphan", why, each.modified)
+            verdict: Verdict = "orphan" if _may_hide(each.place, here) else "abandoned"
+            yield Step(here.unit, each.key, verdict, why, each.modified)
+
+
+def _may_hide(place: OldIndex, here: View) -> bool:
+    """Whether a part that cannot be understood may have what an index leads to."""
+    paths = {"host": DOMAIN, "ftp-user": (f"ftp/{place.name}",)}.get(place.kind, ("meta",))
+    return any(here.told.hides(path) or isinstance(here.new.get(path), Unread) for path in paths)
 
 
 def _nobody(holder: int) -> str:

@@ -37,6 +37,7 @@ Verdict: TypeAlias = Literal[
     "taken",
     "refused",
     "unreadable",
+    "abandoned",
     "orphan",
     "unled",
     "foreign",
@@ -59,6 +60,7 @@ IN_WORDS: Mapping[Verdict, str] = {
     "taken": "it belongs to another tenant",
     "refused": "it cannot be written today",
     "unreadable": "it cannot be understood",
+    "abandoned": "an old index of a name that its tenant has given up",
     "orphan": "it leads to nothing",
     "unled": "it is not there: nothing among the old keys leads to what has this name",
     "foreign": "it is none of the old keys",
@@ -68,7 +70,7 @@ WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "surplus", "unind
 """What a copy changes."""
 DIFFERENT: frozenset[Verdict] = WRITTEN | {"gone", "blocked", "contested"}
 """What keeps the old keys from being given up."""
-DELETABLE: frozenset[Verdict] = frozenset({"equal", "newer", "superseded"})
+DELETABLE: frozenset[Verdict] = frozenset({"equal", "newer", "superseded", "abandoned"})
 """What may go in the end. Everything else is told, and stays."""
 LEFT: frozenset[Verdict] = frozenset({"taken", "refused", "unreadable", "stray"})
 """What somebody wrote, and nothing of the new keys says."""
