@@ -102,7 +102,8 @@ class LockLost(LockError):
 
 
 class LockTimeout(LockError, TimeoutError):
-    """It did not become ours in time. The message says who has it; nothing is left behind."""
+    """It did not become ours in time. The message says who has it. Nothing is left behind; if the
+    store did not confirm that, the message says that a key may remain until its TTL."""
 
 
 class Reentered(LockError):

@@ -48,6 +48,8 @@ class Session:
         """Seconds that the store keeps the lease without a renewal; as granted, once entered."""
         self.lost = asyncio.Event()
         """Set when the session is lost."""
+        self.revoked = False
+        """Whether the store confirmed that the lease is gone, and its keys with it."""
         self._store = store
         self._deadline = 0.0
         self._suspended = self._closed = False
@@ -159,6 +161,9 @@ class Session:
         if revoke:
             try:
                 await self._store.revoke(self.lease)
+                self.revoked = True
+            except LeaseNotFound:
+                self.revoked = True
             except StoreError as error:
                 log.info("lease %x is left to expire: %s", self.lease, error)
 

@@ -15,8 +15,10 @@ from typing import NamedTuple
 import pytest
 
 import mooring
-from mooring.errors import LockLost, Unavailable
+import mooring.sync
+from mooring.errors import LockLost, LockTimeout, OutcomeUnknown, Unavailable
 from mooring.hub import Hub, open_store
+from mooring.locks.lock import Lock
 from mooring.store import Store, key
 from mooring.testing.etcd import EtcdCluster, EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -324,6 +326,77 @@ async def test_an_acquire_whose_reply_was_lost_leaves_no_orphan(
         async with hub.lock("lock", timeout=10):
             pass
     await nothing_is_left(server)
+
+
+KINDS: dict[str, Callable[[Hub, float], Lock]] = {
+    "lock": lambda hub, timeout: hub.lock("slow", ttl=7, timeout=timeout),
+    "reader": lambda hub, timeout: hub.rwlock("slow", ttl=7, timeout=timeout).read(),
+    "writer": lambda hub, timeout: hub.rwlock("slow", ttl=7, timeout=timeout).write(),
+    "semaphore": lambda hub, timeout: hub.semaphore("slow", 2, ttl=7, timeout=timeout),
+    "election": lambda hub, timeout: hub.election("slow", ttl=7, timeout=timeout).campaign("x"),
+}
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_deadline_covers_all_of_an_acquire_whose_replies_are_lost(
+    kind: str, timeout: float, etcd: Callable[[str], EtcdServer]
+):
+    """Grant, commit, revocation and retries; and the error says what may remain, and how long."""
+    async with FaultProxy(etcd("3.5").address) as proxy:
+        url = f"etcd://{proxy.address}?namespace=/{kind}-{time.monotonic_ns()}"
+        async with mooring.connect(url) as hub:
+            async with hub.lock("warm", ttl=7):
+                pass  # leaves a lease to be used again
+            proxy.mute()
+            started = time.monotonic()
+            with pytest.raises((LockTimeout, OutcomeUnknown), match="until its TTL of 7s is over"):
+                await KINDS[kind](hub, timeout).acquire()
+            assert time.monotonic() - started < (timeout or 3) + 1.5
+            proxy.heal()
+            proxy.reset()
+
+
+async def test_a_try_without_a_lease_is_bounded_and_leaves_no_key(
+    etcd: Callable[[str], EtcdServer],
+):
+    """The grant itself is not answered: no key was sent, so none can remain."""
+    async with (
+        FaultProxy(etcd("3.5").address) as proxy,
+        mooring.connect(f"etcd://{proxy.address}") as hub,
+    ):
+        await hub.store.read(key(b"/warm"))
+        proxy.mute()
+        started = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            await hub.lock("slow", ttl=7, timeout=0).acquire()
+        assert time.monotonic() - started < 4.5
+        assert "TTL" not in str(caught.value)
+        proxy.heal()
+        proxy.reset()
+
+
+async def test_blocking_code_has_the_same_deadline(etcd: Callable[[str], EtcdServer]):
+    loop = asyncio.get_running_loop()
+    async with FaultProxy(etcd("3.5").address) as proxy:
+
+        def heal() -> None:
+            proxy.heal()
+            proxy.reset()
+
+        def blocking() -> float:
+            with mooring.sync.connect(f"etcd://{proxy.address}") as hub:
+                with hub.lock("warm", ttl=7):
+                    pass
+                proxy.mute()
+                started = time.monotonic()
+                with pytest.raises(OutcomeUnknown, match="until its TTL of 7s is over"):
+                    hub.lock("blocking", ttl=7, timeout=0).acquire()
+                took = time.monotonic() - started
+                loop.call_soon_threadsafe(heal)
+                return took
+
+        assert await asyncio.to_thread(blocking) < 4.5
 
 
 async def test_one_reply_that_was_lost_does_not_matter(fresh_etcd: Callable[..., EtcdServer]):

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from mooring.errors import LockLost, NotHeld, StoreError
-from mooring.locks.leases import Lease
+from mooring.locks.leases import GRACE, Lease
 from mooring.locks.place import Place
 from mooring.locks.queue import Queue
 from mooring.store.contract import Check
@@ -147,7 +147,7 @@ class Held:
             stood = await self._queue.leave(self._place, self._start)
         except StoreError as error:
             log.info("the lock %r is left to its lease: %s", self.name, error)
-            await self._queue.leases.discard(self._lease)
+            await self._queue.leases.discard(self._lease, within=GRACE)
             return
         except BaseException:
             await self._queue.leases.discard(self._lease)

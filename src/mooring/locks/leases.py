@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from mooring import durations
-from mooring.errors import Closed, InvalidRequest, MooringError, StoreError
+from mooring.errors import Closed, InvalidRequest, LeaseNotFound, MooringError, StoreError
 from mooring.session import Session
 from mooring.store.contract import Store
 from mooring.tasks import Tasks
@@ -45,13 +45,15 @@ async def patiently(task: asyncio.Task[object], *, within: float) -> None:
 class Lease:
     """A session, and who is told when it is lost."""
 
-    __slots__ = ("asked", "end", "idle_since", "lost", "session", "used", "watch")
+    __slots__ = ("asked", "end", "idle_since", "lost", "session", "taken", "used", "watch")
 
     def __init__(self, session: Session, asked: float) -> None:
         self.session, self.asked = session, asked
         self.idle_since = 0.0
         self.used = False
         """Whether it had another user before."""
+        self.taken = False
+        """Whether a key may hang on it: set before one is written, cleared when that is undone."""
         self.lost: Callable[[str], None] | None = None
         self.watch: asyncio.Task[object] | None = None
         """Who waits for its loss."""
@@ -61,6 +63,11 @@ class Lease:
     @property
     def id(self) -> int:
         return self.session.lease
+
+    @property
+    def leaves_key(self) -> bool:
+        """Whether a key may remain in the store until the TTL of this lease."""
+        return self.taken and not self.session.revoked
 
     @property
     def certain(self) -> bool:
@@ -148,7 +155,7 @@ class Leases:
 
     def give(self, lease: Lease) -> None:
         """Back from a contender, with nothing hanging on it."""
-        lease.lost = None
+        lease.lost, lease.taken = None, False
         idle = self._idle.setdefault(lease.asked, [])
         if self.closed or len(idle) >= IDLE:
             self.discard_soon(lease)
@@ -194,6 +201,9 @@ class Leases:
             try:
                 async with asyncio.timeout(_REVOKE_WITHIN):
                     await self._store.revoke(lease.id)
+                lease.session.revoked = True
+            except LeaseNotFound:
+                lease.session.revoked = True
             except (StoreError, TimeoutError) as error:
                 log.debug("lease %x is left to expire: %s", lease.id, error)
         self._all.discard(lease)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import unicodedata
+from collections.abc import Iterable
 from types import TracebackType
 
 from mooring import durations
@@ -33,6 +34,9 @@ from mooring.store.rules import check_ttl
 from mooring.tasks import Backoff
 
 log = logging.getLogger(__name__)
+
+TRY_WITHIN = 3.0
+"""Seconds for the whole of a try that waits for nobody: grant, commit, revocation and retries."""
 
 
 def check_name(name: str) -> bytes:
@@ -72,8 +76,10 @@ class Lock:
 
     Entering waits for it, for `timeout` seconds at most (None: as long as it takes; 0: not at all).
     It raises `LockTimeout`, `Reentered` where the same task contends for it already, and what the
-    store raises where it cannot be reached. Timeouts and cancellation leave nothing behind. Leaving
-    releases it. Losing it meanwhile cancels the body, and leaving raises `LockLost`.
+    store raises where it cannot be reached. One deadline covers all that entering does at the
+    store: `timeout`, or 3 s if that is 0, and a second of cleanup. Timeouts and cancellation leave
+    nothing behind; if the store does not confirm that, the error says so. Leaving releases it.
+    Losing it meanwhile cancels the body, and leaving raises `LockLost`.
     """
 
     def __init__(
@@ -98,8 +104,9 @@ class Lock:
 
     async def acquire(self) -> Held:
         """Wait for it, and hold it until it is released: for code where a block does not fit."""
+        used: list[Lease] = []
         if self._timeout is None:
-            return self._had(await self._own(wait=True))
+            return self._had(await self._own(wait=True, used=used))
         if self._timeout == 0:
             if (held := await self.try_acquire()) is None:
                 raise self._late()
@@ -107,17 +114,45 @@ class Lock:
         timer = asyncio.timeout(self._timeout)
         try:
             async with timer:
-                return self._had(await self._own(wait=True))
+                return self._had(await self._own(wait=True, used=used))
         except TimeoutError:
             if not timer.expired():
                 raise
-            raise self._late() from None
+            raise self._late(used) from None
 
     async def try_acquire(self) -> Held | None:
-        """Hold it where nobody else does, else None. It never waits for anybody but the store."""
-        return await self._own(wait=False)
+        """Hold it if it is free, else return None. It waits for the store only: at most 3 s, and a
+        second of cleanup, whatever the store's own timeout is.
 
-    def _late(self) -> LockTimeout:
+        Raises what the store raises, `Unavailable` if it does not answer in time, and
+        `OutcomeUnknown` if a key may then remain until its TTL.
+        """
+        used: list[Lease] = []
+        timer = asyncio.timeout(TRY_WITHIN)
+        try:
+            async with timer:
+                return await self._own(wait=False, used=used)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            problem = (
+                f"the lock {self.name!r} is not held: the store did not answer within "
+                f"{durations.show(TRY_WITHIN)}"
+            )
+            if remains := self._remains(used):
+                raise OutcomeUnknown(problem + remains) from None
+            raise Unavailable(problem) from None
+
+    def _remains(self, used: Iterable[Lease]) -> str:
+        """What to add to an error if a key of ours may still be in the store."""
+        if not any(lease.leaves_key for lease in used):
+            return ""
+        return (
+            "; the store did not confirm that its key is gone, which may keep others waiting until "
+            f"its TTL of {durations.show(self._ttl)} is over"
+        )
+
+    def _late(self, used: Iterable[Lease] = ()) -> LockTimeout:
         """What to raise where its time is over; it names the holder where that is known."""
         line = self._queue.known(self._start)
         holder = line.first if line is not None else None
@@ -128,7 +163,7 @@ class Lock:
             by = f": held by {who} (token {holder.created}){others}"
         return LockTimeout(
             f"the lock {self.name!r} was not to be had within {durations.show(self._timeout or 0)}"
-            f"{by}"
+            f"{by}{self._remains(used)}"
         )
 
     @staticmethod
@@ -136,10 +171,11 @@ class Lock:
         assert held is not None, "who waits gets it, or an error"
         return held
 
-    async def _own(self, *, wait: bool) -> Held | None:
+    async def _own(self, *, wait: bool, used: list[Lease]) -> Held | None:
+        """`used` collects the leases with which it was tried, to tell what they leave behind."""
         by = caller()
         if self._reentrant:
-            return await self._contend(by, wait)
+            return await self._contend(by, wait, used)
         if (self._start, by) in self._queue.owners:
             raise Reentered(
                 f"the lock {self.name!r} is held or waited for by this very task: it would "
@@ -148,7 +184,7 @@ class Lock:
         self._queue.owners.add((self._start, by))
         held = None
         try:
-            held = await self._contend(by, wait)
+            held = await self._contend(by, wait, used)
         finally:
             if held is None:
                 self._queue.owners.discard((self._start, by))
@@ -156,12 +192,12 @@ class Lock:
                 held._guarded = True
         return held
 
-    async def _contend(self, by: object, wait: bool) -> Held | None:
+    async def _contend(self, by: object, wait: bool, used: list[Lease]) -> Held | None:
         stood, backoff = False, self._backoff
         while True:
             try:
-                lease, place = await self._join(certain=not wait)
-            except (Unavailable, LockLost):
+                lease, place = await self._join(used, certain=not wait)
+            except (Unavailable, OutcomeUnknown, LockLost):
                 # Who has stood in line once goes on trying: the store was there.
                 if not stood:
                     raise
@@ -190,18 +226,24 @@ class Lock:
             self._queue.forget(place, self._start)
             await self._queue.leases.discard(lease)
 
-    async def _join(self, *, certain: bool) -> tuple[Lease, Place]:
+    async def _join(self, used: list[Lease], *, certain: bool) -> tuple[Lease, Place]:
         """A place in the line. Where it is not known whether it was taken, the lease is revoked:
         it is not taken then, nor later."""
         unknown = False
         while True:
             lease = await self._queue.leases.take(self._ttl)
+            lease.taken = True
+            used.append(lease)
             try:
                 place = await self._queue.join(
                     self._start, lease.id, self._rule, self._value, certain=certain
                 )
             except OutcomeUnknown as error:
                 await self._queue.leases.discard(lease)
+                if unknown and (remains := self._remains(used)):
+                    raise OutcomeUnknown(
+                        f"the lock {self.name!r} is not held: {error}{remains}"
+                    ) from error
                 if unknown:
                     raise Unavailable(
                         f"the lock {self.name!r} is not held, and nothing is left behind: {error}"
@@ -229,9 +271,11 @@ class Lock:
         """Leave the line. Where that takes longer, it goes on without the caller."""
         lease.lost = None
         if not self._queue.leases.forked:
+            deadline = asyncio.get_running_loop().time() + GRACE
             await patiently(self._queue.withdraw(place, self._start, lease), within=GRACE)
-            if lease.end is not None:
-                await patiently(lease.end, within=GRACE)
+            left = deadline - asyncio.get_running_loop().time()
+            if lease.end is not None and left > 0:
+                await patiently(lease.end, within=left)
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()
