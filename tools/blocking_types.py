@@ -274,7 +274,8 @@ def stub() -> str:
         "",
         *(f"import {name}" for name in sorted(imports) if is_own(name)),
         "from mooring.sync.portal import timeout as timeout",
-        f"__all__ = {sorted([*API, 'connect', 'timeout'])!r}",
+        "from mooring.sync.shutdown import until_stopped as until_stopped",
+        f"__all__ = {sorted([*API, 'connect', 'timeout', 'until_stopped'])!r}",
         EVENT,
         *parts,
     ]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import signal
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import Any, Self, overload
 
 import grpc
 import grpc.aio
 
+import mooring.sync
 from mooring.errors import InvalidRequest
 from mooring.grpc.health import Health
 from mooring.hub import Hub
@@ -23,9 +22,6 @@ from mooring.registry.registration import LINGER, Registration
 from mooring.registry.shutdown import until_stopped
 from mooring.sync.proxy import Blocking
 from mooring.tasks import cleanup
-
-if TYPE_CHECKING:
-    import mooring.sync
 
 log = logging.getLogger(__name__)
 
@@ -177,17 +173,7 @@ class BlockingServing:
     def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
         """Wait for a signal, and leave the block then. Another one ends the process as it would
         have before. In the main thread alone, since Python gives signals to no other."""
-        if threading.current_thread() is not threading.main_thread():
-            raise InvalidRequest("signals reach the main thread only: call until_stopped there")
-        told: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt its `get`
-        before = {each: signal.signal(each, lambda number, _: told.put(number)) for each in signals}
-        try:
-            first = signal.Signals(told.get())
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        log.info("%s: leaving the registry, then stopping", first.name)
-        return first
+        return mooring.sync.until_stopped(signals=signals)
 
     def __exit__(self, *_: object) -> None:
         try:

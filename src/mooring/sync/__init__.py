@@ -23,8 +23,9 @@ from mooring.store.url import parse
 from mooring.sync.api import API
 from mooring.sync.portal import Portal, timeout
 from mooring.sync.proxy import blocking
+from mooring.sync.shutdown import until_stopped
 
-__all__ = [*API, "connect", "timeout"]
+__all__ = [*API, "connect", "timeout", "until_stopped"]
 
 
 def connect(url: str = "memory://", **options: Any) -> Any:

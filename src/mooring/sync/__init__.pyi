@@ -32,6 +32,7 @@ import mooring.tenants.rekeying
 import mooring.tenants.secrets
 import mooring.tenants.work
 from mooring.sync.portal import timeout as timeout
+from mooring.sync.shutdown import until_stopped as until_stopped
 
 __all__ = [
     "Barrier",
@@ -57,6 +58,7 @@ __all__ = [
     "Watch",
     "connect",
     "timeout",
+    "until_stopped",
 ]
 
 class _Event(typing.Protocol):

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.callers import BEHIND
+from mooring.registry.termination import close_on_sigterm, forget, handle_sigterm
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Portal:
         self._changing = threading.RLock()
         self._under_way = self._unwanted = False
         _portals.add(self)
+        handle_sigterm()  # it may be opened in another thread, which cannot
 
     @property
     def running(self) -> bool:
@@ -105,6 +107,7 @@ class Portal:
                 self._end()
                 raise
             atexit.register(self._at_exit)
+            close_on_sigterm(self, self._at_exit)
             if self._unwanted:
                 self._leave_it()
                 raise Closed(f"{self.name} was closed while it was opened")
@@ -141,6 +144,7 @@ class Portal:
 
     def _leave_it(self, within: float | None = None) -> None:
         atexit.unregister(self._at_exit)
+        forget(self)
         try:
             with _until(None if within is None else time.monotonic() + within):
                 self.call(self._leave)
