@@ -208,6 +208,25 @@ def test_only_methods_that_opt_in_are_repeated(hub: Any, serve: Serve):
             assert tries() == 1
 
 
+def test_retries_end_when_too_many_calls_fail(hub: Any, serve: Serve):
+    """gRPC's own throttling: fifty failures, less what successes earned."""
+    servers = [serve(name) for name in "abc"]
+    with calling(hub, retry=[SAY]) as (_, stub):
+        until(lambda: called(stub) == {"a", "b", "c"}, within=20)
+
+        def tries() -> int:
+            for server in servers:
+                server.echo.said.clear()
+            with pytest.raises(grpc.RpcError, match="was told"):
+                by(stub, "fail UNAVAILABLE")
+            return sum(len(server.echo.said) for server in servers)
+
+        assert tries() == 3
+        counted = [tries() for _ in range(30)]
+        assert counted[:10] == [3] * 10
+        assert counted[-10:] == [1] * 10
+
+
 class Stamping(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
         return proceed(details._replace(metadata=(("stamp", "yes"),)), request)

@@ -236,6 +236,22 @@ class TestIncremental:
         endpoints.hear([], [], {}, "1", "")
         assert told(endpoints.next(world.find, ())) == {"b": "1"}
 
+    def test_the_answer_to_an_older_response_counts_for_nothing(self):
+        world, endpoints = World(a="1", b="1"), Incremental(whole=False)
+        endpoints.hear(["a"], [], {}, "", "")
+        endpoints.next(world.find, ())
+        endpoints.sent("1")
+        endpoints.hear(["b"], [], {}, "1", "")
+        endpoints.next(world.find, ())
+        endpoints.sent("2")
+        assert endpoints.hear([], [], {}, "1", "no good") == "asked"
+        assert endpoints.awaited == "2"
+        world.versions["b"] = "2"
+        endpoints.touch(["b"])
+        assert endpoints.next(world.find, ()) is None, "the newer response is not answered yet"
+        assert endpoints.hear([], [], {}, "2", "") == "taken"
+        assert told(endpoints.next(world.find, ())) == {"b": "2"}
+
     def test_asking_again_is_answered_again(self):
         world, endpoints = World(a="1"), Incremental(whole=False)
         endpoints.hear(["a"], [], {}, "", "")

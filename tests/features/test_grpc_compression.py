@@ -1,0 +1,83 @@
+"""The compression of a call, as it is on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+import mooring
+import mooring.grpc
+import mooring.sync
+from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
+
+LONG = "long" * 50_000
+
+
+class Counting:
+    """A relay to a server that counts what clients send."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self.sent, self.port = port, 0, 0
+
+    @contextlib.asynccontextmanager
+    async def relaying(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+
+            async def pump(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool
+            ) -> None:
+                with contextlib.suppress(ConnectionError):
+                    while data := await reader.read(65536):
+                        self.sent += len(data) * count
+                        writer.write(data)
+                        await writer.drain()
+                writer.close()
+
+            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                back, on = await asyncio.open_connection("127.0.0.1", self._to)
+                group.create_task(pump(reader, on, count=True))
+                group.create_task(pump(back, writer, count=False))
+
+            server = await asyncio.start_server(accept, "127.0.0.1", 0)
+            self.port = server.sockets[0].getsockname()[1]
+            yield
+            server.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"wait_for_ready": True}], ids=["at once", "waiting"])
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_the_compression_of_a_call_reaches_the_wire(kind: str, options: dict[str, bool]):
+    def call_blocking(compression: grpc.Compression | None) -> str:
+        with (
+            mooring.sync.connect(url) as hub,
+            mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel,
+        ):
+            stub = pb2_grpc.EchoStub(channel)
+            return str(stub.Say(Word(text=LONG), compression=compression, timeout=20, **options).by)
+
+    async def call(compression: grpc.Compression | None) -> str:
+        if kind == "blocking":
+            return await asyncio.to_thread(call_blocking, compression)
+        async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub) as channel:
+            await channel.channel_ready()
+            stub = pb2_grpc.EchoStub(channel)
+            said = await stub.Say(Word(text=LONG), compression=compression, timeout=20, **options)
+            return str(said.by)
+
+    url = "memory://compression"
+    async with EchoServer("a") as server:
+        counting = Counting(server.port)
+        async with (
+            counting.relaying(),
+            mooring.connect(url) as hub,
+            hub.register(mooring.Instance("echo", "127.0.0.1", counting.port)),
+        ):
+            assert await call(grpc.Compression.Gzip) == "a"
+            compressed = counting.sent
+            assert await call(None) == "a"
+    assert 0 < compressed < len(LONG) / 10
+    assert counting.sent - compressed > len(LONG)
