@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import stat
 import struct
 import threading
 from collections.abc import Iterable, Sequence
@@ -59,6 +61,7 @@ class CopyFile:
         """Whether there is one that seems to be of use."""
         try:
             with self.path.open("rb") as file:
+                _check_owner(file)
                 self._head(file)
         except FileNotFoundError:
             return False
@@ -72,6 +75,7 @@ class CopyFile:
         sweep(self.path.parent)
         try:
             with self.path.open("rb") as file:
+                _check_owner(file)
                 head = self._head(file)
                 return Copy(head.saved_at, head.revision, _read(file, head))
         except FileNotFoundError:
@@ -122,6 +126,17 @@ class CopyFile:
                 f"{self._store}"
             )
         return head
+
+
+def _check_owner(file: BinaryIO) -> None:
+    """Raises `ValueError` if another user may have written it: services would use the databases
+    that it names."""
+    about = os.fstat(file.fileno())
+    if about.st_uid not in (os.geteuid(), 0):
+        raise ValueError(f"another user owns it (uid {about.st_uid}): delete it")
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(about.st_mode)
+        raise ValueError(f"other users may write it (mode {mode:04o}): set its mode to 0600")
 
 
 def _blocks(entries: Iterable[Entry]) -> Iterable[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -63,6 +64,28 @@ class TestFile:
             await store.commit(*WHOLE)
             await eventually(lambda: t.by_code("ten") == 10)
         assert caplog.text.count("no copy of the tenants is kept") == 1
+
+    @pytest.mark.parametrize("how", ["group", "others", "owner"])
+    async def test_one_that_another_user_may_have_written_is_not_used(
+        self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+    ):
+        file = tmp_path / "tenants.copy"
+        await store.commit(*WHOLE)
+        async with provider(store, file=file):
+            await eventually(file.exists)
+        copy = CopyFile(file, store=store.url, namespace="jxt")
+        assert copy.usable()
+        assert copy.load() is not None
+        if how == "owner":
+            if os.geteuid() != 0:
+                return  # only root can give a file away
+            os.chown(file, 12345, -1)
+        else:
+            file.chmod(0o620 if how == "group" else 0o602)
+        assert not copy.usable()
+        assert copy.load() is None
+        expected = "another user owns it" if how == "owner" else "other users may write it"
+        assert expected in caplog.text
 
     async def test_the_hub_keeps_it_in_its_cache_folder(self, store_url: str, tmp_path: Path):
         folder = tmp_path / "cache"
