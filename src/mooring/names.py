@@ -135,3 +135,18 @@ _remembered = functools.lru_cache(maxsize=10_000)(_split)
 def join_service(group: str, name: str) -> str:
     """How a service is written and shown: those of the default group by their bare name."""
     return name if group == DEFAULT_GROUP else f"{group}/{name}"
+
+
+def printable(text: str) -> str:
+    """Text of unknown origin, made safe for a terminal and for one line."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def readable(key: bytes) -> str:
+    """A key for a message: text, with escapes for what is not."""
+    return printable(key.decode(errors="backslashreplace"))

@@ -12,7 +12,7 @@ ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
     {"errors", "version"},
-    {"connections", "names", "descriptors", "durations", "replacement", "tasks"},
+    {"connections", "names", "descriptors", "durations", "replacement", "tasks", "validation"},
     {"addresses"},
     {"model"},
     {"telemetry"},

@@ -155,7 +155,7 @@ def test_an_address_is_split_and_joined(address: str):
 
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_every_ip_address_survives(ip: object, port: int):
-    if str(ip) in ("0.0.0.0", "::"):
+    if str(ip) in ("0.0.0.0", "::", "::ffff:0:0"):
         return
     assert addresses.split(addresses.join(str(ip), port)) == (str(ip), port)
 

@@ -20,6 +20,19 @@ from mooring.tenants.hiding import (
 from mooring.tenants.secrets import MASK
 
 
+@pytest.mark.parametrize("kind", ["PRIVATE KEY", "RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"])
+def test_a_private_key_is_masked_under_any_name(kind: str):
+    pem = f"-----BEGIN {kind}-----\nMIIEvQ\n-----END {kind}-----\n"
+    assert masked({"cert": pem, "a": [f"x {pem} y"], "b": pem[:30]}) == {
+        "cert": f"{MASK}\n",
+        "a": [f"x {MASK}\n y"],
+        "b": MASK if len(f"-----BEGIN {kind}-----") <= 30 else pem[:30],
+    }
+    assert masked_text(pem.partition("-----END")[0]) == MASK, "one that was cut off, too"
+    assert holds_secret({"cert": pem})
+    assert not holds_secret({"cert": "-----BEGIN CERTIFICATE-----\nMIIC\n"})
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -7,6 +7,10 @@ import logging
 
 import typer
 
+from mooring.names import printable
+
+__all__ = ["hear", "hear_crashes", "note", "printable", "say", "warn"]
+
 
 def say(line: str) -> None:
     """One line. Where the terminal is gone nobody hears it, and what was under way goes on."""
@@ -20,17 +24,6 @@ def note(text: str) -> None:
 
 def warn(text: str) -> None:
     note(f"warning: {text}")
-
-
-def printable(text: str) -> str:
-    """Text from the registry, made safe for a terminal and for one line: anybody may have written
-    it there."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 class _Notes(logging.Handler):

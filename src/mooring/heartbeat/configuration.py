@@ -18,6 +18,7 @@ import msgspec
 from mooring import durations
 from mooring.errors import InvalidRequest
 from mooring.names import nearest
+from mooring.validation import in_words
 
 log = logging.getLogger(__name__)
 
@@ -130,9 +131,7 @@ def _typed(path: str, plain: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$")
-        path += where.rstrip("`")
-        raise InvalidRequest(f"{path}: {problem[:1].lower()}{problem[1:]}") from error
+        raise InvalidRequest(in_words(error, path)) from error
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from mooring.errors import InvalidRequest, LockLost
 from mooring.locks.line import Mark, Rule
+from mooring.names import readable
 from mooring.store.contract import Check, created_at
 
 
@@ -48,7 +49,7 @@ class Place:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self.gone:
-            raise LockLost(f"the place {self.key!r} in the line is gone: {self.gone}")
+            raise LockLost(f"the place {readable(self.key)} in the line is gone: {self.gone}")
         if self.refused:
             raise InvalidRequest(self.refused)
 

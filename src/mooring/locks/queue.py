@@ -25,6 +25,7 @@ from mooring.locks.leases import Lease, Leases
 from mooring.locks.line import Line, Rule, misfit
 from mooring.locks.place import Place
 from mooring.locks.view import CROWD, LineView
+from mooring.names import readable
 from mooring.store.contract import (
     Delete,
     Entry,
@@ -118,7 +119,7 @@ class Queue:
     async def _standing(self, name: bytes, lease: int, rule: Rule, value: bytes) -> Place:
         entry = (await self.store.read(key(name))).first
         if entry is None:
-            raise LockLost(f"the place {name!r} in the line was given up meanwhile")
+            raise LockLost(f"the place {readable(name)} in the line was given up meanwhile")
         if entry.value != value:
             await self.store.commit(
                 Put(name, value, lease), require=[created_at(name, entry.created)]
@@ -138,7 +139,7 @@ class Queue:
     def withdraw(self, place: Place, start: bytes, lease: Lease) -> asyncio.Task[object]:
         """Give a place up, and its lease back; in doubt the lease is revoked."""
         return self._tasks.start(
-            self._withdraw(place, start, lease), name=f"end of a place in {start!r}"
+            self._withdraw(place, start, lease), name=f"end of a place in {readable(start)}"
         )
 
     async def _withdraw(self, place: Place, start: bytes, lease: Lease) -> None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mooring.connections import ConnectionLimit
-from mooring.errors import StoreError
+from mooring.errors import InvalidRequest, StoreError
 from mooring.server.settings import ServerSettings, split
 from mooring.tasks import Tasks
 
@@ -40,17 +40,19 @@ _FILES = CONNECTIONS + 1_000
 
 @contextlib.asynccontextmanager
 async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterator[str]:
-    """Answer over HTTP; the URL where. Raises `StoreError` where it cannot listen there."""
+    """Serve over HTTP, and yield the URL. Raises `StoreError` if it cannot listen there, and
+    `InvalidRequest` if that is not a host."""
     _allow_files()
     host, port = split("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, TypeError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
+    except OSError as error:
         raise StoreError(
-            f"cannot listen at {settings.http} ({reason}): choose another with --http"
+            f"cannot listen at {settings.http} ({error.strerror}): choose another with --http"
         ) from error
+    except (TypeError, UnicodeError) as error:
+        raise InvalidRequest(f"--http {settings.http}: {host} is no host's name") from error
     # Connections have it from here. asyncio sets it only on sockets that name their protocol, which
     # this one does not; without it every answer waits 40 ms for the client to acknowledge its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,6 +26,7 @@ from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.settings import parse as parse_checks
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import Keys, configured_namespace
+from mooring.validation import in_words
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"
@@ -157,7 +158,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
     try:
         settings = msgspec.convert(told, ServerSettings)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{file or 'the settings'}: {error}") from error
+        raise InvalidRequest(in_words(error, str(file or "the settings"))) from error
     settings = msgspec.structs.replace(settings, alerts=alerts, checks=checks)
     if section is not None:
         inner = parse_registry({"registry": section})

@@ -50,6 +50,7 @@ from typing import Literal, Self
 import msgspec
 
 from mooring.errors import InvalidRequest
+from mooring.names import readable
 
 MAX_OPERATIONS = 128
 """The most that one commit may carry: writes and reads together, and as many checks."""
@@ -96,7 +97,9 @@ def between(start: bytes, end: bytes) -> Range:
     check_key(start, "start of a range")
     check_key(end, "end of a range")
     if end <= start:
-        raise InvalidRequest(f"the range from {start!r} to {end!r} is empty: the end comes first")
+        raise InvalidRequest(
+            f"the range from {readable(start)} to {readable(end)} is empty: the end comes first"
+        )
     return Range(start, end)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mooring.errors import InvalidRequest
+from mooring.names import readable
 from mooring.store.contract import (
     MAX_TTL,
     Check,
@@ -49,7 +50,7 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
             _check_value(write.key, write.value)
             check_number("lease", write.lease)
             if write.key in put:
-                raise InvalidRequest(f"{write.key!r} is written twice in one commit")
+                raise InvalidRequest(f"{readable(write.key)} is written twice in one commit")
             put.add(write.key)
         elif isinstance(write, Delete):
             check_range(write.range)
@@ -60,7 +61,7 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
         alone = range.end == range.start + b"\0"
         for name in put & {range.start} if alone else put:
             if name in range:
-                raise InvalidRequest(f"{name!r} is both written and deleted in one commit")
+                raise InvalidRequest(f"{readable(name)} is both written and deleted in one commit")
     for check in checks:
         _check_check(check)
     for query in reads:
@@ -81,7 +82,9 @@ def _check_check(check: Check) -> None:
 
 def _check_value(name: bytes, value: object) -> None:
     if not isinstance(value, bytes):
-        raise InvalidRequest(f"the value of {name!r} must be bytes, not {type(value).__name__}")
+        raise InvalidRequest(
+            f"the value of {readable(name)} must be bytes, not {type(value).__name__}"
+        )
 
 
 def check_ttl(ttl: float) -> int:

@@ -1,5 +1,5 @@
 """What of a value people are not shown: fields whose names call it secret, and secrets within a
-text, such as the password in a URL.
+text, such as the password in a URL or a private key in PEM.
 
 What is sealed in the history is less (`is_secret`): there a value that is hidden without need could
 not be brought back by who has no key, and here it costs nothing. Everything is linear in what it
@@ -31,6 +31,11 @@ _HIDDEN = re.compile(
 )
 _HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
 
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+    r"(.*?)(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
+)
 _SPACE = re.compile(r"\s")
 _END_OF_AUTHORITY = re.compile(r"[/?#]")
 _PORT = re.compile(r"\d{1,5}[/?#]")
@@ -151,6 +156,9 @@ def _secrets(text: str) -> list[str]:
 def _split(text: str) -> tuple[str, list[str]]:
     """A text with masks for its secrets, and these."""
     found: list[str] = []
+    if "PRIVATE KEY" in text:
+        found += (key[1].strip() for key in _PRIVATE_KEY.finditer(text))
+        text = _PRIVATE_KEY.sub(MASK, text)
     if "://" in text and "@" in text:
         first, *rest = text.split("://")
         text = "://".join([first, *(_without_password(each, found) for each in rest)])

@@ -27,6 +27,7 @@ from mooring.tenants.values import (
     record,
     understand,
 )
+from mooring.validation import in_words
 
 KeyChange = tuple[bytes, Entry | None]
 
@@ -237,7 +238,7 @@ def _common(path: str, entry: Entry) -> object:
     try:
         return msgspec.convert(value.get("updatedAt"), Time, strict=False)
     except msgspec.ValidationError as error:
-        raise Unreadable(f"{error} - at `$.updatedAt`") from None
+        raise Unreadable(in_words(error, "updatedAt")) from None
 
 
 class _Held(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from mooring.tenants.hiding import masked
 from mooring.tenants.hosts import normal
 from mooring.tenants.keys import kind_of, name_of
 from mooring.tenants.secrets import Keyring, Secret
+from mooring.validation import in_words
 
 Status = Literal["active", "inactive", "suspended"]
 
@@ -243,7 +244,7 @@ def record(kind: type[R], value: Mapping[str, Any]) -> R:
     try:
         return msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Unreadable(str(error)) from None
+        raise Unreadable(in_words(error, "the value")) from None
 
 
 @lru_cache

@@ -20,6 +20,7 @@ from mooring.model import (
     check_text,
 )
 from mooring.registry.layouts.contract import Malformed
+from mooring.validation import in_words
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
         converted: T = msgspec.convert(value, kind)
         return converted
     except msgspec.ValidationError as error:
-        raise Malformed(f"has a wrong {name!r}: {error}") from error
+        raise Malformed(f"has an invalid value: {in_words(error, name)}") from error
 
 
 def number(value: float) -> int | float:
@@ -90,7 +91,7 @@ def decode_config(value: bytes) -> Config:
     fields = decode(value)
     weight = get(fields, "weight", float, NO_CONFIG.weight)
     if weight is not None and not 0 <= weight < float("inf"):
-        raise Malformed(f"has a wrong 'weight': {weight!r} is not 0 or more")
+        raise Malformed(f"has an invalid value: weight must be 0 or more, not {weight:g}")
     return Config(
         weight=weight,
         enabled=get(fields, "enabled", bool, NO_CONFIG.enabled),

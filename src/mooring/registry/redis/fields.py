@@ -17,6 +17,7 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON, Instance, RecordedMetadata, State, Status
 from mooring.registry.layouts import values
 from mooring.registry.layouts.contract import Malformed
+from mooring.validation import in_words
 
 FLAT = "metadata_"
 
@@ -183,7 +184,7 @@ def _state(fields: Mapping[str, str]) -> State:
     try:
         state: State = msgspec.convert(told, State)
     except msgspec.ValidationError as error:
-        raise Malformed(f"has a wrong 'state': {error}") from error
+        raise Malformed(f"has an invalid value: {in_words(error, 'state')}") from error
     return state
 
 

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from mooring.server.access.principals import Principal
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
+from mooring.validation import in_words
 
 if TYPE_CHECKING:
     from mooring.server.parts import Parts
@@ -90,17 +91,17 @@ def parse_query(endpoint: Endpoint, query: bytes) -> Any:
         raise Refused(400, "bad_query", "a parameter of the query is said twice")
     if endpoint.query is None:
         if fields:
-            raise Refused(400, "bad_query", f"{next(iter(fields))!r} is not asked for here")
+            raise Refused(400, "bad_query", f"unknown query parameter {next(iter(fields))!r}")
         return None
     names = endpoint.query.__struct_encode_fields__
     for name in fields:
         if name not in names:
             known = ", ".join(names)
-            raise Refused(400, "bad_query", f"{name!r} is not asked for here: there is {known}")
+            raise Refused(400, "bad_query", f"unknown query parameter {name!r}: known are {known}")
     try:
         return msgspec.convert(fields, endpoint.query, strict=False)
     except msgspec.ValidationError as error:
-        raise Refused(400, "bad_query", f"the query: {error}") from error
+        raise Refused(400, "bad_query", in_words(error, "the query")) from error
 
 
 async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
@@ -113,7 +114,7 @@ async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
             if len(received) > most:
                 raise Refused(413, "too_large", f"the body is over the limit of {most} bytes")
     except ClientDisconnect:
-        raise Refused(400, "bad_request", "the body ended before its end") from None
+        raise Refused(400, "bad_request", "the request body was truncated") from None
     if endpoint.body is None:
         if bytes(received).strip() not in (b"", b"{}"):
             raise Refused(400, "bad_request", "this takes no body")
@@ -128,7 +129,7 @@ async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
     try:
         return msgspec.json.decode(bytes(received), type=endpoint.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, "bad_request", f"the body: {error}") from error
+        raise Refused(400, "bad_request", in_words(error, "the body")) from error
 
 
 def depth(body: bytes | bytearray) -> int:

@@ -29,6 +29,7 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
+from mooring.names import readable
 from mooring.store.contract import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
@@ -452,4 +453,6 @@ def _check_bytes(check: Check) -> int:
 
 def _conflict(check: Check) -> str:
     sign = "=" if check.equal else "≠"
-    return f"the check {check.field} {sign} {check.expected!r} on {check.key!r} failed"
+    # A value may be a secret.
+    expected = "the expected one" if isinstance(check.expected, bytes) else check.expected
+    return f"the check {check.field} {sign} {expected} on {readable(check.key)} failed"

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from mooring.errors import StoreError
+from mooring.names import readable
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded import file_lock
 from mooring.store.embedded.keyspace import tombstone
@@ -361,7 +362,7 @@ def check(path: Path) -> list[str]:
     newest = {entry.key: entry for entry in kept.entries}
     leases = {lease for lease, _, _ in kept.leases}
     problems.extend(
-        f"{entry.key!r} hangs on lease {entry.lease:x}, which does not exist"
+        f"{readable(entry.key)} hangs on lease {entry.lease:x}, which does not exist"
         for entry in newest.values()
         if entry.version and entry.lease and entry.lease not in leases
     )

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from mooring.errors import Closed
+from mooring.names import readable
 from mooring.store.contract import (
     Batch,
     Check,
@@ -174,7 +175,7 @@ class _EmbeddedWatch(Watch):
             raise RuntimeError("enter a watch before iterating it: `async with store.watch(…)`")
         while not self._ready:
             if self._left:
-                raise Closed(f"the watch of {self._range.start!r} was left")
+                raise Closed(f"the watch of {readable(self._range.start)} was left")
             self._woken.clear()
             self._ready.extend(self._store._open().take(watcher))
             if not self._ready:

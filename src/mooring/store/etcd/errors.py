@@ -16,6 +16,7 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
+from mooring.names import readable
 
 _Code = grpc.StatusCode
 
@@ -73,7 +74,7 @@ def is_too_large_for_us(text: str) -> bool:
 
 def cancellation(text: str, start: bytes) -> StoreError:
     """Our error for a watch that the server refused or ended."""
-    what = f"watch of {start!r}"
+    what = f"watch of {readable(start)}"
     if "user name is empty" in text:
         return _anonymous(what, "etcd")
     if "permission denied" in text or any(part in text for part in _BAD_TOKEN):

@@ -21,6 +21,7 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
+from mooring.names import readable
 from mooring.store.contract import (
     Check,
     Committed,
@@ -113,7 +114,7 @@ class EtcdStore(Store):
     async def _get(self, name: bytes) -> Snapshot:
         """One key as it is now: what most reads are, so it does nothing more than that."""
         answer = await self._call(
-            _RANGE, proto.RangeRequest(key=name), lambda: f"read of {name!r}", writes=False
+            _RANGE, proto.RangeRequest(key=name), lambda: f"read of {readable(name)}", writes=False
         )
         kvs = answer.kvs
         return Snapshot((entry(kvs[0]),) if kvs else (), answer.header.revision)
@@ -126,7 +127,7 @@ class EtcdStore(Store):
                 if at is not None:
                     raise
         raise Unavailable(
-            f"read of {query.range.start!r}: the store compacts faster than so much can be read"
+            f"read of {readable(query.range.start)}: the store compacts faster than it can be read"
         )
 
     async def _pages(self, query: Query, at: int | None) -> Snapshot:
@@ -164,7 +165,7 @@ class EtcdStore(Store):
 
     async def _range(self, request: Any, at: int | None) -> Any:
         return await self._call(
-            _RANGE, request, lambda: f"read of {request.key!r}", writes=False, at=at or 0
+            _RANGE, request, lambda: f"read of {readable(request.key)}", writes=False, at=at or 0
         )
 
     async def commit(
@@ -205,7 +206,8 @@ class EtcdStore(Store):
                 continue
             return Committed(first.revision, (first, *rest))
         raise Unavailable(
-            f"read of {queries[0].range.start!r}: the store compacts faster than it can be read"
+            f"read of {readable(queries[0].range.start)}: "
+            "the store compacts faster than it can be read"
         )
 
     async def _ask(self, query: Query, *, at: int | None = None) -> Snapshot:
@@ -399,7 +401,7 @@ def _subject(writes: Sequence[Write], checks: Sequence[Check]) -> str:
     keys = [write.key if isinstance(write, Put) else write.range.start for write in writes]
     keys = keys or [check.key for check in checks]
     rest = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return f"{keys[0]!r}{rest}" if keys else "nothing"
+    return f"{readable(keys[0])}{rest}" if keys else "nothing"
 
 
 def _first_lease(writes: Sequence[Write]) -> int:

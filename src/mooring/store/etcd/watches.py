@@ -22,6 +22,7 @@ from itertools import groupby
 from typing import Any
 
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
+from mooring.names import readable
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.errors import cancellation
@@ -181,7 +182,9 @@ class SharedStream:
     def _ended(self, reason: str) -> None:
         watches, self._watches = self._watches, {}
         for watch in watches.values():
-            watch.ended(self, self._cluster.broken(f"watch of {watch.range.start!r}", reason))
+            watch.ended(
+                self, self._cluster.broken(f"watch of {readable(watch.range.start)}", reason)
+            )
 
 
 class EtcdWatch(Watch):
@@ -230,7 +233,7 @@ class EtcdWatch(Watch):
                 if time.monotonic() + pause >= deadline:
                     raise await self._watches.cluster.explained(error) from error
                 if not tries:
-                    what = f"watch of {self.range.start!r}"
+                    what = f"watch of {readable(self.range.start)}"
                     await self._watches.cluster.stop_if_hopeless(shared.stream.endpoint, what, 1.0)
                 tries += 1
                 await asyncio.sleep(pause)
@@ -300,7 +303,7 @@ class EtcdWatch(Watch):
                 if shared.stream.heard < sent:
                     shared.stream.abandon(since=sent)
                 raise Unavailable(
-                    f"watch of {self.range.start!r}: no answer of "
+                    f"watch of {readable(self.range.start)}: no answer of "
                     f"{shared.stream.endpoint.address} in time"
                 ) from None
 
@@ -368,7 +371,7 @@ class EtcdWatch(Watch):
         self._fragments = []
         self.fail(
             Unavailable(
-                f"watch of {self.range.start!r}: stopped, {self._pending_bytes} bytes wait for its "
+                f"watch of {readable(self.range.start)}: stopped, {self._pending_bytes} bytes wait for its "
                 "reader; watch again after the last revision that was read"
             )
         )
@@ -385,7 +388,7 @@ class EtcdWatch(Watch):
     async def __aexit__(self, *_: object) -> None:
         if self._shared is not None:
             self._shared.cancel(self._id)
-        self.fail(Closed(f"the watch of {self.range.start!r} was left"))
+        self.fail(Closed(f"the watch of {readable(self.range.start)} was left"))
 
 
 def batches(events: Iterable[Any]) -> Iterable[Batch]:

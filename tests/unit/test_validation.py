@@ -1,0 +1,65 @@
+"""Errors about values of the wrong shape are plain words, without Python's names of types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from mooring.names import readable
+from mooring.validation import in_words
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True):
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    name: Annotated[str, msgspec.Meta(max_length=3)] = ""
+    weight: float | None = None
+    state: Literal["up", "down"] = "up"
+    labels: dict[str, int] = {}
+    enabled: bool = True
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b'{"port": "a"}', "the body: port must be a whole number, not text"),
+        (b'{"port": 70000}', "the body: port must be at most 65535"),
+        (b"{}", "the body has no port"),
+        (b'{"port": 1, "prot": 1}', "the body has an unknown field prot"),
+        (b'{"port": 1, "name": "long"}', "the body: name must have at most 3 characters"),
+        (b'{"port": 1, "weight": "x"}', "the body: weight must be a number or null, not text"),
+        (b'{"port": 1, "state": "x"}', "the body: state 'x' is not an allowed value"),
+        (
+            b'{"port": 1, "enabled": 1}',
+            "the body: enabled must be true or false, not a whole number",
+        ),
+        (
+            b'{"port": 1, "labels": {"a": "b"}}',
+            "the body: labels[...] must be a whole number, not text",
+        ),
+        (b"[]", "the body must be an object, not a list"),
+        (b'{"port": 1', "the body is not valid JSON: it ends too early"),
+        (b'{"name": "\xff"}', "the body is not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(value: bytes, words: str):
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
+        msgspec.json.decode(value, type=Shape)
+    assert in_words(caught.value, "the body") == words
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.5, "x", None, [1], {"a": 1}])
+@pytest.mark.parametrize("kind", [bool, int, float, str, list[int], dict[str, int], Shape])
+def test_no_backtick_of_msgspec_is_left(value: Any, kind: Any):
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        words = in_words(error, "it")
+        assert "`" not in words
+        assert "Expected" not in words
+
+
+def test_a_key_in_a_message_is_text():
+    assert readable(b"/registry/\xe6\x95\xb0") == "/registry/数"
+    assert readable(b"\x00\xff\n") == "\\x00\\xff\\n"
