@@ -31,8 +31,9 @@ _PATTERNS = (
 _COMPARED = {"<=": "at most", ">=": "at least", "==": "exactly", "<": "less than", ">": "more than"}
 
 
-def in_words(error: Exception, what: str) -> str:
-    """A sentence about a value that msgspec rejected. `what` names the whole value."""
+def in_words(error: Exception, what: str, *, joint: str = ": ") -> str:
+    """A sentence about a value that msgspec rejected. `what` names the whole value, and `joint`
+    joins it to the place within it."""
     if isinstance(error, UnicodeDecodeError):
         return f"{what} is not UTF-8"
     if isinstance(error, RecursionError):
@@ -40,7 +41,7 @@ def in_words(error: Exception, what: str) -> str:
     text = str(error)
     if found := _PLACE.search(text):
         inner = found[1].lstrip(".")
-        what, text = f"{what}: {inner}" if inner else what, text[: found.start()]
+        what, text = f"{what}{joint}{inner}" if inner else what, text[: found.start()]
     for pattern, words in _PATTERNS:
         if found := pattern.fullmatch(text):
             parts = [_kinds(part) for part in found.groups()]

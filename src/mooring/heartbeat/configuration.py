@@ -131,7 +131,7 @@ def _typed(path: str, plain: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(in_words(error, path)) from error
+        raise InvalidRequest(in_words(error, path, joint=".")) from error
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, Any]]:

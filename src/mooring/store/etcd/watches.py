@@ -371,8 +371,8 @@ class EtcdWatch(Watch):
         self._fragments = []
         self.fail(
             Unavailable(
-                f"watch of {readable(self.range.start)}: stopped, {self._pending_bytes} bytes wait for its "
-                "reader; watch again after the last revision that was read"
+                f"watch of {readable(self.range.start)}: stopped, {self._pending_bytes} bytes "
+                "wait for its reader; watch again after the last revision that was read"
             )
         )
 
