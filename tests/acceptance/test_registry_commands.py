@@ -385,17 +385,18 @@ class TestWatching:
                 "orders", "10.0.0.3:1", set={"weight": 3, "metadata": {"a": "b"}, "limit": 5}
             )
             await eventually(lambda: len(watch.out) == 5)
-        await eventually(lambda: len(watch.out) == len(as_json.out) == 6)
+        await eventually(lambda: len(watch.out) == len(as_json.out) == 7)
         assert watch.out[2:] == [
             "+ 10.0.0.3:1 state up, version 0.0.0",
             "~ 10.0.0.3:1 healthy yes → no",
             "~ 10.0.0.3:1 weight 1 → 3, metadata.a - → b, config.limit - → 5",
+            "~ 10.0.0.3:1 state up → draining",
             "- 10.0.0.3:1",
         ]
         events = [json.loads(line) for line in as_json.out]
         assert [event["action"] for event in events] == [
             *("added", "added", "added"),
-            *("updated", "updated", "removed"),
+            *("updated", "updated", "updated", "removed"),
         ]
         assert events[3]["changed"] == ["healthy"]
         assert events[3]["instance"]["healthy"] is False
