@@ -171,7 +171,7 @@ class Reader:
             timeout=90,
             check=False,
         )
-        differs = "diff" in arguments and done.returncode == 2
+        differs = "diff" in arguments and done.returncode == 3
         assert done.returncode == 0 or differs, f"{arguments}\n{done.stdout}{done.stderr}"
         if into:
             (self.folder / into).write_text(done.stdout)

@@ -130,7 +130,7 @@ def acme(terminal: Terminal) -> Terminal:
 class TestDiffAndPublish:
     def test_a_diff_shows_what_a_publish_would_change(self, terminal: Terminal):
         file = terminal.file(ACME)
-        lines = terminal.run("diff", file, code=2).splitlines()
+        lines = terminal.run("diff", file, code=3).splitlines()
         assert lines[0] == "+ meta"
         assert '      name: "Acme 有限公司"' in lines
         assert "+ database/evidence-query" in lines
@@ -151,7 +151,7 @@ class TestDiffAndPublish:
             .replace("acme_ftp", "bob")
             .replace("size: 3", "size: 4")
         )
-        printed = acme.run("diff", "-", code=2, given=changed)
+        printed = acme.run("diff", "-", code=3, given=changed)
         assert printed.splitlines() == [
             '~ meta.billingPlan: "enterprise" → "free"',
             "~ database/evidence-query.pool.size: 3 → 4",
@@ -163,7 +163,7 @@ class TestDiffAndPublish:
             "tenant 7: 1 to add, 2 to change, 1 to remove",
         ]
         file = acme.file(changed, "changed.yaml")
-        (record,) = acme.records("diff", file, code=2)
+        (record,) = acme.records("diff", file, code=3)
         (published,) = acme.records("publish", file)
         assert record["changes"] == published["changes"]
         assert (published["tenant"], published["number"], published["transactions"]) == (7, 2, 1)

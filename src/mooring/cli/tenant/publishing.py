@@ -55,7 +55,7 @@ FilesArgument = Annotated[
         metavar="FILE", help="of tenants, YAML, JSON or JSON lines; a folder; -: standard input"
     ),
 ]
-_WOULD_CHANGE = 2
+_WOULD_CHANGE = 3
 _AT_ONCE = 16  # tenants that are published at the same time
 
 
@@ -67,7 +67,7 @@ def diff(
 ) -> None:
     """Show what `publish` would change. Nothing is written.
 
-    Exits with 0 if nothing would change, with 2 if something would.
+    Exits with 0 if nothing would change, with 3 if something would.
     """
     documents = _documents(files)
     found = run_command(_diff(documents, store, namespace))
