@@ -10,14 +10,13 @@ first. All changes of one revision are applied at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from mooring.errors import Unavailable
+from mooring.errors import Closed, Unavailable
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Backoff, Tasks, cleanup
@@ -34,6 +33,7 @@ log = logging.getLogger(__name__)
 AFRESH = 3600.0
 """Seconds after which everything is read anew, whether or not anything seems wrong."""
 
+_PROBE_AFTER = 0.1  # seconds in which most stores answer
 _SAVE_EVERY = 30.0  # seconds at least between two copies
 _SAVE_WITHIN = 10.0  # seconds at most that closing waits for the last one
 _TELL = 20  # lines of one kind that one update logs at the most
@@ -42,9 +42,10 @@ _TELL = 20  # lines of one kind that one update logs at the most
 class Provider:
     """Made by `hub.tenants`; use it as an async context manager.
 
-    Entering gives the `Tenants`. It waits for all of them, for at most `wait` seconds; where the
-    store is away, the last copy in `file` stands in. Without one it raises `Unavailable`, unless
-    nothing is wrong: a store that takes long to read is waited for.
+    Entering gives the `Tenants`. It waits for all of them, for at most `wait` seconds. If the store
+    cannot be reached, the last copy in `file` stands in, at once if the connection is refused.
+    Without one it raises `Unavailable`, unless nothing is wrong: a store that takes long to read is
+    waited for.
 
     From then on a failure takes nothing away: what was last known is kept and called `stale`, until
     the provider has caught up. Leaving ends that; the `Tenants` stay readable as they were.
@@ -60,6 +61,7 @@ class Provider:
         afresh: float = AFRESH,
         wait: float = 5.0,
     ) -> None:
+        self._store = store
         self._name = f"tenants of {keys.namespace!r} in {store.url}"
         self._wait = wait
         self._reading = Reading(keys, ring)
@@ -83,6 +85,8 @@ class Provider:
         self._level.set()
         self._mistake = ""
         """Why one could not be applied, as it was told."""
+        self._unreachable = ""
+        """Why no server of the store answered at the start."""
         self._changes = self._saved = 0
         self._unsaved = asyncio.Event()
         self._closed = False
@@ -124,12 +128,33 @@ class Provider:
 
     async def _ready(self, deadline: float | None, *, or_failing: bool) -> None:
         """Wait for all, or until it is clear that there is none for now."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
+        probe: asyncio.Task[object] | None = None
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                if or_failing and deadline is not None:
+                    name = f"status of the store of the {self._name}"
+                    probe = self._tasks.start(self._end_if_unreachable(limit), name=name)
                 for mirror in self._mirrors.values():
                     await mirror.ready(or_failing=or_failing)
                 if deadline is not None:
                     await self._level.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if probe is not None:
+                probe.cancel()
+
+    async def _end_if_unreachable(self, limit: asyncio.Timeout) -> None:
+        """End a wait if no server of the store answers. The mirrors find that out later: their
+        reads retry until their deadline."""
+        await asyncio.sleep(_PROBE_AFTER)
+        try:
+            members = (await self._store.status()).members
+        except Closed:
+            return  # the mirrors raise it
+        if all(member.problem for member in members) and not limit.expired():
+            self._unreachable = "; ".join(member.problem for member in members)
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def _stand_in(self, copy: Copy) -> None:
         known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
@@ -153,7 +178,9 @@ class Provider:
     @property
     def _why(self) -> str:
         errors = (mirror.error for mirror in self._mirrors.values())
-        return str(next(filter(None, errors), self._mistake or "no answer in time"))
+        return str(
+            next(filter(None, errors), self._mistake or self._unreachable or "no answer in time")
+        )
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
         prepared, self._feed.prepared = self._feed.prepared, None

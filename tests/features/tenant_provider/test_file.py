@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from mooring.tenants.reading import Changed
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
+from tests.acceptance.serving import Served
 from tests.features.tenant_provider.support import DEAD, KEYS, WHOLE, common, how, part, provider
 from tests.waiting import eventually
 
@@ -119,6 +121,42 @@ async def away(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> AsyncIterat
                 pass
             proxy.refuse()
             yield Away(direct, through, proxy, file)
+
+
+@pytest.fixture(params=["etcd", "mooring serve"])
+def stopped(
+    request: pytest.FixtureRequest, fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> tuple[str, Path]:
+    """The URL of a server that runs no longer, and the cache folder of a hub that used it."""
+    folder = tmp_path / "cache"
+
+    async def publish(url: str) -> None:
+        async with mooring.connect(url, cache=folder) as hub:
+            await hub.store.commit(*WHOLE)
+            async with hub.tenants():
+                pass
+
+    if request.param == "etcd":
+        server = fresh_etcd()
+        asyncio.run(publish(server.url))
+        server.kill()
+        return server.url, folder
+    with Served(f"sqlite://{tmp_path}/store") as served:
+        asyncio.run(publish(served.url))
+    return served.url, folder
+
+
+@pytest.mark.timed
+async def test_it_starts_from_the_file_at_once_if_the_connection_is_refused(
+    stopped: tuple[str, Path],
+):
+    url, folder = stopped
+    async with mooring.connect(url, cache=folder) as hub:
+        started = time.monotonic()
+        async with hub.tenants() as t:
+            assert time.monotonic() - started < 0.8
+            assert t.stale
+            assert t.by_code("acme") == 1
 
 
 class TestStartFromFile:
