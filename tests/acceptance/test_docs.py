@@ -201,7 +201,7 @@ class Reader:
         process = subprocess.Popen(command, env=environment, stdout=shown, stderr=shown)
         self.served.callback(process.wait)
         self.served.callback(process.kill)
-        self.served.callback(until, lambda: re.search(r"^\+ .*\n- ", terminal.read_text(), re.M))
+        self.served.callback(until, lambda: shows_both(terminal.read_text()))
         until(lambda: "no instances yet" in terminal.read_text(), within=40)
 
     def _prepared(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -227,6 +227,11 @@ class Reader:
         for told, there in self._elsewhere.items():
             words_here = [word.replace(told, there) for word in words_here]
         return words_here, environment
+
+
+def shows_both(text: str) -> bool:
+    """Whether `mooring watch` showed that an instance came, and that it went."""
+    return re.search(r"^\+ .*\n(?:~ .*\n)*- ", text, re.MULTILINE) is not None
 
 
 def redirected(arguments: list[str]) -> tuple[list[str], str]:

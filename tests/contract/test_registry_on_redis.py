@@ -172,12 +172,12 @@ async def test_a_consumer_filters_with_its_own_timeout(server: RedisServer, spac
     silent = parse({"registry": {"metrics": {"enabled-metrics": []}}})
     async with (
         mooring.connect(url, settings=silent) as hub,
-        hub.register(Instance("echo", "10.0.0.1", 1)),
         mooring.connect(f"{url}&expire=4s", settings=silent) as impatient,
-        impatient.discover("echo") as view,
     ):
-        assert len(view.instances) == 1
-        await eventually(lambda: not view.instances)
+        await hub.registry.enter(Instance("echo", "10.0.0.1", 1))  # which never beats
+        async with impatient.discover("echo") as view:
+            assert len(view.instances) == 1
+            await eventually(lambda: not view.instances)
         assert (await impatient.registry.instances("echo")).instances == ()
         assert len((await hub.registry.instances("echo")).instances) == 1
         assert await impatient.registry.services() == [("echo", 0)]

@@ -397,9 +397,9 @@ async def test_what_happened_is_told_also_of_who_is_gone(admin: Admin):
         await eventually(unwell)
     await eventually(lambda: admin.fleet.service("a").emptied is not None)  # type: ignore[union-attr]
     events = await told(admin, "services", "a", "timeline")
-    assert [each["kind"] for each in events] == ["added", "health", "removed", "emptied"]
+    assert [each["kind"] for each in events] == ["added", "health", "state", "removed", "emptied"]
     own = await told(admin, "services", "a", "instances", "h:1", "timeline")
-    assert [each["kind"] for each in own] == ["added", "health", "removed"]
+    assert [each["kind"] for each in own] == ["added", "health", "state", "removed"]
     empty = await told(admin, "services", "a")
     assert (empty["totalInstances"], empty["healthyRate"], empty["instances"]) == (0, 0, [])
 

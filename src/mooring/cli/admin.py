@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,14 @@ from typing import Annotated, Any
 import typer
 
 from mooring import addresses
-from mooring.errors import AccessDenied, InvalidRequest, MissingExtra, StoreError, Unavailable
+from mooring.errors import (
+    AccessDenied,
+    InvalidRequest,
+    MissingExtra,
+    MooringError,
+    StoreError,
+    Unavailable,
+)
 
 DataOption = Annotated[
     Path | None,
@@ -62,6 +70,8 @@ InsecureOption = Annotated[
 ]
 
 _PATIENCE = 20.0
+_ERRORS: Mapping[int, type[MooringError]] = {400: InvalidRequest, 403: AccessDenied}
+"""By the status of an answer; any other is a `StoreError`."""
 _MISMATCHES = (62, 64)
 """OpenSSL's codes for a certificate of another name, and of another address."""
 _WANTED = ("certificate required", "handshake failure")
@@ -134,7 +144,7 @@ class Server:
         return f"Server({self.url!r})"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """What the server answers. Raises a `StoreError` that says what to do."""
+        """What the server answers. Raises a `MooringError` that says what to do."""
         headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
         content = None
         if body is not None:
@@ -208,7 +218,7 @@ class Server:
                 f"{self.url} does not know the token: it is revoked, expired or another server's"
             )
         message = f"{self.url} answers {status}: {said or http.client.responses.get(status, '')}"
-        raise (AccessDenied if status == 403 else StoreError)(message)
+        raise _ERRORS.get(status, StoreError)(message)
 
 
 def reach(data: Path | None, server: str, tls: TLS, *, insecure: bool) -> Server:

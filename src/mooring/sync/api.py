@@ -40,6 +40,7 @@ INNER: frozenset[str] = frozenset(
         "mooring.registry.contract.InstanceFeed",
         "mooring.registry.contract.Enrolment",
         "mooring.tenants.keys.Keys",
+        "mooring.tenants.retention.Sweeper",
     }
 )
 """Types that can be reached from these, and are promised to nobody: what has to do with them has

@@ -24,7 +24,7 @@ METADATA = {
     "turned": "invoice\u202efdp.exe",
     "unseen": "a\u200bb\u0000c",
     "<b>key</b>": "value",
-    "huge": "x" * 1_000_000,
+    "huge": "x" * 60_000,
     "template": "{{constructor.constructor('alert(6)')()}}${alert(7)}",
 }
 
@@ -53,9 +53,9 @@ async def test_hostile_metadata_does_nothing(visitor: Visitor, admin: Admin):
         shown = await about.inner_text()
         assert "\u202e" not in shown
         assert len(shown) < 20_000
-        await about.get_by_role("button", name="show all 1,000,000 characters").click()
+        await about.get_by_role("button", name="show all 60,000 characters").click()
         whole = page.get_by_role("dialog").get_by_role("textbox")
-        assert len(await whole.input_value()) == 1_000_000
+        assert len(await whole.input_value()) == 60_000
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("dialog")).to_have_count(0)
         for where in (
