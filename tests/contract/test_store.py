@@ -38,6 +38,7 @@ from mooring.store import (
     prefix,
     unchanged,
 )
+from mooring.store.namespace import Namespaced
 from tests.waiting import eventually
 
 
@@ -183,6 +184,25 @@ class TestReading:
         assert found.more
         by_age = await store.read(prefix(b"/"), order="created")
         assert len(by_age.entries) == 2500
+
+
+class TestIdentity:
+    async def test_it_is_that_of_the_keys_and_not_of_the_url(self, store: Store, store_url: str):
+        await store.read(key(b"a"))
+        assert store.identity
+        one = store_url + ("&" if "?" in store_url else "?")
+        options = "timeout=3s" if one.startswith("etcd") else "history=1000"
+        async with open_store(one + options) as same:
+            await same.read(key(b"a"))
+            assert same.identity == store.identity
+            inner = Namespaced(same, b"/inner/")
+            assert inner.identity.startswith(store.identity)
+            assert inner.identity != store.identity
+
+    async def test_other_namespaces_of_one_cluster_have_others(self, store: Store):
+        await store.read(key(b"a"))
+        one, other = Namespaced(store, b"/a/"), Namespaced(store, b"/b/")
+        assert one.identity != other.identity
 
 
 class TestCommitting:

@@ -565,6 +565,32 @@ class TestMaintenance:
             assert list(member.clientURLs) == [f"http://{server.address}"]
             assert not (await wire.alarm(proto.AlarmRequest())).alarms
 
+    async def test_every_answer_names_the_cluster(self, tmp_path: Path):
+        host = durable_host(tmp_path / "store")
+        clusters = []
+        for _ in range(2):  # a restart
+            async with (
+                WireServer(host, bind="127.0.0.1:0") as server,
+                methods(server.address) as calls,
+            ):
+                answers = [
+                    await calls.put(proto.PutRequest(key=b"a")),
+                    await calls.range(proto.RangeRequest(key=b"a")),
+                    await calls.txn(txn(success=[op_get(b"a")])),
+                    await calls.grant(proto.LeaseGrantRequest(TTL=10)),
+                    await calls.status(proto.StatusRequest()),
+                ]
+                async with Stream(calls.watch()) as watch:
+                    await watch.create(b"a")
+                    answers += await watch.take(1)
+            clusters += [answer.header.cluster_id for answer in answers]
+            host.release()
+            host = durable_host(tmp_path / "store")
+        assert {*clusters} == {host.cluster_id}
+        host.release()
+        async with serving() as (_, other):
+            assert (await other.status(proto.StatusRequest())).header.cluster_id not in clusters
+
     async def test_equal_contents_have_equal_hashes(self):
         async with serving() as (_, one), serving() as (_, other):
             hashes = []

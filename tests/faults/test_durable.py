@@ -430,3 +430,33 @@ async def test_a_damaged_file_is_told(tmp_path: Path):
     assert "the first is 4" in journal.check(path)[0]
     with pytest.raises(StoreError, match="mooring store check"):
         open_store(f"sqlite://{path}")
+
+
+async def identity(path: Path) -> str:
+    async with open_store(f"sqlite://{path}") as store:
+        return store.identity
+
+
+async def test_its_identity_survives_a_restart_and_is_not_in_a_backup(tmp_path: Path):
+    path, saved = tmp_path / "store", tmp_path / "saved"
+    first = await identity(path)
+    assert first
+    assert await identity(path) == first
+    assert await identity(tmp_path / "other") != first
+    journal.backup(path, saved)
+    assert not journal.check(saved)
+    (tmp_path / "again").write_bytes(saved.read_bytes())
+    restored = {await identity(saved), await identity(tmp_path / "again")}
+    assert len(restored - {first}) == 2, "each is another store, as with etcd"
+    assert await identity(saved) in restored
+
+
+async def test_a_file_without_an_identity_gets_one(tmp_path: Path):
+    path = tmp_path / "store"
+    first = await identity(path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM meta WHERE name = 'cluster_id'")
+        database.commit()
+    second = await identity(path)
+    assert second not in ("", first)
+    assert await identity(path) == second

@@ -350,6 +350,14 @@ class Store(ABC):
 
     guarantees: Guarantees
 
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Identifies the keys behind this connection: the id of the cluster that answered last (16
+        hexadecimal digits), and the namespace. It is the same for every URL of the same keys. A
+        cluster restored from a backup is another one. Empty before the first answer, and if the
+        store has no id."""
+
     @abstractmethod
     async def read(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooring.errors import Conflict, InvalidURL
+from mooring.names import readable
 from mooring.store.contract import (
     Batch,
     Check,
@@ -36,6 +37,11 @@ class Namespaced(Store):
             raise InvalidURL("namespace= is empty: leave it out")
         self.url, self.guarantees = store.url, store.guarantees
         self._store, self._prefix = store, prefix
+
+    @property
+    def identity(self) -> str:
+        inner = self._store.identity
+        return f"{inner} {readable(self._prefix)}" if inner else ""
 
     async def read(
         self,

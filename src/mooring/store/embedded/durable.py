@@ -102,6 +102,10 @@ class DurableHost(Host):
             raise self._journal.damaged(error) from error
         return kept.uptime, forgotten
 
+    @property
+    def cluster_id(self) -> int:
+        return self._journal.cluster_id
+
     def use(self) -> DurableHost:
         self._users += 1
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -31,6 +32,11 @@ class Host(ABC):
     def __init__(self, engine: Engine) -> None:
         self.lock = threading.Lock()
         self._engine = engine
+
+    @property
+    @abstractmethod
+    def cluster_id(self) -> int:
+        """The id that etcd's API answers; 0 if there is none."""
 
     @abstractmethod
     def read(self, operation: Callable[[Engine], T]) -> T:
@@ -82,6 +88,11 @@ class MemoryHost(Host):
         super().__init__(engine)
         self._name, self._clock = name, clock
         self.users = 0
+        self._cluster_id = new_cluster_id()
+
+    @property
+    def cluster_id(self) -> int:
+        return self._cluster_id
 
     def read(self, operation: Callable[[Engine], T]) -> T:
         with self.lock:
@@ -129,6 +140,11 @@ class MemoryHost(Host):
             self._engine.advance(now)
             self._engine.confirm()
         return now
+
+
+def new_cluster_id() -> int:
+    """Random, as etcd's ids are; it fits an integer of SQLite."""
+    return secrets.randbits(62) + 1
 
 
 _named: dict[str, MemoryHost] = {}

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from mooring.errors import StoreError
 from mooring.names import readable
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded import file_lock
+from mooring.store.embedded.host import new_cluster_id
 from mooring.store.embedded.keyspace import tombstone
 
 SCHEMA = 2
@@ -43,6 +44,8 @@ class Kept:
     revision: int = 1
     compacted: int = 1
     uptime: float = 0.0
+    cluster_id: int = 0
+    """0 in a backup: the store that is started from it gets its own."""
     leases: list[tuple[int, int, float]] = field(default_factory=list)
     """(id, ttl, deadline)"""
     entries: list[Entry] = field(default_factory=list)
@@ -86,6 +89,8 @@ class Journal:
         self.writable = not _is_file(path) or _may_write(path)
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
+        self.cluster_id = 0
+        """Its id; 0 before `load`, and for a file without one that may only be read."""
         self._synchronised = "FULL"
 
     def load(self) -> Kept:
@@ -93,7 +98,7 @@ class Journal:
             kept = _load(self._database)
         except _DAMAGE as error:
             raise self.damaged(error) from error
-        self._loaded = kept.revision
+        self._loaded, self.cluster_id = kept.revision, kept.cluster_id
         return kept
 
     def damaged(self, error: Exception) -> StoreError:
@@ -168,8 +173,10 @@ class Journal:
         except StoreError as error:
             self._owner, self._database = _open_for_reading(self.path)
             raise NotWritable(str(error)) from error
-        if dict(self._database.execute(SQL["get_meta"]))["revision"] != self._loaded:
+        meta = dict(self._database.execute(SQL["get_meta"]))
+        if meta["revision"] != self._loaded:
             raise NotWritable("another process wrote to it meanwhile: start again")
+        self.cluster_id = meta["cluster_id"]
         self.writable, self._synchronised = True, "FULL"
 
     def close(self) -> None:
@@ -294,6 +301,7 @@ def _load(database: sqlite3.Connection, after: int = 0) -> Kept:
         revision=meta["revision"],
         compacted=meta["compacted"],
         uptime=meta["uptime"],
+        cluster_id=meta.get("cluster_id", 0),
         leases=database.execute(SQL["get_leases"]).fetchall(),
         entries=[Entry(*row) for row in database.execute(SQL["get_entries"], (after,))],
     )
@@ -307,6 +315,8 @@ def _upgrade(database: sqlite3.Connection, path: Path) -> None:
                 database.execute(statement)
             fresh = [("revision", 1), ("compacted", 1), ("uptime", 0.0)] if step == 1 else []
             database.executemany(SQL["put_meta"], [*fresh, ("schema", step)])
+    if "cluster_id" not in dict(database.execute(SQL["get_meta"])):
+        database.execute(SQL["put_meta"], ("cluster_id", new_cluster_id()))
 
 
 def _version(database: sqlite3.Connection, path: Path) -> int:
@@ -371,7 +381,11 @@ def check(path: Path) -> list[str]:
 
 def backup(path: Path, target: Path) -> None:
     """Copy a file while it may be in use, as of one instant; whole or not there, and no larger
-    than what is in use of it."""
+    than what is in use of it.
+
+    The copy has no cluster id, so that a store started from it gets its own, as with etcd: after
+    a restore the same revisions name other changes, and one backup can become several stores.
+    """
     with _reading(path) as database:
         if not _version(database, path):
             raise StoreError(f"{path} is empty: name the file of a store")
@@ -381,7 +395,11 @@ def backup(path: Path, target: Path) -> None:
             raise StoreError(f"{target} cannot be written: {error.strerror}") from error
         try:
             # As a URL, which may name any file: SQLite takes text for a path, and not all are.
-            database.execute("VACUUM INTO ?", (Path(name).absolute().as_uri(),))
+            address = Path(name).absolute().as_uri()
+            database.execute("VACUUM INTO ?", (address,))
+            with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as copy:
+                copy.execute("PRAGMA journal_mode = MEMORY")
+                copy.execute(SQL["drop_meta"], ("cluster_id",))
             os.fsync(file)
             os.replace(name, target)
         except BaseException:

@@ -48,6 +48,10 @@ class EmbeddedStore(Store):
         self._tasks = Tasks()
         self._ticking: asyncio.Task[object] | None = None
 
+    @property
+    def identity(self) -> str:
+        return f"{self._host.cluster_id:016x}" if self._host.cluster_id else ""
+
     async def read(
         self,
         range: Range,

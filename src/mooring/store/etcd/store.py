@@ -81,6 +81,11 @@ class EtcdStore(Store):
         self.url = url or self._cluster.name
         self._watches = Watches(self._cluster, self._tasks)
         self._keepalives = KeepAlives(self._cluster, self._tasks)
+        self._cluster_id = 0
+
+    @property
+    def identity(self) -> str:
+        return f"{self._cluster_id:016x}" if self._cluster_id else ""
 
     async def read(
         self,
@@ -312,7 +317,9 @@ class EtcdStore(Store):
         """A call, its errors in our words; `at` and `lease` are what it is about."""
         described = what if callable(what) else lambda: what
         try:
-            return await self._cluster.call(method, request, what=described, writes=writes)
+            answer = await self._cluster.call(method, request, what=described, writes=writes)
+            self._cluster_id = answer.header.cluster_id
+            return answer
         except grpc.aio.AioRpcError as error:
             text = error.details() or ""
             if is_future(text):

@@ -5,6 +5,9 @@ SELECT name, value FROM meta;
 INSERT INTO meta (name, value) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
+-- name: drop_meta (name)
+DELETE FROM meta WHERE name = ?;
+
 -- name: get_entries (revision): those after it
 SELECT key, value, created, revision, version, lease FROM entries
 WHERE revision > ? ORDER BY revision, number;

@@ -12,6 +12,7 @@ import grpc.aio
 
 from mooring.errors import MooringError
 from mooring.store.contract import MAX_REQUEST_BYTES
+from mooring.store.embedded.host import Host
 from mooring.store.embedded.wire.auth import Auth
 from mooring.store.embedded.wire.errors import (
     STOPPED,
@@ -38,8 +39,9 @@ Stream = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
     """The handlers of a server, by path, and the calls that are under way."""
 
-    def __init__(self, auth: Auth) -> None:
+    def __init__(self, auth: Auth, host: Host) -> None:
         self.handlers: dict[str, Any] = {}
+        self._host = host
         self._auth = auth
         self._streams: set[asyncio.Task[Any]] = set()
         self._came = 0
@@ -67,13 +69,24 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         path, read, write = proto.serving(name)
         read = _reader(read, UNREADABLE)
+        write = self._with_cluster(write)
         self.handlers[path] = grpc.unary_unary_rpc_method_handler(handle, read, write)
 
     def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
         """Serve a method that reads and writes as it likes."""
         path, read, write = proto.serving(name)
         handle, read = self._streaming(method, needs_token), _reader(read, UNREADABLE_IN_STREAM)
+        write = self._with_cluster(write)
         self.handlers[path] = grpc.stream_stream_rpc_method_handler(handle, read, write)
+
+    def _with_cluster(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        """Every answer's header names the cluster."""
+
+        def written(answer: Any) -> bytes:
+            answer.header.cluster_id = self._host.cluster_id
+            return write(answer)
+
+        return written
 
     def refuse(self, service: str, methods: str, answer: Refusal) -> None:
         """Refuse methods whatever the request: their messages are not even read."""

@@ -8,16 +8,14 @@ from mooring.store.contract import Entry, Range
 from mooring.store.etcd.proto import KeyValue, ResponseHeader
 
 # One node that is always its own leader: constants, so that they are the same after a restart.
-CLUSTER_ID = int.from_bytes(b"mooring\0")
 MEMBER_ID = int.from_bytes(b"mooring\1")
 RAFT_TERM = 2
 """What a lone etcd member has once it has elected itself."""
 
 
 def header(revision: int) -> Any:
-    return ResponseHeader(
-        cluster_id=CLUSTER_ID, member_id=MEMBER_ID, revision=revision, raft_term=RAFT_TERM
-    )
+    """The header of an answer, but for the cluster's id: `Calls` adds that."""
+    return ResponseHeader(member_id=MEMBER_ID, revision=revision, raft_term=RAFT_TERM)
 
 
 def inner_header(revision: int) -> Any:

@@ -82,7 +82,7 @@ class WireServer:
         self._progress_interval = progress_interval
         self._contests = contests
         self._auth = Auth(host, users or {})
-        self._calls = Calls(self._auth)
+        self._calls = Calls(self._auth, host)
         self._tasks = Tasks()
         self._server: grpc.aio.Server | None = None
         self._limit = connections or ConnectionLimit()
