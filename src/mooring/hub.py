@@ -70,6 +70,18 @@ def open_store(url: str | StoreURL) -> Store:
     return store if prefix is None else Namespaced(store, prefix.encode())
 
 
+def _addresses(url: StoreURL) -> tuple[str, ...]:
+    """Where a store is, and below which prefix; the same for every way to write its URL."""
+    if url.scheme == "sqlite":
+        places = [str(url.file.absolute())]
+    elif url.scheme == "memory":
+        places = [f"memory://{url.location}"]
+    else:
+        places = sorted({host.lower() for host in url.hosts(2379)})
+    prefix = url.options.get("namespace")
+    return tuple(f"{place} {prefix}" if prefix else place for place in places)
+
+
 def no_store(url: StoreURL) -> InvalidRequest:
     """What to say to who wants more of Redis than a registry."""
     return InvalidRequest(
@@ -322,8 +334,10 @@ class Hub:
         except ImportError as error:
             raise missing_tenants(error) from error
         keys, store = Keys(namespace or self.tenants_namespace), self.store
+        addresses = _addresses(self._url)
         if file is None and self._cache is not None:
-            mark = hashlib.sha256(f"{store.url} {keys.namespace}".encode()).hexdigest()[:12]
+            scope = "\n".join((*addresses, keys.namespace))
+            mark = hashlib.sha256(scope.encode()).hexdigest()[:12]
             name = urllib.parse.quote(keys.namespace, safe="")
             file = self._cache / f"tenants-{name}.{mark}.copy"
         provider = Provider(
@@ -331,6 +345,7 @@ class Hub:
             keys,
             Keyring.from_environment() if keyring is None else keyring,
             file=None if file is None else Path(file),
+            addresses=addresses,
             afresh=afresh,
             wait=wait,
         )

@@ -158,8 +158,10 @@ class Mirror(Generic[K, V]):
 
     def stand_in(self, items: Mapping[K, V]) -> None:
         """What was known before, until there is a snapshot: that tells the difference to it. It is
-        not what is there, and the mirror stays `stale`. Only before the first snapshot."""
+        not what is there, and the mirror stays `stale`. It replaces what stood in before. Only
+        before the first snapshot."""
         assert not self._loaded
+        self._items.clear()
         self._items.update(items)
 
     async def ready(self, *, or_failing: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from mooring.tenants.outlook import Prepared
 from mooring.tenants.pacing import in_turns, slices
 from mooring.tenants.reading import KeyChange, Outcome, Reading
 from mooring.tenants.secrets import Keyring
+from mooring.tenants.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Provider:
     Entering gives the `Tenants`. It waits for all of them, for at most `wait` seconds. If the store
     cannot be reached, the last copy in `file` stands in, at once if the connection is refused.
     Without one it raises `Unavailable`, unless nothing is wrong: a store that takes long to read is
-    waited for.
+    waited for. A copy of another cluster is discarded once the store answers: see `copy`.
 
     From then on a failure takes nothing away: what was last known is kept and called `stale`, until
     the provider has caught up. Leaving ends that; the `Tenants` stay readable as they were.
@@ -58,6 +59,7 @@ class Provider:
         ring: Keyring,
         *,
         file: Path | None = None,
+        addresses: Collection[str] = (),
         afresh: float = AFRESH,
         wait: float = 5.0,
     ) -> None:
@@ -75,8 +77,12 @@ class Provider:
             mirror.subscribe(self._apply_health if range is keys.health else self._apply_common)
             self._mirrors[range] = mirror
         self._copy = (
-            None if file is None else CopyFile(file, store=store.url, namespace=keys.namespace)
+            None if file is None else CopyFile(file, namespace=keys.namespace, addresses=addresses)
         )
+        self._in_use: Copy | None = None
+        """The copy that stands in, until the store answers."""
+        self._foreign = False
+        """Whether what is shown is of another cluster."""
         self._revision = 0
         """That of the parts that were read."""
         self._missed: dict[bytes, Entry | None] | None = None
@@ -114,13 +120,13 @@ class Provider:
 
     async def _first_state(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._wait
-        kept = self._copy is not None and self._copy.usable()
+        kept = self._copy is not None and await asyncio.to_thread(self._copy.usable)
         await self._ready(deadline, or_failing=kept)
         if self._loaded:
             return
         copy = await asyncio.to_thread(self._copy.load) if self._copy is not None and kept else None
-        if copy is not None:
-            return await self._stand_in(copy)
+        if copy is not None and await self._stand_in(copy):
+            return
         await self._ready(deadline, or_failing=False)
         await self._ready(None, or_failing=True)  # what is under way ends, by itself or in an error
         if not self._loaded:
@@ -156,11 +162,16 @@ class Provider:
             self._unreachable = "; ".join(member.problem for member in members)
             limit.reschedule(asyncio.get_running_loop().time())
 
-    async def _stand_in(self, copy: Copy) -> None:
+    async def _stand_in(self, copy: Copy) -> bool:
+        """Whether the copy may be used: it is not if the store answers by now, and is another."""
         known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
         changes = slices(known[0].items())
         outcome = await in_turns(self._reading.applying(self._tenants.snapshot, changes))
+        if self._store.identity and self._store.identity != copy.identity:
+            self._warn_of_other_cluster(copy)
+            return False
         if not self._loaded:  # it may be by now
+            self._in_use = copy
             log.warning("%s: the copy of %s stands in: %s", self._name, copy.saved_at, self._why)
         for mirror, entries in zip(self._mirrors.values(), known, strict=True):
             if mirror.loaded:
@@ -169,6 +180,31 @@ class Provider:
             if mirror is self._parts:
                 self._revision = copy.revision
             self._apply(entries.items(), outcome if mirror is self._parts else None)
+        return True
+
+    def _verify_copy(self) -> None:
+        """The store answers: if the copy that stands in is of another cluster, discard it. Nothing
+        of it may be left among what is read, not even in place of a value that is unreadable."""
+        copy, self._in_use = self._in_use, None
+        if copy is None or (copy.identity and self._store.identity == copy.identity):
+            return
+        self._warn_of_other_cluster(copy)
+        for mirror in self._mirrors.values():
+            if not mirror.loaded:
+                mirror.stand_in({})
+        if not self._parts.loaded:
+            self._revision = 0
+        self._foreign = True
+        self._put_together_anew()
+
+    def _warn_of_other_cluster(self, copy: Copy) -> None:
+        log.warning(
+            "%s: the copy of %s was discarded: it is of another cluster (%s, the store is %s)",
+            self._name,
+            copy.saved_at,
+            copy.identity or "unknown",
+            self._store.identity or "unknown",
+        )
 
     @property
     def _loaded(self) -> bool:
@@ -183,6 +219,7 @@ class Provider:
         )
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
+        self._verify_copy()
         prepared, self._feed.prepared = self._feed.prepared, None
         self._revision = update.mark
         known = None
@@ -192,10 +229,12 @@ class Provider:
         self._to_save()
 
     def _apply_common(self, update: Update[bytes, Entry]) -> None:
+        self._verify_copy()
         self._apply(_news(update))
         self._to_save()
 
     def _apply_health(self, update: Update[bytes, Entry]) -> None:
+        self._verify_copy()
         self._apply(_news(update))  # a beat alone is not worth a copy
 
     def _apply(self, changes: Iterable[KeyChange], known: Outcome | None = None) -> None:
@@ -212,10 +251,13 @@ class Provider:
             self._show(outcome, self._revision)
         except Exception as error:  # noqa: BLE001 - or what was in it would be missing for good
             self._stumbles(error)
-            self._missed = {}
-            self._level.clear()
-            if not self._closed:
-                self._tasks.start(self._recover(), name=f"recovery of the {self._name}")
+            self._put_together_anew()
+
+    def _put_together_anew(self) -> None:
+        recovering, self._missed = self._missed is not None, {}
+        self._level.clear()
+        if not self._closed and not recovering:
+            self._tasks.start(self._recover(), name=f"recovery of the {self._name}")
 
     def _stumbles(self, error: Exception) -> None:
         if self._mistake != repr(error):
@@ -241,15 +283,22 @@ class Provider:
 
     async def _start_over(self) -> None:
         revision, self._missed = self._revision, {}
+        foreign = self._foreign
         entries: dict[bytes, Entry] = {}
         for mirror in self._mirrors.values():
             entries |= mirror.items
-        outcome = await in_turns(self._reading.anew(self._tenants.snapshot, entries))
+        shown = self._tenants.snapshot
+        if foreign:  # its last good values are not of this store
+            shown = msgspec.structs.replace(shown, good=Snapshot().good)
+        outcome = await in_turns(self._reading.anew(shown, entries))
+        if foreign is not self._foreign:  # the copy was discarded meanwhile
+            return await self._start_over()
         self._show(outcome, revision)
         missed, self._missed = self._missed, None
         self._level.set()
-        self._mistake = ""
-        log.warning("%s: put together anew, nothing is missing", self._name)
+        if self._mistake:
+            log.warning("%s: put together anew, nothing is missing", self._name)
+        self._mistake, self._foreign = "", False
         if missed:
             self._apply(missed.items())
         self._to_save()
@@ -287,7 +336,8 @@ class Provider:
         for mirror in mirrors:
             entries += mirror.items.values()
         entries += self._tenants.snapshot.good.values()  # in place of what cannot be understood
-        await asyncio.to_thread(copy.save, entries, self._revision)
+        identity = self._store.identity
+        await asyncio.to_thread(copy.save, entries, self._revision, identity=identity)
         self._saved = changes
         return True
 

@@ -55,7 +55,7 @@ class TestFile:
             await eventually(file.exists)
         assert not left.exists()
         left.write_bytes(b"s3cret")
-        assert CopyFile(file, store=store.url, namespace="jxt").load() is not None
+        assert CopyFile(file, namespace="jxt").load() is not None
         assert not left.exists()
 
     async def test_a_disk_that_cannot_be_written_costs_the_copy_alone(
@@ -75,7 +75,7 @@ class TestFile:
         await store.commit(*WHOLE)
         async with provider(store, file=file):
             await eventually(file.exists)
-        copy = CopyFile(file, store=store.url, namespace="jxt")
+        copy = CopyFile(file, namespace="jxt")
         assert copy.usable()
         assert copy.load() is not None
         if how == "owner":
@@ -157,6 +157,82 @@ async def test_it_starts_from_the_file_at_once_if_the_connection_is_refused(
             assert time.monotonic() - started < 0.8
             assert t.stale
             assert t.by_code("acme") == 1
+
+
+@pytest.mark.parametrize("stopped", ["etcd"], indirect=True)
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda address: f"etcd://127.0.0.1:1,{address}",
+        lambda address: f"etcd://someone:secret@{address}?timeout=1s",
+        lambda address: f"etcd://{address.replace('127.0.0.1', 'localhost')}?timeout=1s",
+    ],
+    ids=["endpoints", "credentials", "name"],
+)
+async def test_another_url_of_the_same_cluster_finds_the_copy(
+    stopped: tuple[str, Path], other: Callable[[str], str]
+):
+    url, folder = stopped
+    (first,) = folder.iterdir()
+    async with (
+        mooring.connect(other(url.removeprefix("etcd://")), cache=folder) as hub,
+        hub.tenants() as t,
+    ):
+        assert t.stale
+        assert t.by_code("acme") == 1
+    assert [*folder.iterdir()] == [first]
+
+
+@pytest.mark.parametrize("other", ["same", "another"])
+async def test_the_copy_of_another_cluster_is_discarded_once_the_store_answers(
+    fresh_etcd: Callable[..., EtcdServer],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    other: str,
+):
+    one, two = fresh_etcd(), fresh_etcd()
+    file = tmp_path / "tenants.copy"
+    async with open_store(one.url) as store:
+        await store.commit(*WHOLE)
+        async with provider(store, file=file):
+            pass
+    server = one if other == "same" else two
+    async with open_store(server.url) as store:
+        await store.commit(
+            Delete(KEYS.parts(10)),
+            part(3, "meta", {"code": "new"}),
+            Put(b"jxt/common/resolver", b"{"),
+        )
+    async with (
+        FaultProxy(server.address) as proxy,
+        open_store(f"etcd://{proxy.address}?timeout=1s") as through,
+    ):
+        proxy.refuse()
+        async with provider(through, file=file) as t:
+            assert t.stale
+            assert {*t.ids()} == {1, 10}
+            told: list[Changed] = []
+            t.subscribe(told.append)
+            proxy.heal()
+            await eventually(lambda: not t.stale, within=10)
+            if other == "same":
+                assert {*t.ids()} == {1, 3}
+                assert how(t) == "host", "the last good value is of this cluster"
+                assert "discarded" not in caplog.text
+            else:
+                assert {*t.ids()} == {3}
+                assert how(t) == "unknown", "the last good value is of another cluster"
+                assert t.platform("limits") is None
+                assert t.health is None
+                assert {(c.tenant, c.after is None) for c in told} == {
+                    (1, True),
+                    (3, False),
+                    (10, True),
+                }
+                assert caplog.text.count("was discarded: it is of another cluster") == 1
+        again = CopyFile(file, namespace="jxt").load()
+        assert again is not None
+        assert again.identity == through.identity
 
 
 class TestStartFromFile:
@@ -254,7 +330,7 @@ class TestStartFromFile:
             lambda raw: raw[: raw.index(b"\n")],
             lambda raw: raw.replace(b'"port": 3306', b'"port": 3307'),
             lambda raw: b"\xff" * 100_000,
-            lambda raw: raw.replace(b'"format":1', b'"format":9'),
+            lambda raw: raw.replace(b'"format":2', b'"format":9'),
         ],
         ids=["empty", "short", "long", "head alone", "a digit", "rubbish", "format"],
     )
@@ -275,18 +351,22 @@ class TestStartFromFile:
         async with provider(away.through, file=away.file) as t:
             assert t.by_code("acme") == 1
 
-    async def test_a_file_of_another_store_or_namespace_is_not_used(
-        self, away: Away, caplog: pytest.LogCaptureFixture
+    async def test_a_file_of_other_addresses_or_another_namespace_is_not_used(
+        self, stopped: tuple[str, Path], away: Away, caplog: pytest.LogCaptureFixture
     ):
-        async with open_store(DEAD) as other:
-            with pytest.raises(Unavailable):
-                async with provider(other, file=away.file, wait=0.3):
-                    pass
-        assert "and not of 'jxt' in etcd://127.0.0.1:1" in caplog.text
+        """Services would use the databases that it names."""
+        (file,) = stopped[1].iterdir()
+        for url in (DEAD, f"{stopped[0]}?namespace=/other/"):
+            async with mooring.connect(url) as hub:
+                with pytest.raises(Unavailable):
+                    async with hub.tenants(file=file, wait=0.3):
+                        pass
+            assert f"and the store is at {url.removeprefix('etcd://')[:11]}" in caplog.text
+            caplog.clear()
         with pytest.raises(Unavailable):
             async with Provider(away.through, Keys("other"), Keyring(), file=away.file, wait=0.3):
                 pass
-        assert "and not of 'other'" in caplog.text
+        assert "it holds the namespace jxt, and other is needed" in caplog.text
 
     async def test_a_damaged_file_does_not_keep_it_from_waiting_for_the_store(self, away: Away):
         away.file.write_bytes(away.file.read_bytes()[:-1])

@@ -180,7 +180,7 @@ class TestRecovery:
             stumbling.updates = True
             await store.commit(part(2, "meta", {"code": "two"}))
             await eventually(lambda: t.by_code("two") == 2)
-        copy = CopyFile(file, store=store.url, namespace="jxt").load()
+        copy = CopyFile(file, namespace="jxt").load()
         assert copy is not None
         assert copy.revision == t.revision
         assert part(2, "meta", {"code": "two"}).value in {entry.value for entry in copy.entries}
