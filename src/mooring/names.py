@@ -149,4 +149,6 @@ def printable(text: str) -> str:
 
 def readable(key: bytes) -> str:
     """A key for a message: text, with escapes for what is not."""
+    if key == b"\0":
+        return "all keys"  # the start of the range of everything
     return printable(key.decode(errors="backslashreplace"))

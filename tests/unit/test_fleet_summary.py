@@ -147,6 +147,13 @@ def test_a_silent_instance_is_shown_so_and_is_not_healthy():
     assert tally({"a": at(1)}, {"a": silent}) == Tally(1, 1, 0, 0)
 
 
+def test_a_private_key_in_metrics_is_masked():
+    pem = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----"
+    one = at(1, status=Status(metrics={"tls": {"bundle": pem, "days": 3}}))
+    assert "MIIE" not in encode(instance_detail(one)).decode()
+    assert "MIIE" not in encode(instance_metrics(one)).decode()
+
+
 def test_an_instance_that_is_not_checked_is_healthy():
     refused = Observed(unchecked="its address is link-local")
     detail = instance_detail(at(1), refused)

@@ -63,3 +63,4 @@ def test_no_backtick_of_msgspec_is_left(value: Any, kind: Any):
 def test_a_key_in_a_message_is_text():
     assert readable(b"/registry/\xe6\x95\xb0") == "/registry/数"
     assert readable(b"\x00\xff\n") == "\\x00\\xff\\n"
+    assert readable(b"\x00") == "all keys"

@@ -23,8 +23,9 @@ const PAGES = {
   audit: "audit",
   tokens: "tokens",
 };
-// The registry may be in another store than tenants and locks.
-const OF_THE_REGISTRY = ["overview", "service", "instance", "search"];
+// Pages that are answered from memory while the registry is away. Tenants and locks may be in another
+// store, and are read from it each time.
+const FROM_MEMORY = ["overview", "service", "instance", "search", "tokens"];
 const RANK = { viewer: 1, operator: 2, admin: 3 };
 // Delays and lags grow without any change: they are read again so often, in milliseconds.
 const LOOK = 5000;
@@ -70,7 +71,7 @@ class App {
 
   /** Whether what this page shows may be old, because the server or its store does not answer. */
   get away() {
-    const stale = this.stale !== null && OF_THE_REGISTRY.includes(this.place);
+    const stale = this.stale !== null && FROM_MEMORY.includes(this.place);
     return stale || this.live === "broken" || this.failure !== "";
   }
 

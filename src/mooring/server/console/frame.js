@@ -114,10 +114,11 @@ function state(app) {
 function bannerText(app) {
   if (!app.who) return "";
   if (app.live === "broken") return t("frame.broken.banner");
+  const disabled = app.away ? ` ${t("frame.disabled")}` : "";
   if (app.stale?.since) {
-    return t("frame.stale.banner", { time: clock(new Date(app.stale.since)) });
+    return t("frame.stale.banner", { time: clock(new Date(app.stale.since)) }) + disabled;
   }
-  if (app.stale) return t("frame.stale.banner.always");
+  if (app.stale) return t("frame.stale.banner.always") + disabled;
   return app.failure && t("frame.failure.banner", { why: app.failure });
 }
 

@@ -310,6 +310,10 @@ def metadata_shown(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name: str(masked_field(name, metadata[name])) for name in sorted(metadata)}
 
 
+def metrics_shown(metrics: Mapping[str, JSON]) -> dict[str, JSON]:
+    return {name: masked_field(name, metrics[name]) for name in sorted(metrics)}
+
+
 def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> InstanceDetail:
     status = instance.status
     return InstanceDetail(
@@ -332,7 +336,7 @@ def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> Inst
         registration_time=shown(moment(status.registered_at)),
         last_heartbeat=shown(observed.last_heartbeat),
         last_metadata_update=shown(moment(status.updated_at)),
-        metrics=dict(sorted(status.metrics.items())),
+        metrics=metrics_shown(status.metrics),
         heartbeat_delay=observed.heartbeat_delay,
     )
 
@@ -341,7 +345,7 @@ def instance_metrics(instance: Instance, observed: Observed = UNOBSERVED) -> Ins
     return InstanceMetrics(
         instance_id=instance.id,
         service_name=instance.service,
-        metrics=dict(sorted(instance.status.metrics.items())),
+        metrics=metrics_shown(instance.status.metrics),
         last_metadata_update=shown(moment(instance.status.updated_at)),
         last_heartbeat=shown(observed.last_heartbeat),
         heartbeat_delay=observed.heartbeat_delay,

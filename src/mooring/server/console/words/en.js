@@ -22,9 +22,9 @@ export default {
   "frame.broken.banner":
     "The connection to the server is broken: what you see may be old. It is tried again.",
   "frame.stale.banner":
-    "The registry has been unreachable since {time}. You see the last known state, and changes are disabled.",
-  "frame.stale.banner.always":
-    "The registry is unreachable. You see the last known state, and changes are disabled.",
+    "The registry has been unreachable since {time}. Its last known state is shown.",
+  "frame.stale.banner.always": "The registry is unreachable. Its last known state is shown.",
+  "frame.disabled": "Changes are disabled.",
   "frame.failure.banner": "This page could not be updated, and may be stale: {why}",
   "frame.unwritable": "Disabled while the server or its store does not answer",
   "frame.leave": "Log out",
