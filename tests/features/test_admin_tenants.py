@@ -307,6 +307,37 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("beside", [True, False], ids=["beside-encrypted", "alone"])
+async def test_a_server_without_a_key_does_not_tell_whether_a_guessed_password_is_right(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, beside: bool
+):
+    monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "")
+    database = {**ACME["database"]["orders"], "extra": {}}
+    told(await admin.put(ONE, {"database": {"orders": database}}, as_="admin"), 201)
+    if beside:
+        value = b'{"driver":"mysql","passwordEncrypted":"c2VhbGVk"}'
+        await admin.parts.hub.store.commit(Put(Keys().part(8, "database/query"), value))
+    guesses = [
+        {"database": {"orders": {**database, "password": guess}}}
+        for guess in ("hunter2", "wrong!!")
+    ]
+    compared = [await admin.post(f"{ONE}/diff", each) for each in guesses]
+    assert compared[0].text == compared[1].text
+    assert [each.status_code for each in compared] == [400 if beside else 200] * 2
+    published = [await admin.put(ONE, each) for each in guesses]
+    assert published[0].status_code == published[1].status_code == (400 if beside else 200)
+    if beside:
+        assert published[0].text == published[1].text
+        assert "clear text" in error(published[0], 400)
+        # An admin may see the password, and changes nothing by sending it again.
+        assert told(await admin.put(ONE, guesses[0], as_="admin"))["changes"] == []
+    else:
+        right, wrong_one = (each.json() for each in published)
+        assert right.pop("version") + 1 == wrong_one.pop("version")
+        assert right == wrong_one
+        assert "clear text" in right["warnings"][0]
+
+
 async def test_creation_requires_that_there_is_none(admin: Admin):
     absent = {"If-None-Match": "*"}
     await publish(admin, ACME, 201, headers=absent)

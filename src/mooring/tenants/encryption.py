@@ -15,7 +15,7 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.store.contract import Check, Put, Store, Write, key, unchanged
 from mooring.tenants.keys import Keys, Owner, kind_of, named
-from mooring.tenants.publishing import Parts
+from mooring.tenants.publishing import NOTHING_RESENT, Parts, Resent
 from mooring.tenants.secrets import CURRENT, Keyring
 
 _SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
@@ -44,10 +44,12 @@ async def judged(
     after: Parts,
     *,
     refuse: bool = True,
+    resent: Resent = NOTHING_RESENT,
 ) -> Passwords:
     """Raises `InvalidRequest` if a password would be added in clear text while others are
-    encrypted, or under the key of another application. `refuse=False`: clear text is allowed."""
-    clear = tuple(path for path in after if _added(path, before, after, "password"))
+    encrypted, or under the key of another application. `refuse=False`: clear text is allowed.
+    `resent`: these count as added, so that the answer is the same for a right and a wrong guess."""
+    clear = tuple(path for path in after if _added(path, before, after, "password", resent))
     sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
     if not clear and not sealed:
         return Passwords()
@@ -83,11 +85,14 @@ def _fields(parts: Parts, path: str) -> dict[str, object]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _added(path: str, before: Parts, after: Parts, field: str) -> bool:
+def _added(
+    path: str, before: Parts, after: Parts, field: str, resent: Resent = NOTHING_RESENT
+) -> bool:
     if kind_of(path) != "database":
         return False
-    told = _fields(after, path).get(field)
-    return bool(told) and _fields(before, path).get(field) != told
+    value = _fields(after, path).get(field)
+    changed = field in resent.get(path, ()) or _fields(before, path).get(field) != value
+    return bool(value) and changed
 
 
 def _marker(raw: bytes) -> Marker:
@@ -99,6 +104,4 @@ def _marker(raw: bytes) -> Marker:
 
 async def _sampled(store: Store, keys: Keys) -> bool:
     found = await store.read(keys.all, limit=_SAMPLE)
-    return any(
-        b'"passwordEncrypted":"' in entry.value.replace(b" ", b"") for entry in found.entries
-    )
+    return any(_SEALED.search(entry.value) for entry in found.entries)

@@ -145,10 +145,12 @@ class Publisher:
         if require is not None:
             require(seen.held)
         wanted = document.applied(seen.held.parts, self._ring, reseal=bool(resent))
-        return await self._would_change(document.tenant, seen, wanted)
+        return await self._would_change(document.tenant, seen, wanted, resent)
 
-    async def _would_change(self, tenant: Owner, seen: Seen, wanted: Parts) -> list[Difference]:
-        await self._passwords(tenant, seen, wanted)
+    async def _would_change(
+        self, tenant: Owner, seen: Seen, wanted: Parts, resent: Resent = NOTHING_RESENT
+    ) -> list[Difference]:
+        await self._passwords(tenant, seen, wanted, resent=resent)
         await self._planned(tenant, seen, wanted, ROOM)
         return differences(seen.held.parts, wanted, seen.held.resent)
 
@@ -229,7 +231,9 @@ class Publisher:
                     raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
             # What a migration moves is in the store already.
             refuse = work.action != "migrate"
-            work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse)
+            # A rollback adds no password that the caller sent.
+            sent = NOTHING_RESENT if work.action == "rollback" else resent
+            work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse, resent=sent)
             plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
             while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
                 part = await self._scribe.plan(tenant, seen.held, towards)
@@ -260,10 +264,23 @@ class Publisher:
         return await self._persist(work, attempt)
 
     def _passwords(
-        self, tenant: Owner, seen: Seen, wanted: Parts, *, refuse: bool = True
+        self,
+        tenant: Owner,
+        seen: Seen,
+        wanted: Parts,
+        *,
+        refuse: bool = True,
+        resent: Resent = NOTHING_RESENT,
     ) -> Awaitable[Passwords]:
         return judged(
-            self._store, self.keys, self._ring, tenant, seen.held.parts, wanted, refuse=refuse
+            self._store,
+            self.keys,
+            self._ring,
+            tenant,
+            seen.held.parts,
+            wanted,
+            refuse=refuse,
+            resent=resent,
         )
 
     async def _planned(

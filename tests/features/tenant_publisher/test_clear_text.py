@@ -48,6 +48,12 @@ async def test_encrypted_passwords_of_other_programs_count(store: Store, keyless
         await keyless.apply(document(2))
 
 
+async def test_an_empty_encrypted_password_does_not_count(store: Store, keyless: Publisher):
+    told = b'{"driver": "x", "password": "pw", "passwordEncrypted": ""}'
+    await store.commit(Put(KEYS.part(3, "database/query"), told))
+    await keyless.apply(document(2))
+
+
 async def test_it_is_refused_after_the_encrypted_one_moved_out_of_the_sample(
     store: Store, publisher: Publisher, keyless: Publisher
 ):
