@@ -103,6 +103,19 @@ async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
         await recorder.tells_every_revision(wire.direct)
 
 
+async def test_a_member_that_answers_late_is_neither_left_nor_stale(wire: Wire):
+    async with wire.mirror() as mirror:
+        await wire.direct.commit(Put(PREFIX + b"a", b""))
+        await eventually(lambda: len(mirror.items) == 1)  # its watch stands
+        wire.proxy.delay(0.85)  # a round trip of 1.7 s
+        opened = wire.proxy.accepted
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
+            assert not mirror.stale
+            await asyncio.sleep(0.05)
+        assert wire.proxy.accepted == opened
+
+
 async def test_compaction_while_away_means_reading_again(wire: Wire):
     await wire.direct.commit(Put(PREFIX + b"old", b""), Put(PREFIX + b"kept", b""))
     async with wire.mirror() as mirror:

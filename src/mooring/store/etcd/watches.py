@@ -49,9 +49,9 @@ _UNANSWERED = 3
 _MOVE_AGAIN = 1.0  # seconds between tries to move those that are left
 
 _PROBE_EVERY = 1.0
-_PROBE_WITHIN = 1.5
-_PROBES_FAILED = 2
-"""In a row; one alone may be due to a pause of this process, or to an election."""
+_PROBE_WITHIN = 5.0
+_PROBES_UNANSWERED = 4
+"""In a row; a few may be due to a pause of this process, or to an election."""
 
 
 class Watches:
@@ -99,7 +99,8 @@ class SharedStream:
         self._watches: dict[int, EtcdWatch] = {}
         self._unconfirmed: deque[int] = deque()
         self._ids = itertools.count(1)
-        self._unanswered = 0
+        self._unanswered = self._unconfirmed_probes = 0
+        self._tasks = tasks
         self.confirmed = self.stream.heard
         """When the member last was in touch with its quorum, on the monotonic clock."""
         tasks.start(self._ask_for_progress(), name="etcd watch liveness")
@@ -145,26 +146,31 @@ class SharedStream:
                 self.stream.send(WatchRequest(progress_request=WatchProgressRequest()))
 
     async def _probe_quorum(self) -> None:
-        failed = 0
+        """Send reads at a steady pace, whether the last one was answered or not: a member that is
+        slow confirms its quorum as often as one that is quick, only later."""
         while self.stream.alive:
             await asyncio.sleep(_PROBE_EVERY)
             if not self._watches:
-                failed = 0
-                continue
-            sent = time.monotonic()
-            name = next(iter(self._watches.values())).range.start  # one that the user may read
-            if await self._cluster.has_quorum(self.stream.endpoint, name, within=_PROBE_WITHIN):
-                self.confirmed, failed = max(self.confirmed, sent), 0
-            elif self.confirmed < sent:  # else events came meanwhile: it is only slow
-                failed += 1
-            if failed == _PROBES_FAILED:
+                self._unconfirmed_probes = 0
+            elif self._unconfirmed_probes >= _PROBES_UNANSWERED:
                 self.stream.leave("answers no linearizable read: it may have lost its quorum")
                 return
+            else:
+                # Probes are counted, not seconds: a pause of this process is no silence of etcd.
+                self._unconfirmed_probes += 1
+                name = next(iter(self._watches.values())).range.start  # one that the user may read
+                self._tasks.start(self._probe(name), name="etcd quorum probe")
+
+    async def _probe(self, name: bytes) -> None:
+        sent = time.monotonic()
+        if await self._cluster.has_quorum(self.stream.endpoint, name, within=_PROBE_WITHIN):
+            self.confirmed = max(self.confirmed, sent)
+            self._unconfirmed_probes = 0
 
     def _received(self, message: Any) -> bool:
         self._unanswered = 0
         if message.events:
-            self.confirmed = self.stream.heard
+            self.confirmed, self._unconfirmed_probes = self.stream.heard, 0
         watch_id = message.watch_id
         if message.created:
             # etcd 3.4 refuses a watch without saying which; it answers requests in their order.
