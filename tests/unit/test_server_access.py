@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.errors import InvalidRequest, StoreError
+from mooring.errors import InvalidRequest, OutcomeUnknown, StoreError
 from mooring.hub import open_store
 from mooring.server.access import folder as folder_module
 from mooring.server.access import sessions as sessions_module
@@ -101,6 +101,14 @@ def former(folder: Folder, *tokens: Token) -> None:
 def request(**headers: str) -> Request:
     told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "method": "GET", "path": "/", "headers": told})
+
+
+class Unanswered(Records[Issued]):
+    """What it writes arrives, and the reply is lost."""
+
+    async def create(self, id: str, content: Issued, *, ttl: float | None = None) -> None:
+        await super().create(id, content, ttl=ttl)
+        raise OutcomeUnknown("the reply was lost")
 
 
 def mode(file: Path) -> int:
@@ -589,3 +597,26 @@ class TestSessions:
         assert code not in kept
         assert cookie not in kept
         assert digest(code) in kept
+
+    async def test_a_code_is_good_once_and_a_logout_counts_if_the_reply_was_lost(
+        self, tokens: Tokens, clock: Clock, store: Store
+    ):
+        made = Sessions(tokens, secure=True, clock=clock)
+        async with (
+            Unanswered(store, KEY, "sessions", Issued) as sessions,
+            Unanswered(store, KEY, "login-links", Issued) as codes,
+        ):
+            await sessions.ready()
+            await codes.ready()
+            made.use(sessions, codes)
+            code = await made.issue(ADMIN)
+            begun = await made.redeem(code)
+            assert begun is not None
+            assert await made.redeem(code) is None
+            cookie = begun[1].partition(";")[0]
+            assert made.principal(request(cookie=cookie)) is not None
+            await made.end(request(cookie=cookie))
+            assert made.principal(request(cookie=cookie)) is None
+            for shared in (sessions, codes):
+                assert shared.get(digest(code)) is None
+                assert shared.get(digest(cookie.partition("=")[2])) is None

@@ -67,18 +67,24 @@ class Kept:
             issued = self.records.get(sha256)
         return None if issued is None or self._clock() >= issued.until else issued
 
-    async def add(self, sha256: str, issued: Issued) -> None:
-        """Keep it in the store, or here if that is away."""
+    async def add(self, issued: Issued) -> str:
+        """Keep it in the store, or here if that is away; what the browser shows."""
         await self._make_room()
+        secret = secrets.token_urlsafe(32)
         try:
             if self.records is not None:
                 async with asyncio.timeout(_PATIENCE):
                     ttl = max(issued.until - self._clock(), 1.0)
-                    return await self.records.create(sha256, issued, ttl=ttl)
+                    await self.records.create(digest(secret), issued, ttl=ttl)
+                    return secret
         except (StoreError, TimeoutError) as error:
             why = str(error) or "the store did not answer in time"
             log.warning("a login is known to this server alone: %s", why)
-        self._here[sha256] = issued
+            # It may be in the store all the same. The browser gets another secret, so that none is
+            # kept twice and outlives its end in one of the two places.
+            secret = secrets.token_urlsafe(32)
+        self._here[digest(secret)] = issued
+        return secret
 
     async def remove(self, sha256: str) -> bool:
         """Whether it was there, and this call removed it. Raises what the store raises."""
@@ -118,10 +124,8 @@ class Sessions:
         """A code for the holder of a token, by its id; empty if that token is not valid."""
         if not (sha256 := self._tokens.sha256(token)):
             return ""
-        code = secrets.token_urlsafe(32)
         until = self._clock() + CODE_LASTS
-        await self._codes.add(digest(code), Issued(token=token, sha256=sha256, until=until))
-        return code
+        return await self._codes.add(Issued(token=token, sha256=sha256, until=until))
 
     async def redeem(self, code: str) -> tuple[Principal, str] | None:
         """Begin a session with a code, which is used up on every server; its principal and the
@@ -165,10 +169,10 @@ class Sessions:
         return self._cookie("", 0)
 
     async def _begin(self, token: Token) -> tuple[Principal, str]:
-        value, id = secrets.token_urlsafe(32), secrets.token_hex(6)
+        id = secrets.token_hex(6)
         until = self._clock() + SESSION_LASTS
         issued = Issued(token=token.id, sha256=token.sha256, until=until, id=id)
-        await self._sessions.add(digest(value), issued)
+        value = await self._sessions.add(issued)
         return token.principal(session=id), self._cookie(value, int(SESSION_LASTS))
 
     def _cookie(self, value: str, lasts: int) -> str:
