@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mooring.errors import OutOfSpace
 from mooring.server.access import sharing, tokens
 from mooring.store import Put, key
 from mooring.testing.etcd import EtcdServer
@@ -206,3 +207,18 @@ class TestWhileTheStoreIsAway:
             assert (await admin.get("/admin/whoami", as_=None)).status_code == 401
             server.start()
             await becomes(200, admin, viewer)
+
+
+async def test_a_full_store_does_not_keep_a_token_from_being_revoked(tmp_path: Path):
+    url = f"sqlite://{tmp_path / 'store'}?quota=200KiB"
+    async with Admin(url, folder=tmp_path) as admin:
+        made = (
+            await admin.post("/admin/tokens", {"name": "ann", "role": "viewer"}, as_="admin")
+        ).json()
+        with pytest.raises(OutOfSpace):
+            await admin.hub.store.commit(Put(b"big", b"x" * 300_000))
+        answer = await admin.delete(f"/admin/tokens/{made['id']}", as_="admin")
+        assert (answer.status_code, answer.json()["state"]) == (200, "revoked")
+        assert await status(admin, made["token"]) == 401
+        written = (tmp_path / "data" / "audit.jsonl").read_text().splitlines()[-1]
+        assert "out of space" in written

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.errors import InvalidRequest, OutcomeUnknown, StoreError
+from mooring.errors import InvalidRequest, OutcomeUnknown, OutOfSpace, StoreError
 from mooring.hub import open_store
 from mooring.server.access import folder as folder_module
 from mooring.server.access import sessions as sessions_module
@@ -37,7 +37,7 @@ from mooring.server.access.principals import (
 from mooring.server.access.records import Records, ServerKey
 from mooring.server.access.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Issued, Sessions
 from mooring.server.access.tokens import ADMIN, Token, Tokens, digest
-from mooring.store import Store, everything
+from mooring.store import Delete, Put, Store, everything, key
 from tests.waiting import eventually
 
 KEY = ServerKey(b"k" * 32)
@@ -101,6 +101,10 @@ def former(folder: Folder, *tokens: Token) -> None:
 def request(**headers: str) -> Request:
     told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "method": "GET", "path": "/", "headers": told})
+
+
+def ids(tokens: Tokens) -> set[str]:
+    return {each.id for each in tokens.listed()}
 
 
 class Unanswered(Records[Issued]):
@@ -450,6 +454,104 @@ class TestTokens:
                 return len(other.listed()) == 1
 
             await eventually(is_gone)
+
+    async def test_a_writer_cannot_undo_the_revocation_of_a_shared_admin_token(
+        self,
+        folder: Folder,
+        store: Store,
+        clock: Clock,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ):
+        monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
+        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere.prepare()
+        async with opened(elsewhere, store, clock) as other:
+            async with opened(folder, store, clock) as tokens:
+                await tokens.share_admin("one")
+                await eventually(lambda: "admin-one" in ids(other))
+                await other.revoke("admin-one")
+                await store.commit(Delete(key(b"/mooring/tokens/admin-one")))
+                await eventually(lambda: "admin-one" not in ids(other))
+                for _ in range(3):
+                    await tokens.share_admin("one")
+            async with opened(folder, store, clock) as restarted:
+                await restarted.share_admin("one")
+                assert (await store.read(key(b"/mooring/tokens/admin-one"))).first is None
+                assert other.bearer(folder.read_admin_token()) is None
+                assert "was deleted" in caplog.text
+                assert str(folder.admin_token) in caplog.text
+                folder.admin_token.unlink()
+                folder.prepare()
+                await restarted.share_admin("one")
+                await eventually(lambda: other.bearer(folder.read_admin_token()) is not None)
+
+    async def test_an_admin_token_that_was_out_of_use_is_shared_again(
+        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock, tmp_path: Path
+    ):
+        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere.prepare()
+        async with opened(elsewhere, store, clock) as other:
+            text = folder.read_admin_token()
+            await tokens.share_admin("one")
+            await eventually(lambda: other.bearer(text) is not None)
+            folder.admin_token.chmod(0o644)
+            await tokens.share_admin("one")
+            await eventually(lambda: other.bearer(text) is None)
+            folder.admin_token.chmod(0o600)
+            await tokens.share_admin("one")
+            await eventually(lambda: other.bearer(text) is not None)
+
+    async def test_the_revocation_of_an_admin_token_is_kept_for_ever(
+        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock, tmp_path: Path
+    ):
+        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere.prepare()
+        async with opened(elsewhere, store, clock) as other:
+            await tokens.share_admin("one")
+            await eventually(lambda: "admin-one" in ids(other))
+            await other.revoke("admin-one")
+            made, _ = await other.create("ann", "viewer")
+            await other.revoke(made.id)
+            clock.seconds = 100 * 86400.0
+            await other.create("bob", "viewer")
+            assert made.id not in ids(other)
+            assert "admin-one" in ids(other)
+
+    @pytest.mark.parametrize("value", [b"{}", b"junk"])
+    async def test_what_is_not_authentic_does_not_keep_an_admin_token_from_being_shared(
+        self, tokens: Tokens, store: Store, value: bytes, caplog: pytest.LogCaptureFixture
+    ):
+        """`{}` is what a server leaves that was killed while it shared its token."""
+        name = b"/mooring/tokens/admin-one"
+        await store.commit(Put(name, value))
+        await tokens.share_admin("one")
+        entry = (await store.read(key(name))).first
+        assert entry is not None
+        assert b"sha256" in entry.value
+        assert "/mooring/tokens/admin-one is deleted" in caplog.text
+
+    async def test_a_token_is_revoked_also_if_the_store_is_full(
+        self, folder: Folder, clock: Clock, caplog: pytest.LogCaptureFixture
+    ):
+        async with (
+            open_store("memory://?quota=50KiB") as store,
+            opened(folder, store, clock) as all,
+        ):
+            made, text = await all.create("ann", "viewer")
+            with pytest.raises(OutOfSpace):
+                await store.commit(Put(b"big", b"x" * 100_000))
+            with pytest.raises(OutOfSpace):
+                await all.create("bob", "viewer")
+            revoked = await all.revoke(made.id)
+            assert revoked is not None
+            assert revoked.revoked == clock.wall()
+            assert all.bearer(text) is None
+            name = f"/mooring/tokens/{made.id}"
+            assert (await store.read(key(name.encode()))).first is None
+            assert "was deleted instead" in caplog.text
+            assert await all.revoke(made.id) is None
 
     @pytest.mark.parametrize("lasts", [0.0, -1.0, 1e300])
     async def test_a_time_that_makes_no_sense_is_refused(self, tokens: Tokens, lasts: float):

@@ -29,12 +29,14 @@ SERVER = "server.json"
 _LOCK = ".lock"
 _RUNNING = "server.lock"
 _SERVER_ID = "server-id"
+_SHARED_ADMIN = "admin-token-shared"
 _WITHOUT = {
     ADMIN_TOKEN: "and the next start makes another",
     SERVER_KEY: "and give this server the key of the others again",
     TOKENS: "which revokes all tokens but the admin's",
     SERVER: "and start the server again",
     _SERVER_ID: "and the next start makes another",
+    _SHARED_ADMIN: "and the admin token is shared again, even if another server revoked it",
 }
 """What comes of removing a file."""
 
@@ -176,6 +178,24 @@ class Folder:
         file = self.path / _SERVER_ID
         self._make(file, secrets.token_hex(6))
         return self.read(file, closed=0o022).decode("ascii", "replace").strip()[:40]
+
+    @property
+    def shared_admin(self) -> str:
+        """The SHA-256 of the admin token that the other servers were given last; empty if there is
+        none. Raises `InvalidRequest`."""
+        try:
+            found = self.read(self.path / _SHARED_ADMIN, closed=0o022)
+        except FileNotFoundError:
+            return ""
+        return found.decode("ascii", "replace").strip()
+
+    def keep_shared_admin(self, sha256: str) -> None:
+        """Raises `StoreError`."""
+        try:
+            with replacing(self.path / _SHARED_ADMIN) as out:
+                out.write(sha256.encode() + b"\n")
+        except OSError as error:
+            raise self.unusable(error) from error
 
     def _make(self, file: Path, text: str) -> None:
         try:

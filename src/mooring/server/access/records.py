@@ -177,6 +177,17 @@ class Records(Generic[T]):
                 continue
             return after
 
+    async def revoke(self, id: str) -> T | None:
+        """Delete a record, whatever version it has; the record, None if there is none."""
+        name = self._name(id)
+        entry = (await self._store.read(key(name))).first
+        content = None if entry is None else self._opened(id, entry)
+        if content is not None:
+            await self._store.commit(Delete(key(name)))
+            self._held.pop(id, None)
+            self._changed()
+        return content
+
     async def remove(self, id: str) -> bool:
         """Delete a record; whether this call did. Of several servers, one does."""
         held = self._held.get(id)
@@ -192,6 +203,19 @@ class Records(Generic[T]):
             del self._held[id]
             self._changed()
         return removed
+
+    async def discard(self, id: str) -> bool:
+        """Delete what is in the place of a record and is not authentic; whether there was any."""
+        entry = (await self._store.read(key(self._name(id)))).first
+        if entry is None or self._opened(id, entry) is not None:
+            return False
+        try:
+            checks = [unchanged(entry.key, entry.modified)]
+            await self._store.commit(Delete(key(entry.key)), require=checks)
+        except Conflict:
+            return False
+        log.warning("%s is deleted: it is not an authentic record", entry.key.decode())
+        return True
 
     async def _put(
         self, id: str, content: T, created: int, version: int, lease: int, modified: int

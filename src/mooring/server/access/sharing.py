@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Self, TypeVar
 
-from mooring.errors import AccessDenied, StoreError
+from mooring.errors import AccessDenied, InvalidRequest, StoreError
 from mooring.hub import open_store
 from mooring.server.access.audit import Audit
 from mooring.server.access.audit_store import AuditStore
@@ -142,7 +142,7 @@ class Sharing:
             try:
                 await self._tokens.share_admin(server)
                 known = ""
-            except StoreError as error:
+            except (StoreError, InvalidRequest) as error:
                 if not known:
                     known = str(error)
                     log.warning("the other servers do not know the admin token: %s", error)

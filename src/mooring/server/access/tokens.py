@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from mooring.errors import Conflict, InvalidRequest, MooringError, Unavailable
+from mooring.errors import Conflict, InvalidRequest, MooringError, OutOfSpace, Unavailable
 from mooring.names import check_name
 from mooring.server.access.folder import Folder, new_token
 from mooring.server.access.principals import Principal, Role, scope
@@ -100,6 +100,9 @@ class Tokens:
         self._admin: Token | None = None
         self._own = ""
         """The id of the record of our admin token; empty while it is in none."""
+        self._shared: str | None = None
+        """The digest of the admin token that was shared last; None before the file was read."""
+        self._reported = False
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
         self._changed = True
@@ -135,23 +138,52 @@ class Tokens:
 
     async def share_admin(self, server: str) -> None:
         """Let the other servers know our admin token as it is now, unless one of them revoked it.
-        Raises what the store raises."""
+        Each token is shared once: a record that vanished may have been a revoked one. Raises what
+        the store raises, and `StoreError` or `InvalidRequest` for a folder that cannot be used."""
         records = self._records
         if records is None or not records.loaded:
             return
         self._look()
         self._own = own = f"{ADMIN}-{server}"
         admin, known = self._admin, records.get(own)
+        if self._shared is None:
+            self._shared = self._folder.shared_admin
         if admin is None:
-            if known is not None:
-                await records.remove(own)
+            if known is not None and await records.remove(own) and known.revoked is None:
+                self._keep_shared("")
             return
         wanted = msgspec.structs.replace(admin, id=own)
         if known is None:
-            with contextlib.suppress(Conflict):
+            if self._shared == admin.sha256:
+                self._report_deleted(own)
+                return
+            await records.discard(own)
+            try:
                 await records.create(own, wanted)
-        elif known.sha256 != admin.sha256:
-            await records.change(own, lambda _: wanted)
+            except Conflict:  # what is there was not read yet
+                return
+        elif known.sha256 != admin.sha256 and not await records.change(own, lambda _: wanted):
+            return  # it vanished in this moment
+        self._reported = False
+        self._keep_shared(admin.sha256)
+
+    def _keep_shared(self, sha256: str) -> None:
+        if self._shared != sha256:
+            self._folder.keep_shared_admin(sha256)
+            self._shared = sha256
+
+    def _report_deleted(self, own: str) -> None:
+        """The record said whether the token was revoked, and any client of the store can delete it.
+        So it is not written again."""
+        if not self._reported:
+            self._reported = True
+            log.error(
+                "the record %s of the admin token was deleted from the store or overwritten: the "
+                "other servers do not accept this token any more. To share a new one, remove %s "
+                "and restart this server",
+                own,
+                self._folder.admin_token,
+            )
 
     @property
     def loaded(self) -> bool:
@@ -230,14 +262,27 @@ class Tokens:
                 f"the admin token is the file {self._folder.admin_token}: remove it, and the next "
                 "start of the server makes another"
             )
-        now = self._clock()
-        return await self._opened().change(
-            id, lambda token: msgspec.structs.replace(token, revoked=token.revoked or now)
-        )
+        records, now = self._opened(), self._clock()
+
+        def ended(token: Token) -> Token:
+            return msgspec.structs.replace(token, revoked=token.revoked or now)
+
+        try:
+            return await records.change(id, ended)
+        except OutOfSpace as error:  # a full store deletes
+            found = await records.revoke(id)
+            if found is None:
+                return None
+            log.warning("token %s was deleted instead of marked as revoked: %s", id, error)
+            return ended(found)
 
     async def _prune(self, records: Records[Token]) -> None:
         oldest = self._clock() - _KEPT
-        ended = [id for id, token in records.all().items() if _ended(token) <= oldest]
+        ended = [
+            id
+            for id, token in records.all().items()
+            if _ended(token) <= oldest and not id.startswith(f"{ADMIN}-")  # see `share_admin`
+        ]
         for id in ended[:_PRUNED]:
             await records.remove(id)
 

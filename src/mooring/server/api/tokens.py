@@ -128,6 +128,8 @@ async def revoke(call: Call) -> Answer:
     if revoked is None:
         raise Refused(404, "not_found", f"there is no token {id[:100]!r}: see `mooring token list`")
     call.notes.update(name=revoked.name, role=revoked.role)
+    if _found(call.parts.tokens, id) is None:
+        call.notes["deleted"] = "the store is out of space, so the record was deleted"
     return Answer(_shown(call.parts.tokens, revoked))
 
 
