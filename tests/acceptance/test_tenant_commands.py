@@ -397,6 +397,25 @@ class TestShared:
         assert "hunter2" in terminal.run("platform", "get", "mail", "--reveal")
         assert terminal.run("common", "get") != ""
 
+    def test_a_platform_key_with_the_name_of_a_secret_is_one(self, terminal: Terminal):
+        key = ("platform", "set", "smtp-password")
+        printed = [
+            terminal.run(*key, "hunter2"),
+            terminal.run("platform", "get"),
+            terminal.run("platform", "get", "smtp-password"),
+            terminal.run(*key, "hunter3", "--dry-run"),
+            terminal.run(*key, "{pin: hunter3}"),
+            terminal.run("platform", "history", "1"),
+            terminal.run("platform", "history", "2"),
+            terminal.run("platform", "history", "--json"),
+            terminal.run("platform", "rollback", "1", "--yes"),
+            terminal.run("platform", "rollback", "0", "--yes"),
+        ]
+        assert not any("hunter" in each for each in printed), printed
+        assert "platform/configs/smtp-password: (sensitive value changes)" in printed[3]
+        terminal.run(*key, "hunter2")
+        assert "hunter2" in terminal.run("platform", "get", "--reveal")
+
     def test_the_health_sentinel_is_written_by_a_command(self, terminal: Terminal):
         terminal.run("common", "beat")
         assert "updatedAt" in terminal.run("common", "get", "health")

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.store.contract import prefix
 from mooring.tenants.secrets import MASK
 from tests.admin import Admin
 
@@ -106,6 +107,67 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(admin: Admin):
         assert (entry.path, entry.status) == (f"{MAIL}/diff", 200)
     assert answers[0] == answers[1]
     assert answers[0]["changes"][0]["sensitive"] == ["smtp.password"]
+
+
+@pytest.mark.parametrize("value", ["hunter2", ["hunter2"], {"host": "mx", "value": "hunter2"}])
+async def test_a_key_with_the_name_of_a_secret_is_one(admin: Admin, sealed: bool, value: Any):
+    path = f"{PLATFORM}/values/mail%2Fsmtp-password"
+    answers = [
+        await admin.put(path, {"value": value}, as_="admin"),
+        await admin.get(PLATFORM, as_="viewer"),
+        await admin.get(f"{PLATFORM}/history/1", as_="viewer"),
+        await admin.post(f"{path}/diff", {"value": "other"}),
+        await admin.put(path, {"value": MASK}),
+        await admin.put(path, {"value": "other"}),
+        await admin.get(f"{PLATFORM}/history/2"),
+        await admin.post(f"{PLATFORM}/rollback", {"version": 1, "dry": True}),
+        await admin.post(f"{PLATFORM}/rollback", {"version": 1}),
+        await admin.delete(path),
+        await admin.get(f"{PLATFORM}/history/4"),
+    ]
+    for answer in answers:
+        assert answer.status_code < 300, answer.text
+        assert "hunter2" not in answer.text
+        assert "other" not in answer.text
+    assert answers[1].json()["values"] == {"mail/smtp-password": MASK}
+    assert answers[2].json()["changes"][0]["sensitive"] == [""]
+    assert answers[4].json()["changes"] == []
+    stored = await admin.parts.hub.store.read(prefix(b"jxt/_history/"))
+    assert not any(b"hunter2" in entry.value for entry in stored.entries)
+    await admin.post(f"{PLATFORM}/rollback", {"version": 1})
+    opened = told(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]
+    assert opened == ({"mail/smtp-password": value} if sealed else {})
+    absent = f"{PLATFORM}/values/api-token"
+    assert "masked" in error(await admin.put(absent, {"value": MASK}), 400)
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "guess"),
+    [
+        ("smtp-password", "hunter2", "wrong"),
+        ("smtp-password", {"host": "mx", "pin": "1"}, {"host": "mx2", "pin": "1"}),
+        (
+            "smtp-password",
+            {"host": "mx", "password": MASK, "pin": "1"},
+            {"host": "evil", "password": MASK, "pin": "1"},
+        ),
+        ("proxy", "https://u:hunter2@h", "https://u:wrong@h"),
+        ("hooks", ["https://u:hunter2@h"], ["https://u:wrong@h"]),
+    ],
+)
+async def test_nobody_learns_whether_a_guess_of_a_whole_value_is_right(
+    admin: Admin, key: str, right: Any, guess: Any
+):
+    path = f"{PLATFORM}/values/{key}"
+    held = {**right, "password": "hunter2"} if isinstance(right, dict) else right
+    await put(admin, path, held, 201, as_="admin")
+    compared = [await admin.post(f"{path}/diff", {"value": each}) for each in (right, guess)]
+    assert compared[0].text == compared[1].text
+    masked_within = isinstance(right, dict) and MASK in right.values()
+    assert compared[0].status_code == (400 if masked_within else 200)
+    assert "hunter2" not in compared[0].text
+    if not masked_within:
+        assert compared[0].json()["changes"][0]["sensitive"] == [""]
 
 
 async def test_history_is_shown_and_rolled_back_to(admin: Admin):

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from mooring.model import JSON
-from mooring.tenants.hiding import is_hidden, masked
+from mooring.tenants.hiding import is_hidden, masked, masked_field
 from mooring.tenants.history import is_closed
+from mooring.tenants.keys import field_of
 from mooring.tenants.publishing import Difference, Unread
 from mooring.tenants.secrets import MASK
 
@@ -22,6 +23,8 @@ class FieldChange(NamedTuple):
     """By its names from the outside in, with dots; empty for a part that is one value."""
     before: JSON | Unread
     after: JSON | Unread
+    hidden: bool = False
+    """Whether the whole part is secret."""
 
     @property
     def action(self) -> Action:
@@ -30,10 +33,11 @@ class FieldChange(NamedTuple):
     @property
     def secret(self) -> bool:
         """Whether what changes is not shown, or not whole."""
-        if any(is_hidden(name) for name in self.field.split(".")):
+        if self.hidden or any(is_hidden(name) for name in self.field.split(".")):
             return True
-        unread = isinstance(self.before, Unread) or isinstance(self.after, Unread)
-        return not unread and _for_programs(self.before) == _for_programs(self.after)
+        if isinstance(self.before, Unread) or isinstance(self.after, Unread):
+            return False
+        return masked(self.before) == masked(self.after)
 
 
 def action_of(before: object, after: object) -> Action:
@@ -57,6 +61,8 @@ def field_changes(before: JSON | Unread, after: JSON | Unread) -> list[FieldChan
 def changed_fields(difference: Difference) -> list[FieldChange]:
     """What changes within a part, with the secrets that count as changed."""
     before, after = difference.before, difference.after
+    if is_hidden(field_of(difference.path)):
+        return [FieldChange("", before, after, hidden=True)]
     was: JSON | Unread = {} if before is None and isinstance(after, dict) else before
     is_now: JSON | Unread = {} if after is None and isinstance(before, dict) else after
     resent = difference.resent
@@ -68,7 +74,7 @@ def _is_of(field: str, resent: Sequence[str]) -> bool:
     """Whether a change is one of a secret that counts as changed: the same is said of it, in the
     same place, whether or not it changed."""
     field = "password" if field == "passwordEncrypted" else field
-    return any(field == each or field.startswith(f"{each}.") for each in resent)
+    return any(not each or field == each or field.startswith(f"{each}.") for each in resent)
 
 
 def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator[FieldChange]:
@@ -91,8 +97,8 @@ def record(difference: Difference) -> Mapping[str, JSON]:
     return {
         "path": difference.path,
         "action": action_of(before, after),
-        "before": _for_programs(before),
-        "after": _for_programs(after),
+        "before": _for_programs(difference.path, before),
+        "after": _for_programs(difference.path, after),
         "sensitive": list[JSON](sensitive),
     }
 
@@ -101,5 +107,5 @@ def records(differences: Iterable[Difference]) -> list[JSON]:
     return [dict(record(each)) for each in differences]
 
 
-def _for_programs(value: JSON | Unread) -> JSON:
-    return UNREADABLE if isinstance(value, Unread) else masked(value)
+def _for_programs(path: str, value: JSON | Unread) -> JSON:
+    return UNREADABLE if isinstance(value, Unread) else masked_field(field_of(path), value)

@@ -100,6 +100,13 @@ def clear_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator
             yield from clear_secrets(inner, field, deep - 1)
 
 
+def clear_secrets_of(name: str, value: JSON) -> tuple[str, ...]:
+    """The same for a value with a name of its own; an empty field stands for all of it."""
+    if isinstance(value, dict) and not is_hidden(name):
+        return tuple(clear_secrets(value))
+    return ("",) if any(clear_secrets({name or "value": value})) else ()
+
+
 def _is_clear(value: JSON, deep: int) -> bool:
     if isinstance(value, list):
         return deep <= 0 or any(

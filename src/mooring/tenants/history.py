@@ -14,7 +14,8 @@ import msgspec
 
 from mooring.errors import Undecipherable
 from mooring.model import JSON
-from mooring.tenants.hiding import is_secret, masked
+from mooring.tenants.hiding import is_secret, masked_field
+from mooring.tenants.keys import field_of
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Difference, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
@@ -35,7 +36,10 @@ class Step(msgspec.Struct, frozen=True, rename="camel"):
     """Secret fields that count as changed, although they may be the same."""
 
     def __repr__(self) -> str:
-        return f"<{self.path}: {shown(self.before)!r} → {shown(self.after)!r}>"
+        return f"<{self.path}: {self._shown(self.before)!r} → {self._shown(self.after)!r}>"
+
+    def _shown(self, value: JSON) -> JSON:
+        return shown(self.path, value)
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
@@ -102,17 +106,23 @@ def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[Step, ...]:
     return tuple(
         Step(
             each.path,
-            {_OMITTED: True} if each.unwieldy else _kept(each.before, ring),
-            _kept(each.after, ring),
+            {_OMITTED: True} if each.unwieldy else _kept(each.path, each.before, ring),
+            _kept(each.path, each.after, ring),
             each.resent,
         )
         for each in differences
     )
 
 
-def _kept(value: JSON | Unread, ring: Keyring) -> JSON:
+def _kept(path: str, value: JSON | Unread, ring: Keyring) -> JSON:
     if isinstance(value, Unread):
         return {_RAW: _hidden(value.text, ring)}
+    return _sealed_field(field_of(path), value, ring)
+
+
+def _sealed_field(name: str, value: JSON, ring: Keyring) -> JSON:
+    if is_secret(name) and value not in (None, "") and name != "passwordEncrypted":
+        return _hidden(value, ring)
     return _sealed(value, ring)
 
 
@@ -123,12 +133,7 @@ def _sealed(value: JSON, ring: Keyring) -> JSON:
         return value
     if not value.keys().isdisjoint(_MARKS):
         return _hidden(value, ring)  # nobody shall take it for ours
-    return {
-        name: _hidden(inner, ring)
-        if is_secret(name) and inner not in (None, "") and name != "passwordEncrypted"
-        else _sealed(inner, ring)
-        for name, inner in value.items()
-    }
+    return {name: _sealed_field(name, inner, ring) for name, inner in value.items()}
 
 
 def _hidden(value: JSON, ring: Keyring) -> JSON:
@@ -138,11 +143,11 @@ def _hidden(value: JSON, ring: Keyring) -> JSON:
     return {_SEALED: sealed, _KEY_ID: of}
 
 
-def shown(value: JSON) -> JSON:
+def shown(path: str, value: JSON) -> JSON:
     """A side of a step for people."""
     if isinstance(value, dict) and _RAW in value:
         return "(unreadable)"
-    return masked(value)
+    return masked_field(field_of(path), value)
 
 
 def differences(entry: HistoryEntry, ring: Keyring) -> list[Difference]:

@@ -261,6 +261,12 @@ def name_of(path: str) -> str:
     return path.partition("/")[2]
 
 
+def field_of(path: str) -> str:
+    """The name that says whether a whole part is secret, like that of a field: the last segment of
+    `platform/configs/KEY`. Empty for every other part."""
+    return path.rpartition("/")[2] if path.startswith(PLATFORM) else ""
+
+
 def path_escape(text: str) -> str:
     """As `url.PathEscape` of Go does."""
     return urllib.parse.quote(text, safe="$&+:=@")

@@ -12,7 +12,7 @@ from mooring.errors import Undecipherable
 from mooring.model import JSON
 from mooring.tenants.document import Document, written
 from mooring.tenants.hiding import holds_secret, is_hidden, masked_field, masked_text
-from mooring.tenants.keys import kind_of, name_of
+from mooring.tenants.keys import field_of, kind_of, name_of
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Parts, Unread
 from mooring.tenants.rules import EXTRA, FIELDS
@@ -101,6 +101,13 @@ def _restored(value: JSON, there: object) -> JSON:
         held = there.get(name) if isinstance(there, dict) else None
         found[name] = unmasked(inner, there if name == EXTRA else held)
     return found
+
+
+def unmasked_part(path: str, value: JSON, there: JSON) -> JSON:
+    """The same for a part. One that is secret as a whole is kept or replaced as a whole."""
+    if not is_hidden(field_of(path)):
+        return unmasked(value, there)
+    return there if value == MASK and there not in (None, "") else value
 
 
 def unmasked(value: JSON, there: object) -> JSON:

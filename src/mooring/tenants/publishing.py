@@ -24,9 +24,18 @@ from mooring.store.contract import (
     key,
     unchanged,
 )
-from mooring.tenants.hiding import is_secret, masked
+from mooring.tenants.hiding import is_secret, masked_field
 from mooring.tenants.indexing import Claim, claims, folded, holder
-from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys, Owner, kind_of, named
+from mooring.tenants.keys import (
+    DOMAIN,
+    IndexEntry,
+    IndexKind,
+    Keys,
+    Owner,
+    field_of,
+    kind_of,
+    named,
+)
 from mooring.tenants.values import Unreadable, decode, encode
 
 ROOM = MAX_OPERATIONS - 8
@@ -116,9 +125,9 @@ def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> Held:
     return Held(parts, revisions, tuple(strange))
 
 
-def shown(value: JSON | Unread) -> JSON | Unread:
-    """A value for people: its secrets are masked."""
-    return value if isinstance(value, Unread) else masked(value)
+def shown(path: str, value: JSON | Unread) -> JSON | Unread:
+    """A part for people: its secrets are masked."""
+    return value if isinstance(value, Unread) else masked_field(field_of(path), value)
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -131,24 +140,27 @@ class Difference(msgspec.Struct, frozen=True):
     """Secret fields that count as changed: see `Resent`."""
 
     def __repr__(self) -> str:
-        return f"<{self.path}: {shown(self.before)!r} → {shown(self.after)!r}>"
+        return f"<{self.path}: {self._shown(self.before)!r} → {self._shown(self.after)!r}>"
+
+    def _shown(self, value: JSON | Unread) -> JSON | Unread:
+        return shown(self.path, value)
 
     @property
     def size(self) -> int:
         """About how many bytes a history needs for it, and no fewer."""
-        before = 0 if self.unwieldy else _weight(self.before)
-        return before + _weight(self.after) + len(self.path) + _SEAL
+        before = 0 if self.unwieldy else _weight(self.path, self.before)
+        return before + _weight(self.path, self.after) + len(self.path) + _SEAL
 
     @property
     def unwieldy(self) -> bool:
         """Whether what was there is so large that no history takes it: it could not be removed."""
-        return _weight(self.before) > BYTES // 2
+        return _weight(self.path, self.before) > BYTES // 2
 
 
-def _weight(value: JSON | Unread) -> int:
+def _weight(path: str, value: JSON | Unread) -> int:
     if isinstance(value, Unread):
         return 2 * len(value.raw) + _SEAL
-    return len(msgspec.json.encode(value)) + _sealing(value)
+    return len(msgspec.json.encode(value)) + _sealing({field_of(path): value})
 
 
 def _sealing(value: JSON) -> int:

@@ -14,7 +14,7 @@ from mooring.model import JSON
 from mooring.names import nearest
 from mooring.tenants.hiding import holds_mask
 from mooring.tenants.hosts import is_host, punycode
-from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, is_path, kind_of, name_of
+from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, field_of, is_path, kind_of, name_of
 from mooring.tenants.secrets import SEALED_LEAST
 
 Rule = Callable[[JSON], str]
@@ -235,7 +235,7 @@ def _identity(tenant: int, path: str) -> dict[str, JSON]:
 def checked_common(path: str, value: JSON) -> JSON:
     """The same for what concerns all tenants; of the platform's configuration anything goes."""
     check_plain(path, value)
-    if holds_mask(value):
+    if holds_mask({field_of(path): value}):
         raise InvalidRequest(f"{path} holds a secret that is masked: write what it is")
     return value if path.startswith(PLATFORM) else _checked_fields(path, path, value)
 

@@ -13,7 +13,7 @@ from mooring.model import JSON
 from mooring.tenants.changes import UNREADABLE, Action, FieldChange, action_of, changed_fields
 from mooring.tenants.hiding import is_hidden, masked
 from mooring.tenants.history import is_closed
-from mooring.tenants.keys import kind_of
+from mooring.tenants.keys import field_of, kind_of
 from mooring.tenants.publishing import Difference, Unread
 from mooring.tenants.rules import IDENTITY
 
@@ -40,6 +40,8 @@ def lines(difference: Difference) -> Iterator[tuple[Action, str]]:
         for each in changed_fields(difference):
             name = f"{path}.{each.field}" if each.field else path
             yield "change", f"{name}: {_told(each)}"
+    elif is_hidden(field_of(path)):
+        yield action, f"{path}: {_SENSITIVE[action]}"
     elif action == "add" and isinstance(after, dict):
         yield "add", path
         for name, inner in after.items():

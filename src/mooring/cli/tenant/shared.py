@@ -29,9 +29,9 @@ from mooring.errors import InvalidRequest, NotConfigured
 from mooring.model import JSON
 from mooring.tenants.changes import UNREADABLE
 from mooring.tenants.files import read_value
-from mooring.tenants.hiding import masked
+from mooring.tenants.hiding import masked_field
 from mooring.tenants.history import HistoryEntry
-from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area
+from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
 from mooring.tenants.publishing import Difference, Held, Unread
 from mooring.tenants.scribe import Published
 
@@ -59,8 +59,10 @@ def application(area: Area, about: str) -> typer.Typer:
     ) -> None:
         """Show the settings, or one of them as JSON. Secrets are masked."""
         found, health = run_command(_read(area, store, namespace))
-        values = {path.removeprefix(AREAS[area]): each for path, each in found.parts.items()}
-        shown = {each: _shown(value, reveal) for each, value in sorted(values.items())}
+        shown = {
+            path.removeprefix(AREAS[area]): _shown(path, value, reveal)
+            for path, value in sorted(found.parts.items())
+        }
         if area == "common" and health is not None:
             shown[HEALTH] = health
         if reveal:
@@ -176,10 +178,10 @@ def _typed(value: str) -> JSON:
     return read_value(text, of="standard input" if value == "-" else "VALUE")
 
 
-def _shown(value: JSON | Unread, reveal: bool) -> JSON:
+def _shown(path: str, value: JSON | Unread, reveal: bool) -> JSON:
     if isinstance(value, Unread):
         return UNREADABLE
-    return value if reveal else masked(value)
+    return value if reveal else masked_field(field_of(path), value)
 
 
 async def _read(area: Area, store: str, namespace: str) -> tuple[Held, JSON]:

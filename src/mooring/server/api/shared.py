@@ -37,9 +37,9 @@ from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 from mooring.server.http.paging import Page
 from mooring.tenants.diversion import of_value
-from mooring.tenants.hiding import clear_secrets, masked
-from mooring.tenants.keys import AREAS, COMMON, Area, joined
-from mooring.tenants.masks import unmasked
+from mooring.tenants.hiding import clear_secrets_of, is_hidden, masked_field
+from mooring.tenants.keys import AREAS, COMMON, Area, field_of, joined
+from mooring.tenants.masks import unmasked_part
 from mooring.tenants.publishing import NOTHING_RESENT, Held, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.settings import merged_common
@@ -91,7 +91,7 @@ async def show(call: Call) -> Answer:
         if isinstance(value, Unread):
             problems.append(f"{path} cannot be understood and is left out")
         else:
-            values[key] = value if unmask else masked(value)
+            values[key] = value if unmask else masked_field(field_of(path), value)
     told = SharedShown(
         area=area,
         revision=found.revision,
@@ -152,16 +152,20 @@ def _wanted(call: Call, path: str, there: Parts) -> Any:
     """The value as it is to be written. Raises `Refused` if a caller who may not see a secret would
     have it sent elsewhere."""
     value, held = call.body.value, there.get(path)
-    diverted = None if isinstance(held, Unread) else of_value(path, held, value)
+    if isinstance(held, Unread):
+        return merged_common(path, held, value)
+    # A value that is secret as a whole is kept or replaced as a whole: no part of it stays.
+    diverted = None if is_hidden(field_of(path)) else of_value(path, held, value)
     if diverted is not None and not may_unmask(call):
         raise Refused(409, "conflict", str(diverted))
-    return merged_common(path, held, unmasked(value, held))
+    return merged_common(path, held, unmasked_part(path, value, held))
 
 
 def _resent(call: Call, path: str) -> Resent:
     if may_unmask(call):
         return NOTHING_RESENT
-    return {path: fields} if (fields := tuple(clear_secrets(call.body.value))) else NOTHING_RESENT
+    fields = clear_secrets_of(field_of(path), call.body.value)
+    return {path: fields} if fields else NOTHING_RESENT
 
 
 async def diff(call: Call) -> Answer:
