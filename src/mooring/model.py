@@ -132,7 +132,7 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
             raise InvalidRequest(f"weight {self.weight!r} of {self.service} is not 0 or more")
         check_metadata(self.metadata)
         if not isinstance(self.metadata, RecordedMetadata):
-            _check_metadata_size(self.service, self.metadata)
+            check_metadata_size(self.service, self.metadata)
         if not isinstance(self.ports, Mapping):
             raise InvalidRequest(f"ports are numbers by name, not {self.ports!r}")
         for name, port in self.ports.items():
@@ -182,8 +182,10 @@ def check_metadata(metadata: object) -> None:
         check_text("metadata", value)
 
 
-def _check_metadata_size(service: str, metadata: Mapping[str, str]) -> None:
-    texts = [text for pair in metadata.items() for text in pair]
+def check_metadata_size(service: str, metadata: Mapping[str, object]) -> None:
+    """Raise `InvalidRequest` for more metadata than an instance may have. It was checked to be
+    text."""
+    texts = [str(text) for pair in metadata.items() for text in pair]
     if sum(map(len, texts)) * 4 <= MAX_METADATA:
         return  # no character has more bytes
     size = sum(len(text.encode()) for text in texts)

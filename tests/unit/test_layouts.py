@@ -16,6 +16,7 @@ from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
 from mooring.registry.layouts import CARRIES, File, Layout, layout_of
 from mooring.registry.layouts.contract import Malformed
+from mooring.registry.layouts.values import check_config
 from mooring.registry.tombstones import tombstone_key
 from mooring.store import Entry, everything
 
@@ -376,3 +377,9 @@ async def test_the_default_lease_of_each_layout(name: str, ttl: float):
         granted = await hub.store.remaining(lease)
         assert granted is not None
         assert granted.ttl == ttl
+
+
+def test_an_operator_sets_no_more_metadata_than_an_instance_may_have():
+    check_config("a", {"metadata": {"k": "x" * 65_000}})
+    with pytest.raises(InvalidRequest, match=r"metadata of a has 70001 bytes"):
+        check_config("a", {"metadata": {"k": "x" * 70_000}})

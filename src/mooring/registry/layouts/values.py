@@ -17,6 +17,7 @@ from mooring.model import (
     Service,
     check_json,
     check_metadata,
+    check_metadata_size,
     check_text,
 )
 from mooring.registry.layouts.contract import Malformed
@@ -116,6 +117,7 @@ def check_config(service: str, set: Mapping[str, JSON]) -> None:
     check_json(f"the config of {service}", set)
     if isinstance(metadata := set.get("metadata"), dict):
         check_metadata(metadata)
+        check_metadata_size(service, metadata)
 
 
 def check_info(set: Mapping[str, str], *, service: bool) -> None:
