@@ -95,7 +95,8 @@ async def test_a_writer_without_the_key_cannot_grant_anything(
             await store.commit(Put(ROOT + b"forged-%d" % number, value))
         for version in (1, 2):
             made = await store.commit(Put(ROOT + b"other", b"{}"))
-            forged = seal(OTHER_KEY, ROOT + b"other", made.revision, version, b'{"role":"admin"}')
+            place = (store.identity, ROOT + b"other", made.revision, version)
+            forged = seal(OTHER_KEY, *place, b'{"role":"admin"}')
             await store.commit(Put(ROOT + b"other", forged))
         await records.create("last", Right("viewer"))
         assert set(await rights(store)) == {"a", "last"}
@@ -170,3 +171,19 @@ async def test_a_store_has_one_key(store: Store):
         assert len(records) == 0
     held = [entry.value for entry in (await store.read(prefix(b"/mooring/"))).entries]
     assert not any(b"k" * 32 in value for value in held)
+
+
+async def test_a_record_of_another_store_grants_nothing(store: Store):
+    """A store that was made again counts its revisions from the beginning, so that a writer can
+    give a key the same numbers."""
+    async with reading(store) as records:
+        await records.create("a", Right("admin"))
+    entry = await stored(store, "a")
+    async with open_store("memory://") as other:
+        while (await other.read(key(b"x"))).revision < entry.created - 1:
+            await other.commit(Put(b"pad", b""))
+        await other.commit(Put(entry.key, b"{}"))
+        await other.commit(Put(entry.key, entry.value))
+        copied = await stored(other, "a")
+        assert (copied.created, copied.version) == (entry.created, entry.version)
+        assert await rights(other) == {}

@@ -3,9 +3,9 @@ hold.
 
 Every server that has the key shares them. A client that can only write to the store can delete a
 record, which takes rights away, but can neither make one nor bring an old one back. The HMAC covers
-the record's key in the store, its content, and two numbers that the store itself counts and no
-client can choose: the revision at which the key was created, and how often it was written since. A
-copy under another key, a copy in another store and an older version all fail one of the three.
+the identity of the store, the record's key, its content, and two numbers that the store itself
+counts: the revision at which the key was created, and how often it was written since. A copy under
+another key, a copy in another store and an older version all fail one of them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class ServerKey:
         """Tells this key from another, and does not help to guess it."""
         return self._hmac(b"mooring server key")[:16]
 
-    def mac(self, name: bytes, created: int, version: int, content: bytes) -> str:
-        return self._hmac(b"%d %d %d\n%s%s" % (created, version, len(name), name, content))
+    def mac(self, store: str, name: bytes, created: int, version: int, content: bytes) -> str:
+        """`store` is the identity of the store."""
+        where = store.encode()
+        numbers = b"%d %d %d %d\n" % (created, version, len(where), len(name))
+        return self._hmac(numbers + where + name + content)
 
     def _hmac(self, message: bytes) -> str:
         return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
@@ -74,21 +77,24 @@ class _Sealed(msgspec.Struct, frozen=True):
     mac: str
 
 
-def seal(server_key: ServerKey, name: bytes, created: int, version: int, content: bytes) -> bytes:
-    mac = server_key.mac(name, created, version, content)
+def seal(
+    server_key: ServerKey, store: str, name: bytes, created: int, version: int, content: bytes
+) -> bytes:
+    mac = server_key.mac(store, name, created, version, content)
     return msgspec.json.encode(_Sealed(msgspec.Raw(content), created, version, mac))
 
 
-def unseal(server_key: ServerKey, entry: Entry) -> bytes:
-    """The content of an authentic record. Raises `ValueError`, which says what is wrong."""
+def unseal(server_key: ServerKey, store: str, entry: Entry) -> bytes:
+    """The content of an authentic record of this store. Raises `ValueError`, which says what is
+    wrong."""
     try:
         sealed = msgspec.json.decode(entry.value, type=_Sealed)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ValueError("it is not a record") from None
     content = bytes(sealed.content)
-    mac = server_key.mac(entry.key, sealed.created, sealed.version, content)
+    mac = server_key.mac(store, entry.key, sealed.created, sealed.version, content)
     if not hmac.compare_digest(mac, sealed.mac):
-        raise ValueError("it was not written by a server with this key")
+        raise ValueError("it was not written to this store by a server with this key")
     if (sealed.created, sealed.version) != (entry.created, entry.version):
         raise ValueError("it is an old version or a copy that a client of the store wrote")
     return content
@@ -221,7 +227,8 @@ class Records(Generic[T]):
         self, id: str, content: T, created: int, version: int, lease: int, modified: int
     ) -> None:
         name, encoded = self._name(id), msgspec.json.encode(content)
-        put = Put(name, seal(self._key, name, created, version, encoded), lease)
+        sealed = seal(self._key, self._store.identity, name, created, version, encoded)
+        put = Put(name, sealed, lease)
         checks = [created_at(name, created), unchanged(name, modified)]
         committed = await self._store.commit(put, require=checks)
         self._held[id] = _Held(content, committed.revision)
@@ -248,7 +255,7 @@ class Records(Generic[T]):
         if entry.value == _RESERVED:
             return None
         try:
-            content = self._decoder.decode(unseal(self._key, entry))
+            content = self._decoder.decode(unseal(self._key, self._store.identity, entry))
         except (ValueError, msgspec.DecodeError) as error:
             if id not in self._rejected and len(self._rejected) < _TOLD:
                 self._rejected.add(id)
