@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 TTL = 10.0
 """Seconds after which another server takes over from one that died."""
 _ELECTION = f"{ROOT}alerts/leader"
-_TOLD = f"{ROOT}alerts/told".encode()
+_NOTIFIED = f"{ROOT}alerts/notified".encode()
 _CLOSE_WITHIN = 2.0
 
 
@@ -105,14 +105,14 @@ class DutyOnStore(Duty):
             await asyncio.sleep(backoff.next())
 
     async def told(self) -> bytes:
-        found = (await self._store.read(key(_TOLD))).first
+        found = (await self._store.read(key(_NOTIFIED))).first
         return b"" if found is None else found.value
 
     async def leave(self, told: bytes) -> None:
         if self._leadership is None:
             raise StoreError("it is not known whether another server has the duty")
         try:
-            await self._store.commit(Put(_TOLD, told), require=[self._leadership.check])
+            await self._store.commit(Put(_NOTIFIED, told), require=[self._leadership.check])
         except Conflict as error:
             raise StoreError("another server has the duty") from error
 
