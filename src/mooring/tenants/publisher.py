@@ -113,14 +113,8 @@ class Publisher:
         by = by or f"{_user()}@{socket.gethostname()}"
         self._scribe = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for)
         # Other tenants' histories are never kept for less than the default.
-        lenient = Scribe(
-            store,
-            self.keys,
-            self._ring,
-            by=by,
-            keep=max(keep, KEEP),
-            keep_for=max(keep_for, KEEP_FOR),
-        )
+        longest = max(keep_for, KEEP_FOR)
+        lenient = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=longest)
         self._sweeper = Sweeper(store, self.keys, lenient)
         self._swept = float("-inf")
 

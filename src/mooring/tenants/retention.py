@@ -1,7 +1,8 @@
 """How long histories are kept: the sweep of what is too old, of whatever tenant.
 
-A publish trims the history of its own tenant. The others are swept one at a time, by publishers
-beside their own work, by `mooring serve`, and all at once by `mooring tenant history --purge`. Of a
+A publish trims the history of its own tenant, by age and by number of entries. The others are swept
+by age only, since their publishers may keep more entries: one at a time, by publishers beside their
+own work, by `mooring serve`, and all at once by `mooring tenant history --purge`. Of a
 tenant that exists the newest entry stays; of one that was deleted nothing does.
 """
 
@@ -65,7 +66,7 @@ class Sweeper:
         return None
 
     async def sweep(self, owner: Owner, *, purge: bool = False) -> int:
-        """Delete what is too old or too much, or with `purge` all that may go: how many entries."""
+        """Delete what is too old, or with `purge` all that may go: how many entries."""
         gone, backoff = 0, Backoff()
         for _ in range(_TRIES):
             seen = await self._scribe.look(owner)
@@ -85,7 +86,7 @@ class Sweeper:
     def _cut(self, owner: Owner, seen: Seen, purge: bool) -> int:
         """The first number that stays."""
         deleted = not is_area(owner) and not seen.held.revisions and not seen.held.strange
-        cut = seen.last + 1 if purge else self._scribe.first_kept(seen.last, seen)
+        cut = seen.last + 1 if purge else seen.aged + 1
         return cut if deleted else min(cut, seen.last)
 
     def _deletion(self, owner: Owner, seen: Seen, cut: int) -> Write:
@@ -101,7 +102,8 @@ class Sweeper:
         gone = done = 0
         while (owner := await self._next()) is not None:
             self._after = self._keys.history_of(owner).end
-            gone += await self.sweep(owner)
+            while swept := await self.sweep(owner):  # it ends early if there are very many
+                gone += swept
             done += 1
             progress(done)
         return gone

@@ -59,7 +59,7 @@ def history(
     """Show who changed what of a tenant, oldest first; also of one that was deleted.
 
     With --purge, delete it: of a deleted tenant all entries, else all but the newest. Without
-    an ID, delete of all tenants what is older than 90 days or beyond 100 entries.
+    an ID, delete the entries of all tenants that are older than 90 days.
     """
     if purge:
         return _purged(tenant, number, yes, store, namespace, as_json)
