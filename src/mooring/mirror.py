@@ -52,6 +52,8 @@ class Step(msgspec.Struct, Generic[K, V], frozen=True):
 
     mark: int
     changes: Sequence[tuple[K, V | None]]
+    heard: bool = True
+    """Whether the other side sent it; a step that only time makes is no sign of it."""
 
 
 class Steps(Protocol[K, V]):
@@ -346,7 +348,9 @@ class Mirror(Generic[K, V]):
                 self._items[name] = after
             if before is not None or after is not None:
                 changes.append(Change(name, before, after))
-        self.mark, self._heard = step.mark, time.monotonic()
+        self.mark = step.mark
+        if step.heard:
+            self._heard = time.monotonic()
         if changes:
             self._tell(Update(step.mark, tuple(changes)))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 
 from mooring.discovery.eligibility import Wanted
-from mooring.discovery.retention import Retention
+from mooring.discovery.retention import RetainedFeed, Retention
+from mooring.mirror import Mirror, Step
 from mooring.model import Instance, Status
+from tests.waiting import eventually
 
 
 def one(port: int, *, state: str = "up", incarnation: str = "first", **fields: object) -> Instance:
@@ -152,3 +156,36 @@ def test_keeping_goes_on_after_the_doubt():
     assert shown.at(1000) == [1]
     assert not shown.retention.doubtful
     assert "the last list is kept" in shown.retention.reason
+
+
+class SilentFeed:
+    """Its only instance says goodbye and leaves; after that nothing is heard."""
+
+    name, doubt = "echo", ""
+
+    def __init__(self) -> None:
+        self.heard = 0.0
+
+    async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
+        return set(gone)
+
+    async def snapshot(self) -> tuple[dict[str, Instance], int]:
+        return {"10.0.0.1:1": one(1, state="draining")}, 1
+
+    @asynccontextmanager
+    async def follow(
+        self, mark: int, held: Mapping[str, Instance], *, known: float
+    ) -> AsyncIterator[SilentFeed]:
+        yield self
+
+    async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
+        yield Step(2, [("10.0.0.1:1", None)])
+        await asyncio.Event().wait()
+
+
+async def test_time_that_passes_is_no_sign_of_the_registry():
+    async with Mirror(RetainedFeed(SilentFeed(), hold=0.5)) as mirror:
+        await eventually(lambda: mirror.mark == 2)
+        assert mirror.items, "it is held"
+        await eventually(lambda: not mirror.items)
+        assert mirror.age >= 0.45

@@ -286,7 +286,7 @@ class _RetainedSteps:
                 left = None if due is None else max(due - time.monotonic(), 0.0)
                 await asyncio.wait([following], timeout=left)
                 if not following.done():
-                    yield Step(self._mark, self._feed.expire())
+                    yield Step(self._mark, self._feed.expire(), heard=False)
                     continue
                 step, following = following.result(), None
             if isinstance(step, Exception):
