@@ -125,7 +125,7 @@ class Uvicorn(Server):
                 os.kill(pid, signal.SIGKILL)
 
 
-async def test_it_is_registered_while_it_serves_and_gone_before_it_stops(
+async def test_it_is_registered_while_it_serves_and_drains_before_it_stops(
     hub: mooring.Hub, url: str, tmp_path: Path
 ):
     with Uvicorn(tmp_path / "one", url) as server:
@@ -137,10 +137,11 @@ async def test_it_is_registered_while_it_serves_and_gone_before_it_stops(
             listening: list[bool] = []
 
             async def look() -> None:
-                """As soon as it is gone from the registry: does it still take connections?"""
+                """As soon as it drains: does it still take connections?"""
                 async with view.changes() as changes:
                     async for update in changes:
-                        if any(change.after is None for change in update.changes):
+                        after = [change.after for change in update.changes]
+                        if any(each and each.status.state == "draining" for each in after):
                             break
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", server.port)

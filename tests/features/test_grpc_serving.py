@@ -54,9 +54,10 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
             await eventually(lambda: server.echo.waiting == 1)
 
             async def observe() -> None:
-                await eventually(lambda: gone(hub))
+                await eventually(lambda: draining(hub))
                 assert (await stub.Say(Word(text="hello"))).by == "a"  # it lingers
                 seen.append(await leaving)
+                assert await draining(hub)
                 assert (await stub.Say(Word(text="hello"))).by == "a"
                 server.echo.go.set()
                 assert (await slow).by == "a"
@@ -66,8 +67,9 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
     assert seen == [b"\x08\x01", b"\x08\x02"]
 
 
-async def gone(hub: mooring.Hub) -> bool:
-    return await names(hub) == []
+async def draining(hub: mooring.Hub) -> bool:
+    found = (await hub.registry.instances("echo")).instances
+    return [instance.status.state for instance in found] == ["draining"]
 
 
 async def test_the_health_of_services_can_be_asked_for_and_followed(hub: mooring.Hub):

@@ -25,6 +25,7 @@ from mooring.httpx.tries import Tries, blames
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
+from mooring.testing.redis import RedisServer
 from mooring.testing.servers import free_port
 from tests.waiting import eventually, retried_at_once, until
 
@@ -582,3 +583,35 @@ def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends:
             using.get(url("nobody"))
     with pytest.raises(httpx.ConnectError, match="not open"):
         mooring.httpx.Transport(mooring.sync.connect()).handle_request(httpx.Request("GET", ECHO))
+
+
+@pytest.mark.parametrize("backend", ["redis", "served"])
+async def test_the_last_replica_is_called_for_as_long_as_it_lingers(
+    backend: str, redis: Callable[[str], RedisServer], served: Callable[[], str]
+):
+    registry = redis("7.0").url if backend == "redis" else served()
+    async with (
+        mooring.connect(registry) as hub,
+        mooring.connect(registry) as caller,
+        Backend() as server,
+        client(caller, hold=0.3) as http,
+    ):
+        instance = Instance(f"Common/Last-{server.port}", "127.0.0.1", server.port)
+        async with hub.register(instance) as last:
+            where = url(instance.service)
+            assert (await http.get(where)).status_code == 200
+            draining = asyncio.ensure_future(last.drain(linger=1.5))
+            calls = 0
+            while not draining.done():
+                assert (await http.get(where)).status_code == 200
+                calls += 1
+                await asyncio.sleep(0.02)
+            assert calls > 10
+        with pytest.raises(httpx.ConnectError):
+            await until_it_fails(http, where)
+
+
+async def until_it_fails(http: httpx.AsyncClient, where: str) -> None:
+    for _ in range(500):
+        await http.get(where)
+        await asyncio.sleep(0.02)

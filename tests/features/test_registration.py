@@ -209,11 +209,17 @@ async def test_draining_waits_until_consumers_can_have_seen_it():
         started = time.monotonic()
         draining = asyncio.create_task(one.drain(linger=0.5))
 
-        async def is_gone() -> bool:
-            return not (await hub.registry.instances("echo")).instances
+        async def states() -> list[str]:
+            found = await hub.registry.instances("echo")
+            return [each.status.state for each in found.instances]
 
-        await eventually(is_gone)
-        assert not draining.done(), "it keeps serving callers that still have it in their list"
+        async def says_so() -> bool:
+            return await states() == ["draining"]
+
+        await eventually(says_so)
+        await asyncio.sleep(0.3)
+        assert await states() == ["draining"], "callers that have no other still call it"
+        assert not draining.done()
         await draining
         assert time.monotonic() - started >= 0.5
 

@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 Empty = Literal["accept", "keep"]
 """What to do if a service has no instances left: believe it, or keep the last list."""
 
-HOLD = 2.0
-"""Seconds that the last instances to leave are kept: as long as they go on serving."""
+HOLD = 2.5
+"""Seconds that the last instances to leave are kept. Longer than it takes consumers to hear of a
+change (`LINGER`), so that one that serves for as long without a record is called until it stops."""
 
 GRACE = 10.0
 """Seconds that those that vanished without a goodbye are kept. Live instances repair a deleted

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Self, overload
 
@@ -64,9 +65,9 @@ def serve_and_register(
     `mooring.sync`: with `with`. The server has its ports and services, and was not started.
 
     Entering adds the health service, starts the server, then registers. Leaving, whatever the
-    reason, goes the other way: deregister; say NOT_SERVING once consumers can have seen that, which
-    is for those who do not look at the registry; wait, `linger` seconds in all; stop, which leaves
-    calls under way `grace` seconds. Raises `InvalidRequest`.
+    reason, goes the other way: mark the instances as draining; say NOT_SERVING once consumers can
+    have seen that, which is for callers that do not look at the registry; deregister after `linger`
+    seconds in all; stop, which leaves calls under way `grace` seconds. Raises `InvalidRequest`.
     """
     instances = (instance,) if isinstance(instance, Instance) else tuple(instance)
     for what, value in (("grace", grace), ("linger", linger)):
@@ -128,14 +129,18 @@ class Serving:
 
     async def _leave(self) -> None:
         # Each drains whatever becomes of the others: one store may be away, and another not.
+        within = _DEREGISTER_WITHIN + self._linger
         await asyncio.gather(
-            *(each.drain(grace=_DEREGISTER_WITHIN, linger=0) for each in self.registrations)
+            self._stop_serving(),
+            *(each.drain(grace=within, linger=self._linger) for each in self.registrations),
         )
+        self.health.end()
+        await self.server.stop(self._grace)
+
+    async def _stop_serving(self) -> None:
         await asyncio.sleep(self._linger / 2)
         self.health.leave()
         await asyncio.sleep(self._linger / 2)
-        self.health.end()
-        await self.server.stop(self._grace)
 
 
 class BlockingServing:
@@ -177,11 +182,17 @@ class BlockingServing:
 
     def __exit__(self, *_: object) -> None:
         try:
-            for registration in self.registrations:
-                registration.drain(grace=_DEREGISTER_WITHIN, linger=0)
-            time.sleep(self._linger / 2)
-            self.health.leave()
-            time.sleep(self._linger / 2)
+            within = _DEREGISTER_WITHIN + self._linger
+            with ThreadPoolExecutor(len(self.registrations), "mooring drain") as pool:
+                drains = [
+                    pool.submit(each.drain, grace=within, linger=self._linger)
+                    for each in self.registrations
+                ]
+                time.sleep(self._linger / 2)
+                self.health.leave()
+                time.sleep(self._linger / 2)
+            for drain in drains:
+                drain.result()
         finally:
             self.health.end()
             self.server.stop(self._grace).wait()

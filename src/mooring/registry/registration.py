@@ -55,7 +55,9 @@ theirs in the same moment."""
 _SEED = random.getrandbits(64)
 """Of the jitter of heartbeats: other processes have another."""
 LINGER = 2.0
-"""Seconds after which every consumer that can be told has been told that an instance is gone."""
+"""Seconds after which every consumer that can hear of it has heard that an instance drains."""
+_STANDING: tuple[RegistrationState, ...] = ("registering", "registered", "suspended", "draining")
+"""The states in which it may have a record."""
 
 
 class Metrics(Protocol):
@@ -301,14 +303,16 @@ class Registration:
         finally:
             self._callbacks = tuple(each for each in self._callbacks if each is not hear)
 
-    async def _keep(self) -> None:
-        """Put the record right, stay until it is not, and again."""
+    async def _keep(self, *, stands: bool = False) -> None:
+        """Put the record right, stay until it is not, and again. `stands`: it is right now."""
         renews = self._registry.guarantees.renews  # then a record must be back within two seconds
         backoff = Backoff() if renews else Backoff(most=self._beats.policy.longest_retry)
         try:
             while True:
                 try:
-                    await self._send(Decision.METADATA_UPDATE, put=True)
+                    if not stands:
+                        await self._send(Decision.METADATA_UPDATE, put=True)
+                    stands = False
                     backoff.reset()
                     self._enter("registered")
                     self._settled.set()
@@ -419,6 +423,8 @@ class Registration:
                     log.exception("%s %s: a subscriber failed", *self._labels)
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
+        if self._life == "draining" and phase in _STANDING:
+            phase = "draining"
         self._phase = phase
         self._show(self._enrolment.suspended if phase == "registered" else "", why)
 
@@ -456,8 +462,10 @@ class Registration:
                 log.exception("%s %s: a subscriber failed", *self._labels)
 
     async def drain(self, *, grace: float = 10.0, linger: float = LINGER) -> None:
-        """Go away without anybody noticing: mark it draining, deregister, and wait until consumers
-        can have seen it. It takes at most `grace` seconds, also where the store is away."""
+        """Leave without a failed call: mark the instance as draining, keep it registered for
+        `linger` seconds, in which consumers call it only if no other is usable, then deregister it.
+        If the registry cannot say that it drains, deregister first and wait then. It takes at most
+        `grace` seconds, also if the store is away."""
         if self.state in ("superseded", "removed", "closed"):
             return await self.aclose()
         deadline = time.monotonic() + grace
@@ -472,18 +480,31 @@ class Registration:
                 self._leaving.set()
         else:
             await _set(self._leaving, within=grace / 2)
-        if (left := min(linger, (deadline - time.monotonic()) / 2)) > 0:
+        left = deadline - time.monotonic()
+        left = min(linger, max(left / 2, left - _WITHDRAW_WITHIN))  # the rest is for leaving
+        if left > 0:
             await asyncio.sleep(left)
         await self.aclose(within=max(deadline - time.monotonic(), 0.1))
 
     async def _leave(self) -> None:
-        """Out of the rotation first, then out of the registry."""
+        """Out of the rotation. The record stays until it is closed, unless it cannot say that the
+        instance drains: callers would go on choosing it."""
+        stays, stands = not self._fresh and self._registry.guarantees.describes, False
         try:
-            if not self._fresh:
-                await self._enrolment.put(self._record(), fresh=False)
-            await self._enrolment.withdraw()
-        except (StoreError, Superseded, Removed) as error:
-            log.info("%s %s: left to expire: %s", *self._labels, error)
+            if stays:
+                await self._send(Decision.METADATA_UPDATE, put=True)
+                stands = True
+            else:
+                await self._enrolment.withdraw()
+        except (Superseded, Removed) as error:
+            self._end("superseded" if isinstance(error, Superseded) else "removed", error)
+            return
+        except StoreError as error:
+            log.info("%s %s: not marked as draining yet: %s", *self._labels, error)
+        finally:
+            if stays and self._failed is None and self._closing is None:
+                keeping = self._keep(stands=stands)
+                self._tasks.start(keeping, name=f"draining of {self._instance.id}")
 
     async def aclose(self, *, within: float = _WITHDRAW_WITHIN) -> None:
         """Deregister, within a few seconds whatever the store does; then it expires by itself. Who
@@ -508,7 +529,7 @@ class Registration:
         if self._leaving is not None:  # what is under way needs what is freed here
             await _set(self._leaving, within=within / 2)
         try:
-            if self._phase in ("registering", "registered", "suspended"):
+            if self._phase in _STANDING:
                 async with asyncio.timeout(within / 2):
                     await self._enrolment.withdraw()
         except (StoreError, TimeoutError) as error:

@@ -21,8 +21,8 @@ async def until_stopped(
     linger: float = LINGER,
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
 ) -> signal.Signals:
-    """Wait for a signal, then drain: mark the registrations draining, deregister them, and wait
-    until consumers can have seen it. When this returns, no new calls are to be expected: stop the
+    """Wait for a signal, then drain: mark the registrations draining, keep them so for `linger`
+    seconds, and deregister them. When this returns, no new calls are to be expected: stop the
     server. Of `grace` seconds it takes at most two thirds, also where the store is away, and leaves
     the rest for stopping; a second signal makes it return at once.
 

@@ -26,7 +26,7 @@ def until_stopped(
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
 ) -> signal.Signals:
     """Wait for a signal, then drain, as `mooring.until_stopped` does: mark the registrations
-    draining, deregister them, and wait until consumers can have seen it. Then stop the server. It
+    draining, keep them so for `linger` seconds, and deregister them. Then stop the server. It
     takes two thirds of `grace` seconds at most. Another signal has the effect that it had before.
 
     Only in the main thread, since Python handles signals in no other.

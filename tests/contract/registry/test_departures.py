@@ -98,6 +98,56 @@ async def test_the_last_that_drains_is_called_while_it_serves(hub: Hub, other: H
             assert await eventually(empty) < GRACE
 
 
+async def test_it_stays_registered_as_draining_while_it_lingers(hub: Hub, other: Hub, layout: str):
+    async with hub.register(at(1)) as last, other.discover("echo", hold=0) as view:
+        await view.wait(timeout=10)
+        started = time.monotonic()
+        draining = asyncio.ensure_future(last.drain(linger=1.0))
+        if has_states(layout):
+
+            async def says_so() -> bool:
+                return [each.status.state for each in view.instances] == ["draining"]
+
+            await eventually(says_so, within=5)
+            while time.monotonic() < started + 0.9:  # longer than the view holds it
+                async with view.pick() as instance:
+                    assert instance.port == 1
+                await asyncio.sleep(0.02)
+        else:  # it cannot say so: callers would go on choosing it
+
+            async def is_gone() -> bool:
+                return not (await other.registry.instances("echo")).instances
+
+            await eventually(is_gone)
+        assert not draining.done()
+        assert last.state == "draining"
+        await draining
+        assert time.monotonic() - started >= 1.0
+        assert not (await other.registry.instances("echo")).instances
+
+
+async def test_one_that_lingers_leaves_its_successor_alone(hub: Hub, other: Hub, layout: str):
+    async with hub.register(at(1)) as old:
+        draining = asyncio.ensure_future(old.drain(linger=1.0))
+        await eventually(lambda: old.state == "draining")
+        async with other.register(at(1)) as new:
+            await draining
+            found = (await other.registry.instances("echo")).instances
+            assert [each.status.state for each in found] == ["up"]
+            if has_states(layout):
+                assert found[0].incarnation == new.instance.incarnation
+            assert new.state == "registered"
+
+
+async def test_to_close_one_that_lingers_takes_it_out_at_once(hub: Hub, other: Hub):
+    async with hub.register(at(1)) as last:
+        draining = asyncio.ensure_future(last.drain(grace=60, linger=30))
+        await eventually(lambda: last.state == "draining")
+        draining.cancel()
+        await asyncio.wait([draining])
+    assert not (await other.registry.instances("echo")).instances
+
+
 async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
     async with other.discover("echo", empty="keep", hold=0) as view:
         async with hub.register(at(1)) as last:
