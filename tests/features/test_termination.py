@@ -108,3 +108,47 @@ def test_flask_run_deregisters(url: str, tmp_path: Path):
     status, _ = terminated(url, *command, folder=tmp_path)
     assert status == -signal.SIGTERM
     assert registered(url) == 0
+
+
+def status_of(program: str) -> int:
+    command = (sys.executable, "-c", textwrap.dedent(program))
+    return subprocess.run(command, timeout=20, check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def test_a_process_that_the_signal_does_not_end_exits():
+    """The kernel ignores SIGTERM with the default action for PID 1, as a blocked signal is."""
+    program = """
+    import signal
+    from mooring.registry import termination
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    termination._end()
+    """
+    assert status_of(program) == 128 + signal.SIGTERM
+
+
+def test_the_process_ends_if_nothing_is_left_to_close():
+    program = """
+    import asyncio
+    from mooring.registry import termination
+    asyncio.run(termination._leave())
+    """
+    assert status_of(program) == -signal.SIGTERM
+
+
+def test_the_process_ends_if_leaving_the_registry_is_cancelled():
+    program = """
+    import asyncio
+    from mooring.registry import termination
+    class Hanging:
+        async def aclose(self):
+            await asyncio.sleep(60)
+    async def main():
+        hanging = Hanging()
+        termination._entered.add(hanging)
+        leaving = asyncio.create_task(termination._leave())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+    asyncio.run(main())
+    """
+    assert status_of(program) == -signal.SIGTERM

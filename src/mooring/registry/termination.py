@@ -82,13 +82,17 @@ def _on_sigterm(*_: object) -> None:
 
 
 async def _leave() -> None:
-    closing = [_tasks.start(each.aclose(), name="closing on SIGTERM") for each in _entered]
-    await asyncio.wait(closing, timeout=WITHIN)
-    _end()
+    try:
+        closing = [_tasks.start(each.aclose(), name="closing on SIGTERM") for each in _entered]
+        if closing:
+            await asyncio.wait(closing, timeout=WITHIN)
+    finally:
+        _end()
 
 
 def _end() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(128 + signal.SIGTERM)  # the kernel ignores the signal for PID 1, as in a container
 
 
 def _in_child() -> None:
