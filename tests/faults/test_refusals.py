@@ -326,6 +326,7 @@ class TestSpace:
     ):
         server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
         async with open_store(server.url) as store:
+            await store.commit(Put(b"/small", b""))
 
             async def fill() -> None:
                 for _ in range(100):
@@ -335,6 +336,8 @@ class TestSpace:
                 await fill()
             found = await store.read(key(b"/fill"))
             assert found.first is not None
+            await store.commit(Delete(key(b"/small")))
+            assert (await store.read(key(b"/small"))).first is None
             assert "NOSPACE" in (await store.status()).alarms[0]
             await store.compact(found.revision)
             server.ctl("defrag")

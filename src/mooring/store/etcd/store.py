@@ -25,6 +25,7 @@ from mooring.names import readable
 from mooring.store.contract import (
     Check,
     Committed,
+    Delete,
     Entry,
     Guarantees,
     Lease,
@@ -187,6 +188,10 @@ class EtcdStore(Store):
         if len(writes) == 1 and not require and not read and isinstance(writes[0], Put):
             put = await self._call(_PUT, _put(writes[0]), what, lease=lease)
             return Committed(put.header.revision)
+        if len(writes) == 1 and not require and not read and isinstance(writes[0], Delete):
+            # An etcd that is out of space refuses every transaction, but not this.
+            delete = _operation(writes[0]).request_delete_range
+            return Committed((await self._call(_DELETE, delete, what)).header.revision)
         request = _txn_request(writes, require, read)
         answer = await self._call(_TXN, request, what, writes=bool(writes), lease=lease)
         revision = answer.header.revision
@@ -427,6 +432,7 @@ _ALARMS = {
 
 _RANGE = attrgetter("range")
 _PUT = attrgetter("put")
+_DELETE = attrgetter("delete_range")
 _TXN = attrgetter("txn")
 _GRANT = attrgetter("grant")
 _REVOKE = attrgetter("revoke")
