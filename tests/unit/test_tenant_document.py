@@ -329,7 +329,9 @@ values = st.recursive(
     max_leaves=6,
 )
 extras = st.dictionaries(texts.map(lambda text: f"x{text}"), values, max_size=3)
-names = texts.filter(lambda text: text.strip() != "")
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf"]), min_size=1, max_size=8
+).filter(lambda text: text == text.strip())
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,5}[a-z0-9])?", fullmatch=True)
 hosts = st.lists(labels, min_size=1, max_size=3).map(".".join)
 tenants = st.fixed_dictionaries(
