@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import grpc
 
 from mooring.grpc.blocking.failed import Failed
-from mooring.grpc.blocking.swapping import Route, Swapping
+from mooring.grpc.blocking.swapping import Route, Swapping, kept_in_children
 from mooring.grpc.statuses import NOTICED, never_left
 
 Coder = Callable[[Any], Any] | None
@@ -91,7 +91,8 @@ class Method:
                 request, left, metadata, credentials, wait_for_ready, compression
             )
             if not hasattr(call, "add_callback"):  # an interceptor's own iterator
-                return _Followed(call, lambda: self._swapping.over(route))
+                return kept_in_children(_Followed(call, lambda: self._swapping.over(route)))
+            kept_in_children(call)
             if call.add_callback(lambda: self._swapping.over(route)):
                 return call
         except BaseException:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 _CONNECT_WITHIN = 1.0  # seconds that a new channel has before it is used all the same
 _POLL = 0.3  # in which gRPC's thread sees that nobody listens: it fails on a channel that is closed
 
+C = TypeVar("C")
 Listener = Callable[[grpc.ChannelConnectivity], None]
 
 
@@ -253,13 +255,27 @@ class Swapping:
 
 _in_this_process: WeakSet[Swapping] = WeakSet()
 _inherited: list[Swapping] = []
+_calls: WeakSet[Any] = WeakSet()
+
+
+def kept_in_children(call: C) -> C:
+    """The same call. A forked child never frees it."""
+    _calls.add(call)
+    return call
 
 
 def _keep() -> None:
     """In a forked child: keep the parent's channels, since gRPC would close the parent's
-    connections with them."""
+    connections with them.
+
+    Calls get a reference that the end of the interpreter does not drop either: gRPC cancels a call
+    that is freed, and the child would reset the parent's stream on the connection they share.
+    """
     _inherited.extend(_in_this_process)
     _in_this_process.clear()
+    for call in tuple(_calls):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
+    _calls.clear()
 
 
 os.register_at_fork(after_in_child=_keep)
