@@ -330,7 +330,9 @@ values = st.recursive(
 )
 extras = st.dictionaries(texts.map(lambda text: f"x{text}"), values, max_size=3)
 names = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf"]), min_size=1, max_size=8
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Zl", "Zp"]),
+    min_size=1,
+    max_size=8,
 ).filter(lambda text: text == text.strip())
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,5}[a-z0-9])?", fullmatch=True)
 hosts = st.lists(labels, min_size=1, max_size=3).map(".".join)
