@@ -21,6 +21,7 @@ import mooring.grpc
 import mooring.sync
 from mooring.errors import Closed, InvalidName, InvalidRequest
 from mooring.grpc.blocking.addresses import target_of
+from mooring.store.etcd import forks
 from mooring.testing.servers import free_port
 from tests.features.grpc_echo.servers import BlockingEcho, Word, pb2_grpc
 from tests.waiting import until
@@ -487,3 +488,20 @@ def test_a_forked_child_is_told_to_make_a_channel_of_its_own():
         [sys.executable, "-c", INHERITED], capture_output=True, text=True, timeout=50, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: Any, serve: Serve):
+    """A process may fork after it closed its channels, also while it still has their stubs."""
+    serve("a")
+    gc.collect()
+    before = len(forks._channels)
+    with calling(hub) as (_, stub):
+        assert by(stub, wait_for_ready=True, timeout=20) == "a"
+        assert len(forks._channels) > before
+
+    def freed() -> bool:
+        gc.collect()
+        return len(forks._channels) <= before
+
+    until(freed, within=5)
+    assert stub is not None

@@ -247,6 +247,8 @@ class Swapping:
             routes = {self._route, self._next, *self._retired} - {None}
             self._route = self._next = None
             self._retired.clear()
+            for method in self._methods:  # a stub that is kept keeps no gRPC channel
+                method.made.clear()
             self._changed.notify_all()
         for route in routes:
             assert route is not None
