@@ -244,7 +244,9 @@ class App {
     fill(this.#frame.main, page(this, error));
   }
 
-  #changed(kind, data) {
+  #changed(said, data) {
+    // A new stream does not tell what changed while there was none.
+    const kind = said === "hello" && !data?.resumed ? "reset" : said;
     if (kind === "problems") this.#announce(data);
     apply(kind, data);
     if (kind === "problems") {
@@ -254,8 +256,8 @@ class App {
     }
     const page = this.#page;
     if (!page) return;
-    if (page.ready && page.takes?.(kind, data)) this.#drawSoon();
-    else if (kind === "reset" || page.wants?.(kind, data)) this.soon();
+    if (kind === "reset" || page.wants?.(kind, data)) this.soon();
+    else if (page.ready && page.takes?.(kind, data)) this.#drawSoon();
   }
 
   #drawSoon() {

@@ -19,16 +19,18 @@ export const stale = () => picture.problems.find(({ kind }) => kind === "stale")
 // Beside what the stream says, delays grow: all services are read again so often, in milliseconds.
 const LOOK = 20000;
 let read = -LOOK;
+let resets = 0;
 
 export async function load(signal) {
   const all = performance.now() - read > LOOK;
+  const before = resets;
   const [services, overview] = await Promise.all([
     all ? everything(paths.services(), signal) : null,
     get(paths.overview(), { signal }),
   ]);
   if (services) {
     picture.services = new Map(services.map((each) => [each.serviceName, each]));
-    read = performance.now();
+    if (resets === before) read = performance.now(); // else changes may be missing already
   }
   picture.health = overview.health;
   picture.problems = overview.problems;
@@ -50,8 +52,10 @@ export async function everything(url, signal) {
 
 /** What the stream says. */
 export function apply(kind, data) {
-  if (kind === "reset") read = -LOOK;
-  else if (kind === "services") {
+  if (kind === "reset") {
+    resets += 1;
+    read = -LOOK;
+  } else if (kind === "services") {
     for (const each of data.changed) picture.services.set(each.serviceName, each);
     for (const name of data.removed) picture.services.delete(name);
   } else if (kind === "health") picture.health = data;
