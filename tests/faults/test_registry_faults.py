@@ -14,6 +14,7 @@ import pytest
 
 import mooring
 from mooring import Instance
+from mooring.discovery.retention import GRACE
 from mooring.hub import Hub
 from mooring.store import Delete, Put, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer
@@ -95,9 +96,20 @@ async def test_a_cut_off_client_is_back_two_seconds_after_healing(cluster: EtcdC
         consumer.discover("echo") as view,
     ):
         proxy.blackhole()
-        await eventually(lambda: not view.instances, within=10)
+
+        async def gone() -> bool:
+            return not (await consumer.registry.instances("echo")).instances
+
+        await eventually(gone, within=10)
+        await eventually(lambda: view.stale, within=2)
+        assert len(view.instances) == COUNT, "all went without a goodbye: the view keeps its list"
         proxy.heal()
-        await eventually(lambda: len(view.instances) == COUNT, within=2)
+
+        async def back() -> bool:
+            return len((await consumer.registry.instances("echo")).instances) == COUNT
+
+        await eventually(back, within=2)
+        await eventually(lambda: len(view.instances) == COUNT and not view.stale, within=2)
 
 
 async def test_a_wiped_registry_is_whole_again(fresh_etcd: Callable[..., EtcdServer]):
@@ -176,7 +188,13 @@ async def test_a_killed_process_is_gone_within_its_ttl_and_a_second(
         async with hub.discover("echo") as view:
             assert len(view.instances) == 1
             process.kill()
-            await eventually(lambda: not view.instances, within=2 + 1 + 1)  # one for a busy machine
+
+            async def gone() -> bool:
+                return not (await hub.registry.instances("echo")).instances
+
+            await eventually(gone, within=2 + 1 + 1)  # one for a busy machine
+            await eventually(lambda: view.stale)
+            await eventually(lambda: not view.instances and not view.stale, within=GRACE + 1)
     await process.wait()
 
 
