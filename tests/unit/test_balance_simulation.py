@@ -14,17 +14,18 @@ from mooring.discovery.balance import NAMES, Node
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
-from mooring.model import Instance, Status
+from mooring.model import Instance, State, Status
 
 CALLS = 4000
 CONCURRENCY = [1, 4, 64]
 at_each_concurrency = pytest.mark.parametrize("concurrency", CONCURRENCY)
 
 
-def instance(port: int, *, healthy: bool = True, zone: str = "", weight: float = 1.0) -> Instance:
-    return Instance(
-        "echo", "10.0.0.1", port, zone=zone, weight=weight, status=Status(healthy=healthy)
-    )
+def instance(
+    port: int, *, healthy: bool = True, state: State = "up", zone: str = "", weight: float = 1.0
+) -> Instance:
+    status = Status(healthy=healthy, state=state)
+    return Instance("echo", "10.0.0.1", port, zone=zone, weight=weight, status=status)
 
 
 class Fleet:
@@ -179,3 +180,72 @@ class TestZones:
         fleet.add(instance(p, zone="here", healthy=p <= 6) for p in range(1, 11))
         fleet.add(instance(p, zone="there", healthy=p <= 16) for p in range(11, 21))
         assert max(fleet.shares(concurrency)) <= 6
+
+    @at_each_concurrency
+    def test_a_zone_that_is_healthy_spares_callers_of_others_the_unhealthy(
+        self, policy: str, concurrency: int
+    ):
+        """8 of 17 are healthy: too few of all, and enough of the other zone."""
+        fleet = Fleet(policy, zone="here")
+        fleet.add(instance(p, zone="here", healthy=p == 1) for p in range(1, 11))
+        fleet.add(instance(p, zone="there") for p in range(11, 18))
+        shares = fleet.shares(concurrency)
+        assert set(shares) == {1, *range(11, 18)}
+        assert shares[1] == pytest.approx(1 / 7, abs=0.03)
+
+    @at_each_concurrency
+    def test_callers_of_a_zone_that_is_healthy_do_not_panic_with_others(
+        self, policy: str, concurrency: int
+    ):
+        fleet = Fleet(policy, zone="here")
+        fleet.add(instance(p, zone="here", healthy=p <= 6) for p in range(1, 11))
+        fleet.add(instance(p, zone="there", healthy=p == 11) for p in range(11, 21))
+        assert set(fleet.shares(concurrency)) == set(range(1, 7))
+
+    @at_each_concurrency
+    def test_all_are_called_if_no_zone_has_enough(self, policy: str, concurrency: int):
+        fleet = Fleet(policy, zone="here")
+        fleet.add(instance(p, zone="here", healthy=p == 1) for p in range(1, 11))
+        fleet.add(instance(p, zone="there", healthy=p == 11) for p in range(11, 21))
+        assert set(fleet.shares(concurrency)) == set(range(1, 21))
+
+    @at_each_concurrency
+    def test_calls_spill_over_while_most_of_the_zone_drains(self, policy: str, concurrency: int):
+        """One of ten stays, and does not get the calls of those that leave."""
+        fleet = Fleet(policy, zone="here")
+        fleet.add(
+            instance(p, zone="here", state="up" if p == 1 else "draining") for p in range(1, 11)
+        )
+        fleet.add(instance(p, zone="there") for p in range(11, 21))
+        shares = fleet.shares(concurrency)
+        assert set(shares) == {1, *range(11, 21)}
+        assert shares[1] == pytest.approx(1 / 7, abs=0.03)
+
+    @at_each_concurrency
+    def test_successors_in_slow_start_are_not_flooded_while_the_zone_drains(
+        self, policy: str, concurrency: int
+    ):
+        """A rolling update of the zone has replaced half of it: the new ones begin with a tenth of
+        their weight, and those that they replace drain."""
+        fleet = Fleet(policy, zone="here", slow_start=3600)
+        fleet.add(instance(p, zone="there") for p in range(11, 21))
+        fleet.add(instance(p, zone="here", state="draining") for p in range(6, 11))
+        fleet.add((instance(p, zone="here") for p in range(1, 6)), new=True)
+        shares = fleet.shares(concurrency)
+        assert set(shares) == {*range(1, 6), *range(11, 21)}
+        assert sum(shares[p] for p in range(1, 6)) == pytest.approx(0.05 / 0.7, abs=0.03)
+
+    @at_each_concurrency
+    def test_those_that_drain_count_like_others_if_no_other_is_usable(
+        self, policy: str, concurrency: int
+    ):
+        fleet = Fleet(policy, zone="here")
+        fleet.add(
+            instance(p, zone="here", healthy=False, state="up" if p > 2 else "draining")
+            for p in range(2, 11)
+        )
+        fleet.add([instance(1, zone="here", state="draining")])
+        fleet.add(instance(p, zone="there", state="draining") for p in range(11, 21))
+        shares = fleet.shares(concurrency)
+        assert set(shares) == {1, *range(11, 21)}
+        assert shares[1] == pytest.approx(1 / 7, abs=0.03)

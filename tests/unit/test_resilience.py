@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.discovery.resilience import Outliers, Resilience, RetryBudget, panicking, slow_start
+from mooring.discovery.localities import Part, Sides
+from mooring.discovery.resilience import Outliers, Resilience, RetryBudget, slow_start
 from mooring.errors import InvalidRequest
 
 
@@ -318,7 +319,11 @@ class TestSlowStart:
     ],
 )
 def test_below_the_threshold_is_panic(healthy, total, threshold, panics):
-    assert panicking(healthy, total, threshold) is panics
+    sides = Sides.empty()
+    for number in range(total):
+        sides.remote.count(Part(1.0, True, True, number < healthy), +1)
+    mode, _ = sides.choose(Resilience(panic_threshold=threshold))
+    assert (mode == "panic") is panics
 
 
 class TestRetryBudget:

@@ -239,6 +239,9 @@ def test_those_of_other_zones_are_available_too():
     assert called(rotation) == [1]
     assert rotation.available == 2
     rotation.put(one(2, zone="b", healthy=False), 1.0)
+    assert called(rotation) == [1]
+    assert rotation.available == 1
+    rotation.put(one(1, zone="a", healthy=False), 1.0)
     assert rotation.mode == "panic"
     assert rotation.available == 3
 
@@ -409,19 +412,23 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.now += seconds
         self.rotation.tick(self.now)
 
-    def spills(self, well: dict[int, Instance], may: dict[int, Instance]) -> bool:
-        """Whether calls leave the zone: less of it is usable than it takes, and less than there."""
-        leaving = all(i.status.state == "draining" for i in well.values())
+    def spills(self, well: dict[int, Instance], all: dict[int, Instance]) -> bool:
+        """Whether calls leave the zone: less of it is usable than it takes, and less than there.
+        Those that drain count to their zone."""
         shares = []
         for local in (True, False):
-            side = [
-                (p, i.weight)
-                for p, i in may.items()
-                if (i.zone == "a") is local and (i.status.state == "draining") is leaving
-            ]
+            side = [(p, i.weight) for p, i in all.items() if (i.zone == "a") is local]
             usable = sum(weight for p, weight in side if p in well)
             shares.append(usable / sum(weight for _, weight in side) if side else 0.0)
         return shares[0] < min(shares[1], self.rotation.resilience.zone_threshold)
+
+    def panics(self, well: dict[int, Instance], may: dict[int, Instance]) -> bool:
+        """Whether neither the zone nor the others have enough."""
+        sides = [{p for p, i in may.items() if (i.zone == "a") is local} for local in (True, False)]
+        healthy = [side & set(well) for side in sides]
+        return bool(may) and not any(
+            here and len(here) >= len(side) * 0.5 for here, side in zip(healthy, sides, strict=True)
+        )
 
     @invariant()
     def the_right_ones_are_called(self) -> None:
@@ -433,17 +440,16 @@ class AgainstTheModel(RuleBasedStateMachine):
             return {p: i for p, i in near.items() if i.status.healthy and p not in ejected}
 
         may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
+        with_draining = {
+            p: i for p, i in self.there.items() if not objection(i, self.wanted, last_resort=True)
+        }
         if not usable(may):
-            may = {
-                p: i
-                for p, i in self.there.items()
-                if not objection(i, self.wanted, last_resort=True)
-            }
+            may = with_draining
         near, well = {p: i for p, i in may.items() if p in reached}, usable(may)
         here = {p for p, i in well.items() if i.zone == "a"}
-        panics = len(well) < len(may) * 0.5
+        panics = self.panics(well, may)
         expected = set(near) if panics else (here or set(well))
-        if not panics and here and self.spills(well, may):
+        if not panics and here and self.spills(well, with_draining):
             expected = set(well)
         assert self.rotation.available == len(near if panics else well)
         assert set(called(self.rotation)) == expected

@@ -127,11 +127,36 @@ def test_those_that_drain_are_called_if_there_is_no_other(client: Client):
 def test_grpc_is_given_a_part_of_other_zones_if_few_of_its_own_are_healthy():
     near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 11))]
     far = [instance(last, zone="b") for last in range(11, 31)]
-    shares: dict[str, int] = {}
-    for priority, zone, weight, _ in localities(near + far, Client("grpc", "a")):
+    assert shares(near + far, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
+
+
+def shares(there: list[Instance], zone: str) -> dict[str, float]:
+    """The share of calls that each zone gets of a gRPC client; all are of one priority."""
+    weights: dict[str, int] = {}
+    for priority, of, weight, _ in localities(there, Client("grpc", zone)):
         assert priority == 0
-        shares[zone] = shares.get(zone, 0) + weight
-    assert shares["a"] / sum(shares.values()) == pytest.approx(1 / 7, rel=0.01)
+        weights[of] = weights.get(of, 0) + weight
+    return {of: weight / sum(weights.values()) for of, weight in weights.items()}
+
+
+def test_grpc_is_not_told_of_the_unhealthy_while_another_zone_is_healthy():
+    near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 11))]
+    far = [instance(last, zone="b") for last in range(11, 18)]
+    assert len(addresses(near + far, Client("grpc", "a"))) == 8
+    assert shares(near + far, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
+
+
+def test_grpc_is_told_of_all_zones_alike_if_none_has_enough():
+    there = [unhealthy(1, zone="a"), unhealthy(2, zone="b")]
+    assert shares(there, "a") == {"a": 0.5, "b": 0.5}
+
+
+def test_grpc_is_given_a_part_of_other_zones_while_most_of_its_own_drain():
+    draining = (instance(last, zone="a", status=Status("draining")) for last in range(2, 11))
+    far = [instance(last, zone="b") for last in range(11, 21)]
+    there = [instance(1, zone="a"), *draining, *far]
+    assert len(addresses(there, Client("grpc", "a"))) == 11
+    assert shares(there, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
 
 
 def test_envoy_itself_lets_calls_spill_over_to_the_second_priority():

@@ -11,7 +11,6 @@ import math
 from collections.abc import KeysView
 from dataclasses import dataclass, fields
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 from mooring.errors import InvalidRequest
 
@@ -51,8 +50,9 @@ class Resilience:
     """The share of its weight that it starts with."""
 
     panic_threshold: float = 0.5
-    """Where less than this share of the nodes is usable, all are used: too many cannot be called
-    for the rest to carry the load, or it is the observer who is ill. 0: never."""
+    """If less than this share of the nodes is usable, all are used: too many cannot be called for
+    the rest to carry the load, or it is the observer who is ill. The caller's zone and all other
+    zones are judged apart: while one of the two has enough, no unhealthy node is used. 0: never."""
 
     zone_threshold: float = 0.7
     """While at least this share of what the caller's zone can carry is usable, all calls stay in
@@ -107,58 +107,6 @@ def slow_start(age: float, window: float, least: float = 0.1) -> float:
     if age >= window:
         return 1.0
     return min(1.0, least + (1.0 - least) * max(age, 0.0) / window)
-
-
-def panicking(healthy: int, total: int, threshold: float = 0.5) -> bool:
-    """Whether so few are healthy that health and ejection are better ignored, as in Envoy."""
-    return healthy < total * threshold
-
-
-class Tally:
-    """How many instances may be called, and how much they can carry, by weight."""
-
-    __slots__ = ("admissible", "reachable", "usable", "weight", "well")
-
-    def __init__(self) -> None:
-        self.admissible = self.reachable = self.well = 0
-        self.weight = self.usable = 0.0
-        """Of all that are admissible; of those that are well, as far as they are warm."""
-
-    def count(self, part: Contribution, by: int) -> None:
-        self.admissible += by
-        self.reachable += by * part.reachable
-        self.well += by * part.well
-        # The sums end where they began, though those of fractions may not.
-        self.weight = self.weight + by * part.weight if self.admissible else 0.0
-        self.usable = self.usable + by * part.usable if self.well else 0.0
-
-    @property
-    def share(self) -> float:
-        """How much of what it could carry is usable."""
-        return self.usable / self.weight if self.weight > 0 else 0.0
-
-
-class Contribution(NamedTuple):
-    """What one instance contributes to a tally."""
-
-    tally: Tally
-    reachable: bool
-    well: bool
-    weight: float
-    usable: float
-
-
-def staying(local: float, remote: float, threshold: float) -> float:
-    """The share of calls that stay in the caller's zone, of which the share `local` is usable; of
-    all other zones together it is `remote`. Calls leave only for zones that are better off."""
-
-    def health(usable: float) -> float:
-        return 1.0 if usable >= threshold else usable / threshold
-
-    here, elsewhere = health(local), health(remote) if remote > 0 else 0.0
-    if not local:
-        return 0.0
-    return 1.0 if here >= elsewhere else here / elsewhere
 
 
 class Outliers:

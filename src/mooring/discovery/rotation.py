@@ -6,8 +6,7 @@ enough instances remain: below the panic threshold a bad instance is better than
 a connection is not called even then, where its caller keeps connections (`reach`). An instance that
 drains still serves for a while: it is called if no other is usable.
 
-A zone is a preference. Calls stay in the caller's zone while it can carry them, and spill over to
-other zones in proportion when too few of its instances are usable (`Resilience.zone_threshold`).
+A zone is a preference: see `mooring.discovery.localities`.
 
 Pure: time is passed in, and chance can be. One change costs one instance, however many there are.
 """
@@ -18,25 +17,15 @@ import random
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from mooring.discovery import balance
 from mooring.discovery.balance import LocalityPicker, Node, Picker
 from mooring.discovery.balance.contract import Clock, effective
 from mooring.discovery.eligibility import Wanted, objection
-from mooring.discovery.resilience import (
-    Contribution,
-    Outliers,
-    Resilience,
-    Tally,
-    panicking,
-    slow_start,
-    staying,
-)
+from mooring.discovery.localities import Mode, Part, Sides, Tally
+from mooring.discovery.resilience import Outliers, Resilience, slow_start
 from mooring.errors import NoInstance
 from mooring.model import Instance
-
-Mode = Literal["zone", "spill-over", "healthy", "panic"]
 
 _STEPS = 20
 """In which a slow start goes up: thousands may be warming at once, and each step costs."""
@@ -49,7 +38,6 @@ class Seat:
         "counted",
         "draining",
         "ejected",
-        "failing",
         "instance",
         "local",
         "node",
@@ -69,12 +57,11 @@ class Seat:
         self.objection = ""
         self.draining = False
         """Whether it is about to leave, and called only if no other is usable."""
-        self.counted: Contribution | None = None
+        self.counted: list[tuple[Tally, Part]] = []
+        """Where it is counted, and as what."""
         self.ejected = False
         self.reachable = True
         """Whether there is a connection to it, where somebody keeps one and says so."""
-        self.failing = False
-        """Whether a call to it failed lately, so that its calls are counted."""
         self.seated = False
         """Whether the picker has it."""
         self.local = False
@@ -84,6 +71,12 @@ class Seat:
     @property
     def well(self) -> bool:
         return self.instance.status.healthy and not self.ejected and self.reachable
+
+    @property
+    def rank(self) -> int:
+        """The order in which they are tried if others failed: those in rotation, then those out of
+        it that are well, those that are not, and at last those that drain."""
+        return 0 if self.seated else 1 + 2 * self.draining + (not self.well)
 
 
 class Rotation:
@@ -115,8 +108,9 @@ class Rotation:
         self._outliers = Outliers(self.resilience)
         self._warming: dict[str, Seat] = {}
         self._failing: dict[str, float] = {}
-        self._up = (Tally(), Tally())  # elsewhere, and in the caller's zone
-        self._draining = (Tally(), Tally())
+        """When a call to it last failed, or came after one that did: its calls are counted."""
+        self._sides = (Sides.empty(), Sides.empty())
+        """Without those that drain, and with them, as a last resort."""
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -127,21 +121,16 @@ class Rotation:
     @property
     def available(self) -> int:
         """How many may be called, in whatever zone: callers leave theirs when they have to."""
-        if self.mode == "panic":
-            return sum(tally.reachable for tally in self._members())
-        return sum(tally.well for tally in self._members())
+        sides = self._members()
+        return sum(side.reachable if self.mode == "panic" else side.well for side in sides)
 
     @property
     def stay(self) -> float:
         """The share of calls that stay in the caller's zone."""
         return 1.0 if self._localities is None else self._localities.stay
 
-    def _members(self) -> tuple[Tally, ...]:
-        return (*self._up, *self._draining) if self.last_resort else self._up
-
-    def _zones(self) -> tuple[Tally, Tally]:
-        """Those that are well are in these: elsewhere, and in the caller's zone."""
-        return self._draining if self.last_resort else self._up
+    def _members(self) -> Sides:
+        return self._sides[self.last_resort]
 
     def seat(self, id: str) -> Seat | None:
         return self._seats.get(id)
@@ -186,9 +175,7 @@ class Rotation:
 
     def _drop(self, seat: Seat) -> None:
         id = seat.instance.id
-        if seat.counted is not None:
-            seat.counted.tally.count(seat.counted, -1)
-            seat.counted = None
+        self._uncount(seat)
         self._warming.pop(id, None)
         self._failing.pop(id, None)
         self._outliers.forget(id)
@@ -203,34 +190,23 @@ class Rotation:
         else:
             self._outliers.add(seat.instance.id)
 
+    def _uncount(self, seat: Seat) -> None:
+        for tally, part in seat.counted:
+            tally.count(part, -1)
+        seat.counted = []
+
     def _recount(self, seat: Seat) -> None:
-        if (before := seat.counted) is not None:
-            before.tally.count(before, -1)
-        seat.counted = None
+        self._uncount(seat)
         if seat.objection:
             return
         instance, well = seat.instance, seat.well
-        tallies = self._draining if seat.draining else self._up
-        tally = tallies[bool(self.wanted.zone) and instance.zone == self.wanted.zone]
         weight = effective(instance.weight, instance.id)
-        seat.counted = Contribution(
-            tally, seat.reachable, well, weight, seat.node.weight if well else 0.0
-        )
-        tally.count(seat.counted, +1)
-
-    def _choose_mode(self) -> tuple[Mode, float]:
-        """The mode, and the share of calls that stay in the caller's zone."""
-        self.last_resort = not any(tally.well for tally in self._up)
-        members = self._members()
-        well = sum(tally.well for tally in members)
-        admissible = sum(tally.admissible for tally in members)
-        if panicking(well, admissible, self.resilience.panic_threshold):
-            return "panic", 0.0
-        remote, local = self._zones()
-        if not local.well:
-            return "healthy", 0.0
-        stay = staying(local.share, remote.share, self.resilience.zone_threshold)
-        return ("zone" if stay >= 1.0 else "spill-over"), stay
+        part = Part(weight, True, seat.reachable, well, seat.node.weight if well else 0.0)
+        local = bool(self.wanted.zone) and instance.zone == self.wanted.zone
+        usual, last = (sides[local] for sides in self._sides)
+        seat.counted = [(usual, Part(weight) if seat.draining else part), (last, part)]
+        for tally, part in seat.counted:
+            tally.count(part, +1)
 
     def _belongs(self, seat: Seat) -> bool:
         if seat.objection or not seat.reachable or (seat.draining and not self.last_resort):
@@ -242,7 +218,8 @@ class Rotation:
     def _settle(self, seat: Seat | None) -> None:
         """Give a seat its place, and all of them where the mode changed."""
         before = self.mode, self.last_resort
-        self.mode, stay = self._choose_mode()
+        self.last_resort = not any(side.well for side in self._sides[False])
+        self.mode, stay = self._members().choose(self.resilience)
         if (self.mode, self.last_resort) != before:
             for each in self._seats.values():
                 self._place(each)
@@ -306,8 +283,6 @@ class Rotation:
         for id, last in tuple(self._failing.items()):
             if now - last > self.resilience.failure_rate_window:
                 del self._failing[id]
-                if id in self._seats:
-                    self._seats[id].failing = False
         if self._warming:
             return 0.5
         due = self._outliers.next_due()
@@ -335,18 +310,13 @@ class Rotation:
                 return again
         others = [
             seat
-            for seat in self._seats.values()
-            if seat.reachable and seat.instance.id not in exclude
+            for id, seat in self._seats.items()
+            if seat.reachable and not seat.objection and id not in exclude
         ]
-        for may in (
-            [seat for seat in others if seat.seated],
-            [seat for seat in others if not seat.objection and seat.well and not seat.draining],
-            [seat for seat in others if not seat.objection and not seat.draining],
-            [seat for seat in others if not seat.objection],
-        ):
-            if may:
-                return random.choice(may).node
-        return node
+        if not others:
+            return node
+        first = min(seat.rank for seat in others)
+        return random.choice([seat for seat in others if seat.rank == first]).node
 
     def _why_none(self) -> str:
         if not self._seats:
@@ -363,11 +333,10 @@ class Rotation:
         instance."""
         self.picker.finished(node, seconds, ok is not False)
         seat: Seat = node.item
-        if ok is None or (ok and not seat.failing):
+        if ok is None or (ok and node.id not in self._failing):
             return False  # nothing to count: the usual way, and a short one
         if self._seats.get(node.id) is not seat:
             return False  # it is gone: who has its place now has done nothing
-        seat.failing = True
         self._failing[node.id] = now
         if not self._outliers.record(node.id, ok, now):
             return False
@@ -395,14 +364,14 @@ class Rotation:
             zone = seat.instance.zone or "no zone"
             reasons.append(f"it is in {zone}, and there are instances in {self.wanted.zone}")
         if seat.seated and self.mode == "spill-over" and not seat.local:
-            zone, usable = self.wanted.zone, self._zones()[1].share
+            zone, usable = self.wanted.zone, self._members().local.share
             reasons.append(
                 f"only {usable:.0%} of what {zone} can carry is usable: {1 - self.stay:.0%} of the "
                 "calls spill over to other zones"
             )
         if seat.seated and self.mode == "panic" and reasons:
-            well = sum(tally.well for tally in self._members())
-            few = f"only {well} of {sum(each.admissible for each in self._members())} are well"
+            well = sum(side.well for side in self._members())
+            few = f"only {well} of {sum(side.admissible for side in self._members())} are well"
             reasons.append(f"called all the same: {few} (panic threshold)")
         if seat.seated and seat.instance.id in self._warming:
             reasons.append(f"slow start: its weight counts {seat.node.weight:g} for the time being")

@@ -24,8 +24,10 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from mooring.addresses import is_ip
-from mooring.discovery.eligibility import callable_now
-from mooring.discovery.resilience import Resilience, panicking, staying
+from mooring.discovery.balance.contract import effective
+from mooring.discovery.eligibility import Wanted, callable_now, objection
+from mooring.discovery.localities import Part, Sides
+from mooring.discovery.resilience import Resilience
 from mooring.model import Instance
 from mooring.xds import proto
 from mooring.xds.proto import message, written
@@ -37,8 +39,7 @@ service's name is never empty."""
 PLAIN = "//http"
 """What is added to a service's name for the cluster of its HTTP ports."""
 
-_PANIC = Resilience().panic_threshold
-_ZONE = Resilience().zone_threshold
+_SETTINGS = Resilience()
 _MOST = 2**31  # what all weights of a service may add up to; xDS has 32 bits for it
 _FINE = 1_000_000  # what the largest weight becomes where they are no whole numbers
 _UNBOUNDED = 2**31  # more requests than ever are under way
@@ -205,7 +206,8 @@ def cluster(name: str, client: Client) -> Resource:
         fields = {
             "typed_extension_protocol_options": [message("Options", key=key, value=same)],
             "common_lb_config": message(
-                "CommonLbConfig", healthy_panic_threshold=message("Percent", value=_PANIC * 100)
+                "CommonLbConfig",
+                healthy_panic_threshold=message("Percent", value=_SETTINGS.panic_threshold * 100),
             ),
             "connect_timeout": message("Duration", seconds=2),
         }
@@ -243,19 +245,23 @@ def has_plain(instances: Iterable[Instance]) -> bool:
 def endpoints(name: str, instances: Sequence[Instance], client: Client) -> Resource:
     """Whom to call for a cluster. Their hosts are IP addresses."""
     port = "http" if name.endswith(PLAIN) else "grpc"
-    admissible = _admissible(instances, port)
-    callable = _callable(admissible, client)
+    admissible = _by_address(callable_now(instances), port)
+    callable, mode, stay = admissible, "zone", 1.0  # Envoy decides for itself
+    if client.kind == "grpc":
+        mode, stay = _sides(admissible, instances, port, client).choose(_SETTINGS)
+        if mode != "panic":
+            callable = {name: each for name, each in admissible.items() if each.status.healthy}
     near = {address for address, each in callable.items() if client.zone == each.zone}
     shares = [each.weight for each in callable.values()]
-    stay = _staying(admissible, client) if near and len(near) < len(callable) else 1.0
-    if stay < 1.0:
+    if mode == "spill-over":
         shares = _split(callable, near, stay)
     weights = dict(zip(callable, whole(shares), strict=True))
+    apart = mode == "zone" and bool(near and client.zone)
     groups: dict[tuple[int, str, int], list[str]] = {}
     for address, each in callable.items():
-        second = near and client.zone and address not in near and stay == 1.0
         weight = weights[address] if client.kind == "grpc" else 0
-        groups.setdefault((int(bool(second)), each.zone, weight), []).append(address)
+        priority = int(apart and address not in near)
+        groups.setdefault((priority, each.zone, weight), []).append(address)
     localities = [
         message(
             "LocalityLbEndpoints",
@@ -273,38 +279,30 @@ def endpoints(name: str, instances: Sequence[Instance], client: Client) -> Resou
     )
 
 
-def _admissible(instances: Sequence[Instance], port: str) -> dict[str, Instance]:
-    """Who may be called, whatever its health, by address and in order. Two at one address are one,
-    and rather the one that is well: gRPC refuses to hear of an address twice."""
-    admissible: dict[str, Instance] = {}
-    for each in sorted(
-        callable_now(instances), key=lambda each: (not each.status.healthy, each.id)
-    ):
+def _by_address(instances: Iterable[Instance], port: str) -> dict[str, Instance]:
+    """In order. Two at one address are one, and rather the one that is well: gRPC refuses to hear
+    of an address twice."""
+    found: dict[str, Instance] = {}
+    for each in sorted(instances, key=lambda each: (not each.status.healthy, each.id)):
         if is_ip(each.host):
-            admissible.setdefault(each.address_for(port), each)
-    return dict(sorted(admissible.items()))
+            found.setdefault(each.address_for(port), each)
+    return dict(sorted(found.items()))
 
 
-def _callable(admissible: Mapping[str, Instance], client: Client) -> Mapping[str, Instance]:
-    well = {name: each for name, each in admissible.items() if each.status.healthy}
-    if client.kind == "grpc" and not panicking(len(well), len(admissible), _PANIC):
-        return well
-    return admissible
-
-
-def _staying(admissible: Mapping[str, Instance], client: Client) -> float:
-    """The share of calls that stay in the client's zone. Envoy decides that for itself."""
-    well = sum(each.status.healthy for each in admissible.values())
-    if client.kind == "envoy" or not client.zone or panicking(well, len(admissible), _PANIC):
-        return 1.0
-
-    def healthy(local: bool) -> float:
-        side = [each for each in admissible.values() if (each.zone == client.zone) is local]
-        most = max(each.weight for each in side)  # the sum of huge weights is no number
-        usable = sum(each.weight / most for each in side if each.status.healthy)
-        return usable / sum(each.weight / most for each in side)
-
-    return staying(healthy(local=True), healthy(local=False), _ZONE)
+def _sides(
+    admissible: Mapping[str, Instance], instances: Iterable[Instance], port: str, client: Client
+) -> Sides:
+    """The client's zone and all others. Those that drain are still a part of their zone."""
+    sides = Sides.empty()
+    draining = [each for each in instances if not objection(each, Wanted(), last_resort=True)]
+    for address, each in {**_by_address(draining, port), **admissible}.items():
+        weight = effective(each.weight, each.id)
+        part = Part(weight)
+        if address in admissible:
+            well = each.status.healthy
+            part = Part(weight, True, True, well, weight if well else 0.0)
+        sides[bool(client.zone) and each.zone == client.zone].count(part, +1)
+    return sides
 
 
 def _split(callable: Mapping[str, Instance], near: Collection[str], stay: float) -> list[float]:
