@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,7 +44,7 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
     async with grpc.aio.insecure_channel(address) as channel:
         stub = pb2_grpc.EchoStub(channel)
         watch = channel.unary_stream(f"/{SERVICE}/Watch")
-        async with serve_and_register(server.server, hub, here(server.port), linger=4) as serving:
+        async with serve_and_register(server.server, hub, here(server.port)) as serving:
             assert await names(hub) == [address]
             assert (await stub.Say(Word(text="hello"))).by == "a"
             assert [each.state for each in serving.registrations] == ["registered"]
@@ -56,9 +57,9 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
             async def observe() -> None:
                 await eventually(lambda: draining(hub))
                 assert (await stub.Say(Word(text="hello"))).by == "a"  # it lingers
+                assert not leaving.done()
                 seen.append(await leaving)
-                assert await draining(hub)
-                assert (await stub.Say(Word(text="hello"))).by == "a"
+                assert await names(hub) == []
                 server.echo.go.set()
                 assert (await slow).by == "a"
 
@@ -145,6 +146,79 @@ def test_threads_serve_and_register_in_the_same_order():
                     check(b"\x0a\x01x")
             assert [next(each) for each in watching[1:]] == [b"\x08\x02"] * 7
         assert hub.registry.instances("echo").instances == ()
+
+
+class Calls:
+    """Calls without a pause until a server stops: how many were answered, and why others failed."""
+
+    def __init__(self, server: grpc.Server | grpc.aio.Server) -> None:
+        self.answered, self.failures = 0, list[str]()
+        self.stopped = threading.Event()
+        stop = server.stop
+
+        def noted(grace: float | None) -> Any:
+            self.stopped.set()
+            return stop(grace)
+
+        server.stop = noted
+
+    def fail(self, error: Any) -> None:
+        if not self.stopped.is_set():
+            self.failures.append(f"{error.code()} {error.details()}")
+
+    async def make(self, url: str) -> None:
+        async with (
+            mooring.connect(url) as hub,
+            mooring.grpc.aio.channel("etcdv3:///echo", hub=hub) as channel,
+        ):
+            while not self.stopped.is_set():
+                try:
+                    await pb2_grpc.EchoStub(channel).Say(Word(text="hello"), timeout=20)
+                    self.answered += 1
+                except grpc.aio.AioRpcError as error:
+                    self.fail(error)
+                await asyncio.sleep(0.01)
+
+    def make_in_a_thread(self, url: str) -> None:
+        with (
+            mooring.sync.connect(url) as hub,
+            mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel,
+        ):
+            while not self.stopped.wait(0.01):
+                try:
+                    pb2_grpc.EchoStub(channel).Say(Word(text="hello"), timeout=20)
+                    self.answered += 1
+                except grpc.RpcError as error:
+                    self.fail(error)
+
+
+@pytest.mark.parametrize("backend", ["served", "etcd-3.5", "redis-7.0"], indirect=True)
+async def test_the_only_instance_is_called_until_it_stops(store_url: str):
+    server = EchoServer("a")
+    calls, of_a_thread = Calls(server.server), Calls(server.server)
+    async with (
+        mooring.connect(store_url) as hub,
+        asyncio.TaskGroup() as callers,
+        serve_and_register(server.server, hub, here(server.port)),
+    ):
+        callers.create_task(calls.make(store_url))
+        callers.create_task(asyncio.to_thread(of_a_thread.make_in_a_thread, store_url))
+        await eventually(lambda: calls.answered > 0 and of_a_thread.answered > 0)
+    assert calls.failures == of_a_thread.failures == []
+
+
+@pytest.mark.parametrize("backend", ["served", "etcd-3.5", "redis-7.0"], indirect=True)
+def test_the_only_instance_with_threads_is_called_until_it_stops(store_url: str):
+    server = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
+    pb2_grpc.add_EchoServicer_to_server(BlockingEcho("a"), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    calls = Calls(server)
+    with mooring.sync.connect(store_url) as hub, ThreadPoolExecutor(1) as pool:
+        with serve_and_register(server, hub, here(port)):
+            calling = pool.submit(calls.make_in_a_thread, store_url)
+            until(lambda: calls.answered > 0)
+        calling.result()
+    assert calls.failures == []
 
 
 def test_signals_are_for_the_main_thread():

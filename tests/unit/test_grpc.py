@@ -250,15 +250,14 @@ def test_health_is_told_at_once_and_at_each_change():
     end = health.listen("mail", told.append)
     health.set("mail", True)
     health.set("mail", True)
-    health.leave()
+    health.end()
     health.set("mail", True)  # too late
-    assert told == [Status.NOT_SERVING, Status.SERVING, Status.NOT_SERVING]
+    assert told == [Status.NOT_SERVING, Status.SERVING, Status.NOT_SERVING, None]
     assert health.status("") is Status.NOT_SERVING
     end()
     end()
-    health.end()
     health.listen("mail", told.append)
-    assert told[3:] == [Status.NOT_SERVING, None]
+    assert told[4:] == [Status.NOT_SERVING, None]
     assert health.status("other") is Status.SERVICE_UNKNOWN
     assert encoded(Status.NOT_SERVING) == b"\x08\x02"
 
@@ -315,6 +314,5 @@ def test_telling_one_who_watches_waits_for_nobody_who_leaves():
     ending.start()
     ending.join(20)
     assert over.is_set()
-    health.leave()
     health.end()
     until(lambda: told == [Status.SERVING, Status.NOT_SERVING, None])

@@ -47,27 +47,23 @@ class Health:
         self._lock = threading.Lock()
         self._statuses = {"": Status.SERVING}
         self._listeners: dict[str, set[Listener]] = {}
-        self._leaving = self._ended = False
+        self._ended = False
         for service, serving in (services or {}).items():
             self.set(service, serving)
 
     def set(self, service: str, serving: bool) -> None:
-        """Say whether a service can be called. Once the server is leaving nothing serves."""
+        """Say whether a service can be called. After `end` nothing serves."""
         with self._lock:
-            if not self._leaving:
+            if not self._ended:
                 self._tell(service, Status.SERVING if serving else Status.NOT_SERVING)
 
-    def leave(self) -> None:
-        """Nothing is to be called here any more, whatever is said later."""
-        with self._lock:
-            self._leaving = True
-            for service in self._statuses:
-                self._tell(service, Status.NOT_SERVING)
-
     def end(self) -> None:
-        """Nobody is told any more: who watches would keep a server from stopping."""
+        """The server stops: report NOT_SERVING for every service, then end all watches, which would
+        keep the server from stopping."""
         with self._lock:
             self._ended = True
+            for service in self._statuses:
+                self._tell(service, Status.NOT_SERVING)
             listeners = [each for some in self._listeners.values() for each in some]
             self._listeners.clear()
             for listener in listeners:

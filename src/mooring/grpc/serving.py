@@ -65,9 +65,9 @@ def serve_and_register(
     `mooring.sync`: with `with`. The server has its ports and services, and was not started.
 
     Entering adds the health service, starts the server, then registers. Leaving, whatever the
-    reason, goes the other way: mark the instances as draining; say NOT_SERVING once consumers can
-    have seen that, which is for callers that do not look at the registry; deregister after `linger`
-    seconds in all; stop, which leaves calls under way `grace` seconds. Raises `InvalidRequest`.
+    reason, goes the other way: mark the instances as draining; deregister after `linger` seconds;
+    stop, which leaves calls under way `grace` seconds. The health is SERVING until then, so that
+    callers that have no other instance go on. Raises `InvalidRequest`.
     """
     instances = (instance,) if isinstance(instance, Instance) else tuple(instance)
     for what, value in (("grace", grace), ("linger", linger)):
@@ -131,16 +131,12 @@ class Serving:
         # Each drains whatever becomes of the others: one store may be away, and another not.
         within = _DEREGISTER_WITHIN + self._linger
         await asyncio.gather(
-            self._stop_serving(),
+            asyncio.sleep(self._linger),
             *(each.drain(grace=within, linger=self._linger) for each in self.registrations),
         )
-        self.health.end()
+        # After the server has stopped accepting calls: earlier, callers would refuse to make them.
+        asyncio.get_running_loop().call_soon(self.health.end)
         await self.server.stop(self._grace)
-
-    async def _stop_serving(self) -> None:
-        await asyncio.sleep(self._linger / 2)
-        self.health.leave()
-        await asyncio.sleep(self._linger / 2)
 
 
 class BlockingServing:
@@ -188,11 +184,10 @@ class BlockingServing:
                     pool.submit(each.drain, grace=within, linger=self._linger)
                     for each in self.registrations
                 ]
-                time.sleep(self._linger / 2)
-                self.health.leave()
-                time.sleep(self._linger / 2)
+                time.sleep(self._linger)
             for drain in drains:
                 drain.result()
         finally:
+            stopped = self.server.stop(self._grace)
             self.health.end()
-            self.server.stop(self._grace).wait()
+            stopped.wait()
