@@ -40,6 +40,7 @@ from mooring.registry.contract import Registry
 from mooring.registry.layouts import layout_of
 from mooring.registry.on_store import StoreRegistry
 from mooring.registry.registration import Registration
+from mooring.registry.termination import handle_sigterm
 from mooring.session import Session
 from mooring.store import Entry, Range, Store
 from mooring.store.embedded.host import Host
@@ -234,6 +235,7 @@ class Hub:
         self._registry: Registry | None = None
         self._contenders: Queue | None = None
         self._process = os.getpid()
+        handle_sigterm()  # it may be opened in another thread, which cannot
         self._made: weakref.WeakSet[Registration | View | Provider] = weakref.WeakSet()
 
     @property

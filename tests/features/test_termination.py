@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +32,19 @@ def registered(url: str) -> int:
         return len(hub.registry.instances("echo").instances)
 
 
-def terminated(url: str, *command: str, folder: Path | None = None) -> tuple[int, str]:
-    """Wait until the program is registered, and send SIGTERM; its status, and what it printed."""
+def terminated(
+    url: str,
+    *command: str,
+    folder: Path | None = None,
+    count: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> tuple[int, str]:
+    """Wait until the program has registered its instances, and send SIGTERM; its status, and what
+    it printed."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
     try:
-        until(lambda: registered(url) == 1, within=30)
+        until(lambda: registered(url) == count, within=30)
+        before()
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate(timeout=20)
     finally:
@@ -94,6 +103,90 @@ def test_blocking_code_waits_for_a_signal_and_drains(url: str):
     assert registered(url) == 0
 
 
+SEVERAL = """
+    import sys, time
+    import mooring.sync
+    for port in range(4):
+        hub = mooring.sync.connect(sys.argv[1]).open()
+        hub.register(mooring.Instance("echo", "10.0.0.1", port + 1), ttl=float(sys.argv[2])).open()
+    time.sleep(60)
+"""
+
+
+def test_several_blocking_hubs_share_five_seconds(fresh_etcd: Callable[..., EtcdServer]):
+    """The store does not answer any more: hubs closed one after another took 2 s each."""
+    server = fresh_etcd()
+    started = 0.0
+
+    def silence() -> None:
+        nonlocal started
+        server.pause()
+        started = time.monotonic()
+
+    status, _ = terminated(server.url, *script(SEVERAL, server.url), count=4, before=silence)
+    assert status == -signal.SIGTERM
+    assert time.monotonic() - started < 5.5
+
+
+IN_A_THREAD = """
+    import asyncio, sys, threading
+    import mooring
+    hub = mooring.connect(sys.argv[1])
+    async def main():
+        async with hub:
+            me = mooring.Instance("echo", "10.0.0.1", 80)
+            async with hub.register(me, ttl=float(sys.argv[2])):
+                await asyncio.sleep(60)
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    thread.join()
+"""
+
+
+def test_an_event_loop_of_another_thread_deregisters(url: str):
+    status, _ = terminated(url, *script(IN_A_THREAD, url))
+    assert status == -signal.SIGTERM
+    assert registered(url) == 0
+
+
+def test_a_thread_that_cannot_install_the_handler_says_so(url: str):
+    connecting = IN_A_THREAD.replace("    hub = mooring.connect(sys.argv[1])\n", "").replace(
+        "async with hub:", "async with mooring.connect(sys.argv[1]) as hub:"
+    )
+    logged = """
+    import logging, sys
+    logging.basicConfig(stream=sys.stdout, level="WARNING", format="%(message)s")
+    """
+    status, printed = terminated(url, *script(logged + connecting, url))
+    assert status == -signal.SIGTERM
+    assert printed == (
+        "SIGTERM will end this process without deregistering its instances: call mooring.connect "
+        "in the main thread\n"
+    )
+
+
+CHAINING = """
+    import signal, time
+    import mooring.sync
+    mooring.sync.connect("memory://")  # installs the handler
+    def mine(number, frame):
+        print("before", flush=True)
+        previous(number, frame)
+        time.sleep(0.5)
+        print("after", flush=True)
+    previous = signal.signal(signal.SIGTERM, mine)
+"""
+
+
+@pytest.mark.parametrize(
+    "program", [BLOCKING, ASYNCIO, IN_A_THREAD], ids=["blocking", "asyncio", "thread"]
+)
+def test_a_handler_that_calls_the_one_of_mooring_finishes(url: str, program: str):
+    status, printed = terminated(url, *script(CHAINING + program, url))
+    assert (status, printed) == (-signal.SIGTERM, "before\nafter\n")
+    assert registered(url) == 0
+
+
 def test_flask_run_deregisters(url: str, tmp_path: Path):
     (tmp_path / "app.py").write_text(
         textwrap.dedent(f"""
@@ -126,29 +219,41 @@ def test_a_process_that_the_signal_does_not_end_exits():
     assert status_of(program) == 128 + signal.SIGTERM
 
 
-def test_the_process_ends_if_nothing_is_left_to_close():
-    program = """
-    import asyncio
-    from mooring.registry import termination
-    asyncio.run(termination._leave())
+@pytest.mark.parametrize(
+    "program",
+    [
+        "time.sleep(60)",
+        "asyncio.run(asyncio.sleep(60))",
+    ],
+    ids=["blocking", "asyncio"],
+)
+def test_the_process_ends_if_nothing_is_left_to_close(program: str):
+    prepare = """
+    import asyncio, os, signal, threading, time
+    import mooring
+    mooring.connect("memory://")
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     """
-    assert status_of(program) == -signal.SIGTERM
+    assert status_of(textwrap.dedent(prepare) + program) == -signal.SIGTERM
 
 
 def test_the_process_ends_if_leaving_the_registry_is_cancelled():
     program = """
-    import asyncio
+    import asyncio, os, signal
     from mooring.registry import termination
     class Hanging:
         async def aclose(self):
+            self.task = asyncio.current_task()
             await asyncio.sleep(60)
     async def main():
         hanging = Hanging()
-        termination._entered.add(hanging)
-        leaving = asyncio.create_task(termination._leave())
-        await asyncio.sleep(0)
-        leaving.cancel()
-        await asyncio.wait([leaving])
+        termination.close_on_sigterm(hanging, asyncio.get_running_loop())
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not hasattr(hanging, "task"):
+            await asyncio.sleep(0.01)
+        hanging.task.cancel()
+        await asyncio.sleep(3)
+        os._exit(1)
     asyncio.run(main())
     """
     assert status_of(program) == -signal.SIGTERM

@@ -43,7 +43,7 @@ from mooring.model import (
     now,
 )
 from mooring.registry.contract import Registry
-from mooring.registry.termination import aclose_on_sigterm
+from mooring.registry.termination import close_on_sigterm
 from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class Registration:
             raise Closed("the registration of {} {} is closed: make another".format(*self._labels))
         if self._metrics is not None:
             self._metrics.start()
-        aclose_on_sigterm(self)
+        close_on_sigterm(self, asyncio.get_running_loop())
         enrolment = self._registry.enrol(self._instance, ttl=self._ttl)
         lost, self._lost_fields = self._lost_fields, []
         self._tell_lost(lost)

@@ -1,24 +1,28 @@
 """SIGTERM in a program without a handler of its own: deregister, then end as before.
 
 By default SIGTERM ends a process at once, and its instances stay in the registry until their TTL.
-So a handler is installed if there is none, in the main thread, when something is registered. It
-leaves the registry, within five seconds, and then ends the process by the same signal. Handlers of
-the application or of its server (gunicorn, uvicorn) are never replaced.
+So a handler is installed if there is none, when a hub is made in the main thread. It closes what is
+open, on every event loop at the same time, within five seconds, and then ends the process by the
+same signal. Handlers of the application or of its server (gunicorn, uvicorn) are never replaced.
+If one of them calls this one, the process ends once it has returned.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import Future, wait
+from types import FrameType
 from typing import Protocol
-
-from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -27,67 +31,94 @@ WITHIN = 5.0
 
 
 class Closable(Protocol):
-    async def aclose(self) -> None: ...
+    def aclose(self) -> Coroutine[object, object, None]: ...
 
 
-_closers: dict[object, Callable[[], None]] = {}
-"""What blocking code has open."""
-_entered: weakref.WeakSet[Closable] = weakref.WeakSet()
-"""What was entered on an event loop of the main thread."""
-_tasks = Tasks()
+_opened: weakref.WeakKeyDictionary[Closable, asyncio.AbstractEventLoop]
+_opened = weakref.WeakKeyDictionary()
+_warned = False
 
 
 def handle_sigterm() -> None:
     """Install the handler, unless there is one or this is not the main thread: Python lets no
     other thread do it."""
-    if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
         signal.signal(signal.SIGTERM, _on_sigterm)
 
 
-def close_on_sigterm(owner: object, close: Callable[[], None]) -> None:
-    """Call a function in the signal handler; until `forget`."""
+def close_on_sigterm(opened: Closable, loop: asyncio.AbstractEventLoop) -> None:
+    """Close it on this loop, if that runs then. Closing it twice must do no harm."""
+    global _warned
     handle_sigterm()
-    _closers[owner] = close
+    _opened[opened] = loop
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not _warned:
+        _warned = True
+        log.warning(
+            "SIGTERM will end this process without deregistering its instances: call "
+            "mooring.connect in the main thread"
+        )
 
 
-def forget(owner: object) -> None:
-    _closers.pop(owner, None)
-
-
-def aclose_on_sigterm(entered: Closable) -> None:
-    """Close it on the running loop, if that is the main thread's."""
-    if _in_main_thread():
-        handle_sigterm()
-        _entered.add(entered)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _on_sigterm(*_: object) -> None:
+def _on_sigterm(_: int, interrupted: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another one ends the process at once
-    for close in tuple(_closers.values()):
-        try:
-            close()
-        except Exception as error:  # noqa: BLE001 - the others are closed all the same
-            log.warning("SIGTERM: not closed in order: %s", error)
-    loop = None
-    with contextlib.suppress(RuntimeError):
-        loop = asyncio.get_running_loop()
-    if loop is None or not _entered:
-        _end()
-    else:
-        loop.call_soon_threadsafe(lambda: _tasks.start(_leave(), name="SIGTERM"))
+    deadline = time.monotonic() + WITHIN
+    closing = _close_all()
+    caller = sys._getframe().f_back
+    handler = caller if caller is not interrupted else None
+    if not _in_event_loop():
+        _wait(closing, deadline)
+        if handler is None:
+            _end()
+    # Not `threading.Thread`: the signal may have interrupted this thread while it starts one.
+    _thread.start_new_thread(_end_after, (closing, deadline, handler))
 
 
-async def _leave() -> None:
+def _close_all() -> list[Future[None]]:
+    closing = []
+    for reference in _opened.keyrefs():  # a copy: other threads go on
+        opened = reference()
+        loop = None if opened is None else _opened.get(opened)
+        if opened is not None and loop is not None and loop.is_running():
+            with contextlib.suppress(RuntimeError):  # it ends just now
+                closing.append(asyncio.run_coroutine_threadsafe(opened.aclose(), loop))
+    return closing
+
+
+def _in_event_loop() -> bool:
     try:
-        closing = [_tasks.start(each.aclose(), name="closing on SIGTERM") for each in _entered]
-        if closing:
-            await asyncio.wait(closing, timeout=WITHIN)
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wait(closing: Iterable[Future[None]], deadline: float) -> None:
+    closed, late = wait(closing, timeout=max(deadline - time.monotonic(), 0.0))
+    for each in closed:
+        if not each.cancelled() and (error := each.exception()) is not None:
+            log.warning("SIGTERM: not closed in order: %s", error)
+    if late:
+        log.warning("SIGTERM: not closed within %.0f s", WITHIN)
+
+
+def _end_after(closing: Iterable[Future[None]], deadline: float, handler: FrameType | None) -> None:
+    try:
+        _wait(closing, deadline)
+        while handler is not None and _runs(handler):
+            time.sleep(0.01)
     finally:
         _end()
+
+
+def _runs(frame: FrameType) -> bool:
+    """Whether the main thread has not left it yet."""
+    current = sys._current_frames().get(threading.main_thread().ident or 0)
+    while current is not None and current is not frame:
+        current = current.f_back
+    return current is not None
 
 
 def _end() -> None:
@@ -97,8 +128,7 @@ def _end() -> None:
 
 def _in_child() -> None:
     """A forked child leaves the parent's registrations alone."""
-    _closers.clear()
-    _entered.clear()
+    _opened.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)

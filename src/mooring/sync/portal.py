@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.callers import BEHIND
-from mooring.registry.termination import close_on_sigterm, forget, handle_sigterm
+from mooring.registry.termination import close_on_sigterm
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,6 @@ class Portal:
         self._changing = threading.RLock()
         self._under_way = self._unwanted = False
         _portals.add(self)
-        handle_sigterm()  # it may be opened in another thread, which cannot
 
     @property
     def running(self) -> bool:
@@ -107,7 +106,7 @@ class Portal:
                 self._end()
                 raise
             atexit.register(self._at_exit)
-            close_on_sigterm(self, self._at_exit)
+            close_on_sigterm(self, self._calls.thread.loop)
             if self._unwanted:
                 self._leave_it()
                 raise Closed(f"{self.name} was closed while it was opened")
@@ -144,12 +143,15 @@ class Portal:
 
     def _leave_it(self, within: float | None = None) -> None:
         atexit.unregister(self._at_exit)
-        forget(self)
         try:
             with _until(None if within is None else time.monotonic() + within):
                 self.call(self._leave)
         finally:
             self._end()
+
+    async def aclose(self) -> None:
+        """On the loop: leave the resource, whatever a thread does with it."""
+        await self._leave()
 
     def _end(self) -> None:
         calls, self._calls = self._calls, None
