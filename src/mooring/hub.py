@@ -47,7 +47,7 @@ from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
 from mooring.tasks import cleanup
-from mooring.tenants.keys import Keys, configured_namespace
+from mooring.tenants.keys import Keys
 from mooring.tenants.publisher import KEEP, KEEP_FOR, Publisher
 from mooring.tenants.secrets import Keyring
 
@@ -229,7 +229,7 @@ class Hub:
         self._policy = self._settings.policy  # one for all registrations
         self._collectors = tuple(collectors)
         self._cache = None if cache is None else Path(cache)
-        self.tenants_namespace: str = Keys(tenants_namespace or configured_namespace()).namespace
+        self.tenants_namespace: str = Keys(tenants_namespace or None).namespace
         """The key prefix of `tenants()` and `publisher()`."""
         self._store: Store | None = None
         self._registry: Registry | None = None

@@ -43,6 +43,11 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
+async def test_the_environment_sets_the_namespace(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "acme")
+    assert Migration(store, ring=Keyring()).header.namespace == "acme"
+
+
 async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store):
     old = made(1, 80)
     await old.write(store)

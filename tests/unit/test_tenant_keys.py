@@ -124,6 +124,14 @@ def test_a_namespace_is_not_empty(namespace: str):
         Keys(namespace)
 
 
+def test_the_environment_sets_the_namespace(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "acme")
+    assert Keys().namespace == "acme"
+    assert Keys("other").namespace == "other"
+    monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "")
+    assert Keys().namespace == "jxt"
+
+
 @given(ids, paths)
 def test_a_part_is_understood_as_it_was_made(tenant: int, path: str):
     assert is_path(path)

@@ -25,7 +25,7 @@ from mooring.server.alerts.settings import parse as parse_alerts
 from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.settings import parse as parse_checks
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
-from mooring.tenants.keys import Keys, configured_namespace
+from mooring.tenants.keys import Keys
 from mooring.validation import in_words
 
 HTTP = "127.0.0.1:7480"
@@ -185,7 +185,7 @@ def checked(settings: ServerSettings) -> ServerSettings:
     embedded = settings.url().scheme in EMBEDDED
     on_redis = settings.url().scheme in REDIS
     settings.registry_url()  # raises for one that is none
-    Keys(settings.tenants_namespace or configured_namespace())  # raises for an empty one
+    Keys(settings.tenants_namespace or None)  # raises for an empty one
     if on_redis and settings.registry:
         raise no_store(settings.url())
     if settings.quota:

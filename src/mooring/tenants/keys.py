@@ -84,12 +84,14 @@ class CommonPart(msgspec.Struct, frozen=True):
 
 
 class Keys:
-    """The keys below one namespace."""
+    """The keys below one namespace: by default what the environment sets, or `jxt`."""
 
-    def __init__(self, namespace: str = NAMESPACE) -> None:
+    def __init__(self, namespace: str | None = None) -> None:
+        if namespace is None:
+            namespace = os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
         self.namespace = joined(namespace)
         if not self.namespace:
-            raise InvalidRequest(f"the namespace {namespace!r} of the tenants is empty")
+            raise InvalidRequest("the namespace of the tenants is empty: give it a name")
         self._tenants = f"{self.namespace}/tenants/"
         self.all = between(f"{self._tenants}1".encode(), f"{self._tenants}:".encode())
         """The parts of all tenants: their ids begin with a digit, the indexes do not."""
@@ -198,11 +200,6 @@ class Keys:
                     return IndexEntry(each, name)
             return None
         return PartOf(int(id), rest) if is_id(id) and is_path(rest) else None
-
-
-def configured_namespace() -> str:
-    """The namespace that the environment sets; `jxt` by default."""
-    return os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
 
 
 def joined(*parts: str) -> str:

@@ -527,6 +527,12 @@ class TestWhatConcernsAll:
         assert await revisions(store, KEYS.sentinel) != before
 
 
+async def test_the_environment_sets_the_namespace(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "acme")
+    await Publisher(store, ring=RING).apply(document(1))
+    assert await value(store, b"acme/tenants/1/meta")
+
+
 async def test_the_hub_gives_a_publisher(store_url: str):
     async with Hub(store_url) as hub:
         publisher = hub.publisher(by="alice", namespace="/other/")

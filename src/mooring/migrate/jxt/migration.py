@@ -23,7 +23,7 @@ from mooring.migrate.jxt.reading import Mark, Reading, Whole
 from mooring.migrate.jxt.settling import Settled, Settler
 from mooring.migrate.jxt.verified import Header, Listed, Verified
 from mooring.store.contract import Delete, Put, Store, absent, key, unchanged
-from mooring.tenants.keys import NAMESPACE, Keys
+from mooring.tenants.keys import Keys
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.scribe import now
 from mooring.tenants.secrets import Keyring
@@ -54,7 +54,7 @@ class Migration:
         self,
         store: Store,
         *,
-        namespace: str = NAMESPACE,
+        namespace: str | None = None,
         ring: Keyring | None = None,
         by: str = "",
     ) -> None:
