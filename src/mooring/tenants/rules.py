@@ -23,9 +23,8 @@ Rule = Callable[[JSON], str]
 _CODE = re.compile(r"[A-Za-z0-9_]+")
 _USER = re.compile(r"[A-Za-z0-9._-]+")
 _SERVICE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_BIDIRECTIONAL = frozenset(
-    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-)
+_JOINER = re.compile("(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])")
+"""A zero-width joiner or non-joiner within a word, as Persian, Hindi and emoji write it."""
 _LONGEST = 512  # characters of a name or user: it becomes a key
 _DEEPEST = 50  # maps and lists within one another
 _MOST = 100_000  # values within one another: a file of a few lines can stand for billions
@@ -94,9 +93,18 @@ def _name(value: JSON) -> str:
         return "begins or ends with a space"
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
         return "contains a control character"
-    if not _BIDIRECTIONAL.isdisjoint(value):
-        return "contains a bidirectional control character, which can make it look like another"
+    for letter in _JOINER.sub("", value):
+        if unicodedata.category(letter) == "Cf":
+            code = f"U+{ord(letter):04X}"
+            return f"contains the invisible character {code}, which can make it look like another"
     return ""
+
+
+def _directory(value: JSON) -> str:
+    problem = _name(value)
+    if not problem and ".." in re.split(r"[/\\]", str(value)):
+        return "must not contain .. as a segment: it leads out of the storage"
+    return problem
 
 
 def host(value: JSON) -> str:
@@ -169,7 +177,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "httpHostMode": _one_of("numeric", "domain", "code"),
         "ftpType": _one_of("username"),
     },
-    "common/storage-directory": {"directory": _name},
+    "common/storage-directory": {"directory": _directory},
 }
 """The rule of each field, by the kind of part."""
 
