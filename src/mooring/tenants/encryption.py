@@ -1,29 +1,44 @@
 """Whether the passwords below a namespace are encrypted, so that none is added in clear text.
 
-A publisher that writes an encrypted password leaves a marker beside the tenants, with the id of its
-key. A publish of a password in clear text is refused if the marker is there, or if a sample of the
-tenants has an encrypted password, which another program wrote.
+A marker beside the tenants says so, with the id of the key. A publisher that writes an encrypted
+password leaves it there. Without a marker, all tenants are looked through once for encrypted
+passwords of other programs, and the marker says what was found.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 import msgspec
 
-from mooring.errors import InvalidRequest
-from mooring.store.contract import Check, Put, Store, Write, key, unchanged
+from mooring.errors import Conflict, InvalidRequest, Undecipherable
+from mooring.store.contract import Check, Put, Range, Store, Write, key, unchanged
 from mooring.tenants.keys import Keys, Owner, kind_of, named
+from mooring.tenants.pacing import slices
 from mooring.tenants.publishing import NOTHING_RESENT, Parts, Resent
 from mooring.tenants.secrets import CURRENT, Keyring
 
 _SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
-_SAMPLE = 1000  # entries that are looked at for encrypted passwords if there is no marker
+_SAMPLE = 1000  # entries that are looked at each time although all were looked through once
+_PAGE = 5000  # entries that are read at a time
 
 
-class Marker(msgspec.Struct, frozen=True, rename="camel"):
+class Marker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     key_id: str = ""
+    """The key of the encrypted passwords; empty: unknown."""
+    clear: bool = False
+    """Whether no password was encrypted when all were looked through."""
+
+
+class Sealed(NamedTuple):
+    """An encrypted password, as it stands in a database of a tenant."""
+
+    text: str
+    key_id: str
 
 
 class Passwords(NamedTuple):
@@ -45,39 +60,89 @@ async def judged(
     *,
     refuse: bool = True,
     resent: Resent = NOTHING_RESENT,
+    dry: bool = False,
 ) -> Passwords:
     """Raises `InvalidRequest` if a password would be added in clear text while others are
     encrypted, or under the key of another application. `refuse=False`: clear text is allowed.
-    `resent`: these count as added, so that the answer is the same for a right and a wrong guess."""
+    `resent`: these count as added, so that the answer is the same for a right and a wrong guess.
+    `dry`: nothing is written."""
     clear = tuple(path for path in after if _added(path, before, after, "password", resent))
     sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
     if not clear and not sealed:
         return Passwords()
     entry = (await store.read(key(keys.encryption))).first
-    known = _marker(entry.value) if entry is not None else None
     at = 0 if entry is None else entry.modified
-    if clear and refuse and (known is not None or await _sampled(store, keys)):
-        raise InvalidRequest(
-            f"{named(tenant)}: {clear[0]}.password would be stored in clear text, but other "
-            f"passwords are encrypted: set {CURRENT[0]}{ring.remark}"
-        )
-    writes: list[Write] = []
-    if sealed:
-        ours = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
-        if known is not None and ring.current in ours:
-            _check_key(tenant, known.key_id, ring)
-        if known is None or (ring.current in ours and known.key_id != ring.current):
-            of = ring.current if ring.current in ours else next(iter(ours))
-            writes.append(Put(keys.encryption, msgspec.json.encode(Marker(of))))
-    return Passwords(clear, tuple(writes), (unchanged(keys.encryption, at),) if clear else ())
+    there = known = None if entry is None else _marker(entry.value)
+    problem = ""
+    if clear and refuse:
+        if known is None or known.clear:
+            known = await _looked_through(store, keys, sample=known is not None)
+        if not known.clear:
+            problem = (
+                f"{clear[0]}.password would be stored in clear text, but other passwords are "
+                f"encrypted: set {CURRENT[0]}{ring.remark}"
+            )
+    ours = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
+    if ring.borrowed and ring.current in ours and not problem:
+        foreign = await _foreign_key(store, keys, ring, known)
+        if foreign is not None:
+            known = foreign
+            which = f"the key {known.key_id}" if known.key_id else "a key that is not known here"
+            problem = (
+                f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key "
+                f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
+            )
+    if sealed and not problem and (known is None or known.clear or ring.current in ours):
+        known = Marker(ring.current if ring.current in ours else next(iter(ours)))
+    new = known is not None and known != there
+    writes = (Put(keys.encryption, msgspec.json.encode(known)),) if new else ()
+    checks = (unchanged(keys.encryption, at),) if clear or new else ()
+    if problem:
+        if new and not dry:
+            with contextlib.suppress(Conflict):  # another publisher marked it
+                await store.commit(*writes, require=checks)
+        raise InvalidRequest(f"{named(tenant)}: {problem}")
+    return Passwords(clear, writes, checks)
 
 
-def _check_key(tenant: Owner, used: str, ring: Keyring) -> None:
-    if ring.borrowed and used and used not in ring:
-        raise InvalidRequest(
-            f"{named(tenant)}: passwords are encrypted with the key {used}, and {CURRENT[1]} holds "
-            f"the key {ring.current}, which may belong to another application: set {CURRENT[0]}"
-        )
+async def _looked_through(store: Store, keys: Keys, *, sample: bool) -> Marker:
+    async with contextlib.aclosing(_encrypted(store, keys, sample=sample)) as found:
+        async for each in found:
+            return Marker(each.key_id)
+    return Marker(clear=True)
+
+
+async def _foreign_key(
+    store: Store, keys: Keys, ring: Keyring, known: Marker | None
+) -> Marker | None:
+    """The key in use, if passwords are encrypted and none of our keys opens one."""
+    if known is not None and known.key_id:
+        return None if known.key_id in ring else known
+    foreign = None
+    async with contextlib.aclosing(_encrypted(store, keys)) as found:
+        async for each in found:
+            with contextlib.suppress(Undecipherable):
+                ring.unseal(each.text, each.key_id)
+                return None
+            foreign = foreign or Marker(each.key_id)
+    return foreign
+
+
+async def _encrypted(
+    store: Store, keys: Keys, *, sample: bool = False
+) -> AsyncGenerator[Sealed, None]:
+    """The encrypted passwords of all tenants."""
+    rest: Range = keys.all
+    while True:
+        page = await store.read(rest, limit=_SAMPLE if sample else _PAGE)
+        for some in slices(page.entries):
+            for entry in some:
+                if _SEALED.search(entry.value) and (sealed := _sealed(entry.value)).text:
+                    yield sealed
+            await asyncio.sleep(0)
+        if sample or not page.more:
+            return
+        rest = Range(page.entries[-1].key + b"\0", rest.end)
 
 
 def _fields(parts: Parts, path: str) -> dict[str, object]:
@@ -102,6 +167,11 @@ def _marker(raw: bytes) -> Marker:
         return Marker()
 
 
-async def _sampled(store: Store, keys: Keys) -> bool:
-    found = await store.read(keys.all, limit=_SAMPLE)
-    return any(_SEALED.search(entry.value) for entry in found.entries)
+def _sealed(raw: bytes) -> Sealed:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        value = None
+    fields = value if isinstance(value, dict) else {}
+    told = (str(fields.get(name) or "") for name in ("passwordEncrypted", "passwordKeyId"))
+    return Sealed(*told)

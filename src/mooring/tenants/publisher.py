@@ -144,7 +144,7 @@ class Publisher:
     async def _would_change(
         self, tenant: Owner, seen: Seen, wanted: Parts, resent: Resent = NOTHING_RESENT
     ) -> list[Difference]:
-        await self._passwords(tenant, seen, wanted, resent=resent)
+        await self._passwords(tenant, seen, wanted, resent=resent, dry=True)
         await self._planned(tenant, seen, wanted, ROOM)
         return differences(seen.held.parts, wanted, seen.held.resent)
 
@@ -265,6 +265,7 @@ class Publisher:
         *,
         refuse: bool = True,
         resent: Resent = NOTHING_RESENT,
+        dry: bool = False,
     ) -> Awaitable[Passwords]:
         return judged(
             self._store,
@@ -275,6 +276,7 @@ class Publisher:
             wanted,
             refuse=refuse,
             resent=resent,
+            dry=dry,
         )
 
     async def _planned(

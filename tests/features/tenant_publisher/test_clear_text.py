@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import msgspec
 import pytest
 
 from mooring.errors import InvalidRequest
@@ -9,8 +12,8 @@ from mooring.model import JSON
 from mooring.store import Committed, Delete, Put, Store, key
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
-from tests.features.tenant_files import KEYS, document
-from tests.features.tenant_publisher.support import NO_KEY, RING, Commit, hooked
+from tests.features.tenant_files import KEYS, Interrupted, document
+from tests.features.tenant_publisher.support import NO_KEY, RING, Commit, hooked, value
 
 OTHER = b"o" * 32
 BORROWED = Keyring.from_environment({"ENCRYPTION_KEY": OTHER.decode()})
@@ -46,6 +49,57 @@ async def test_encrypted_passwords_of_other_programs_count(store: Store, keyless
     await store.commit(Put(KEYS.part(3, "database/query"), told.encode()))
     with pytest.raises(InvalidRequest, match="clear text"):
         await keyless.apply(document(2))
+
+
+async def many(store: Store, last: bytes = b"{}") -> None:
+    """More tenants than one page has, and this at the end of them."""
+    for some in range(51):
+        numbers = range(10_000 + some * 100, 10_100 + some * 100)
+        await store.commit(*(Put(KEYS.part(number, "storage"), b"{}") for number in numbers))
+    await store.commit(Put(KEYS.part(9, "database/query"), last))
+
+
+def sealed(key_id: str | None = RING.current, ring: Keyring = RING) -> bytes:
+    return msgspec.json.encode(
+        {"passwordEncrypted": ring.seal("pw")[0], "passwordKeyId": key_id, "driver": "mysql"}
+    )
+
+
+async def test_they_count_wherever_they_are_and_are_looked_for_once(
+    store: Store, keyless: Publisher
+):
+    await many(store, sealed())
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.diff(document(2))
+    assert await value(store, KEYS.encryption) is None, "a diff writes nothing"
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.apply(document(2))
+    assert await value(store, KEYS.encryption) == {"keyId": RING.current}
+    await store.commit(Delete(key(KEYS.part(9, "database/query"))))
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.apply(document(2))
+
+
+async def test_if_none_is_encrypted_all_are_looked_at_only_once(store: Store):
+    class Counting(Interrupted):
+        pages = 0
+
+        async def read(self, range, **options):
+            self.pages += KEYS.all.start <= range.start < KEYS.all.end
+            return await self._store.read(range, **options)
+
+    await many(store)
+    counting = Counting(store, 9, "")
+    keyless = Publisher(cast(Store, counting), ring=NO_KEY, by="bob")
+    await keyless.put(2, "database/query", database())
+    assert counting.pages == 2
+    assert await value(store, KEYS.encryption) == {"clear": True}
+    await keyless.put(3, "database/query", database())
+    assert counting.pages == 3, "only the first page, in which another program may have written"
+    await Publisher(store, ring=RING).put(4, "database/query", database())
+    assert await value(store, KEYS.encryption) == {"keyId": RING.current}
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await keyless.put(5, "database/query", database())
 
 
 async def test_an_empty_encrypted_password_does_not_count(store: Store, keyless: Publisher):
@@ -100,6 +154,29 @@ async def test_a_key_of_another_application_encrypts_nothing_beside_ours(
     with pytest.raises(InvalidRequest, match=r"another application: set MOORING_ENCRYPTION_KEY"):
         await stranger.apply(document(2))
     await stranger.put(1, "storage", {"uploadQuotaGb": 9})
+
+
+@pytest.mark.parametrize("key_id", [RING.current, "", None])
+async def test_a_key_of_another_application_is_compared_with_what_is_encrypted(
+    store: Store, key_id: str | None
+):
+    await many(store, sealed(key_id))
+    stranger = Publisher(store, ring=BORROWED, by="eve")
+    for attempt in (stranger.diff, stranger.apply):
+        with pytest.raises(InvalidRequest, match=r"another application: set MOORING_ENCRYPTION_K"):
+            await attempt(document(2))
+    assert await stranger.read(2) == {}
+    with pytest.raises(InvalidRequest, match="clear text"):
+        await Publisher(store, ring=NO_KEY).apply(document(2))
+    with pytest.raises(InvalidRequest, match="another application"):
+        await stranger.apply(document(2))
+
+
+async def test_the_common_variable_may_hold_the_key_in_use(store: Store):
+    await store.commit(Put(KEYS.part(3, "database/old"), sealed()))
+    await store.commit(Put(KEYS.part(3, "database/query"), sealed("", Keyring([OTHER]))))
+    await Publisher(store, ring=BORROWED).apply(document(2))
+    assert await value(store, KEYS.encryption) == {"keyId": BORROWED.current}
 
 
 async def test_a_changed_key_is_taken_for_the_new_one(store: Store, publisher: Publisher):
