@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
+from secrets import token_hex
 
 import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
 from mooring.store.contract import Check, Write
 from mooring.tenants.encryption import Passwords
-from mooring.tenants.keys import Owner, named
-from mooring.tenants.publishing import Difference, Held, Parts
+from mooring.tenants.hiding import clear_secrets_of
+from mooring.tenants.keys import Owner, field_of, is_area, named
+from mooring.tenants.publishing import Difference, Held, Parts, Unread
 from mooring.tenants.secrets import CURRENT
 
 Require = Callable[[Held], None]
@@ -79,7 +80,7 @@ class Work:
         self.unsure: list[Attempt] = []
         """Commits whose answers were lost: each may have been written, or may be yet, for as long
         as its place in the history is free."""
-        self._token = secrets.token_hex(8)
+        self._token = token_hex(8)
         self._attempts = 0
 
     def attempt(
@@ -141,6 +142,14 @@ class Work:
                 f"no encryption key is set: the password of {', '.join(clear)} is stored in clear "
                 f"text (set {CURRENT[0]})"
             )
+        for each in self.changes if is_area(self.tenant) else ():
+            if not isinstance(each.after, Unread) and (
+                secrets := clear_secrets_of(field_of(each.path), each.after)
+            ):
+                which = f": {', '.join(secrets)}" if any(secrets) else ""
+                yield (
+                    f"{each.path}{which} is stored in clear text: shared settings are not encrypted"
+                )
 
     def published(self) -> Published:
         return Published(

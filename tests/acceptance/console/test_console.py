@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -195,6 +196,36 @@ async def test_a_tenant_is_edited_and_rolled_back(visitor: Visitor, admin: Admin
     await dialog.get_by_role("button", name="Roll back").click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("Harbour")
     await expect(page.get_by_role("row").filter(has_text="rollback")).to_have_count(1)
+
+
+async def test_a_password_in_clear_text_is_warned_of(
+    visitor: Visitor, admin: Admin, monkeypatch: pytest.MonkeyPatch
+):
+    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
+    monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "")
+    document = {"meta": {"name": "Harbour", "code": "harbour"}}
+    assert (await admin.put("/admin/tenants/7", document)).status_code == 201
+    await visitor.go("tenant", "7")
+    await page.get_by_role("button", name="Edit").click()
+    database = {"driver": "mysql", "database": "x", "password": "hunter2"}
+    editor = page.get_by_role("textbox", name="Document")
+    await editor.fill(json.dumps({"database": {"orders": database}}))
+    await page.get_by_role("button", name="Show what changes").click()
+    await dialog.get_by_role("button", name="Publish").click()
+    warning = page.get_by_role("status").get_by_text("stored in clear text")
+    await expect(warning).to_contain_text("the password of database/orders")
+    await visitor.go("shared")
+    await (
+        page.locator('section[data-key="platform"]')
+        .get_by_role("button", name="New setting…")
+        .click()
+    )
+    await dialog.get_by_label("Key").fill("mail")
+    await dialog.get_by_role("button", name="Write it").click()
+    await editor.fill('{"host": "mx", "password": "hunter2"}')
+    await page.get_by_role("button", name="Show what changes").click()
+    await dialog.get_by_role("button", name="Set").click()
+    await expect(warning.filter(has_text="platform/configs/mail")).to_be_visible()
 
 
 async def test_a_new_tenant_never_replaces_one_that_exists(visitor: Visitor, admin: Admin):

@@ -131,6 +131,22 @@ async def test_without_encrypted_passwords_it_is_stored_with_a_warning(
     assert again.remarks == kept.remarks == ()
 
 
+async def test_secrets_that_all_tenants_share_are_stored_with_a_warning(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+):
+    done = await publisher.put_common("platform/configs/mail", {"host": "mx", "password": "pw"})
+    told = "platform/configs/mail: password is stored in clear text"
+    assert told in caplog.text
+    assert told in done.remarks[0]
+    done = await publisher.put_common("platform/configs/smtp-password", "pw")
+    assert "platform/configs/smtp-password is stored in clear text" in done.remarks[0]
+    caplog.clear()
+    done = await publisher.put_common("platform/configs/theme", {"colour": "blue"})
+    removed = await publisher.remove_common("platform/configs/mail")
+    assert done.remarks == removed.remarks == ()
+    assert "clear text" not in caplog.text
+
+
 async def test_of_two_at_once_the_one_in_clear_text_notices_the_encrypted_one(
     store: Store, publisher: Publisher
 ):

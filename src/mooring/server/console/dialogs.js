@@ -21,7 +21,8 @@ export function show(title, content, { wide = true } = {}) {
 }
 
 /** Ask before something is done. `fields` are asked for; `act(values)` does it and says what went
- * wrong by throwing: then the dialog stays, with the words. Resolves to whether it was done. */
+ * wrong by throwing: then the dialog stays, with the words. Resolves to what it returned, or true;
+ * false if it was not done. */
 export function ask({ title, text, content, fields = [], yes, danger = false, wide = false, act }) {
   return new Promise((resolve) => {
     let done = false;
@@ -34,8 +35,8 @@ export function ask({ title, text, content, fields = [], yes, danger = false, wi
       go.disabled = true;
       failure.textContent = "";
       try {
-        await act(Object.fromEntries(inputs.map(({ name, control }) => [name, control.value])));
-        done = true;
+        const values = inputs.map(({ name, control }) => [name, control.value]);
+        done = (await act(Object.fromEntries(values))) ?? true;
         dialog.close();
       } catch (error) {
         failure.textContent = error.message || t("error.unreachable");

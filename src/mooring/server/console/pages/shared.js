@@ -11,7 +11,7 @@ import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { when } from "../times.js";
 import { t } from "../words.js";
-import { editor, historyTable, pretty, read, tree } from "./tenant.js";
+import { editor, historyTable, pretty, published, read, tree } from "./tenant.js";
 
 const AREAS = ["common", "platform"];
 const KNOWN = {
@@ -216,7 +216,7 @@ class Area {
     });
     if (!done) return;
     this.#editing = null;
-    note(t("shared.set.done", shown(key)));
+    published(done, t("shared.set.done", shown(key)));
     this.#app.soon();
   }
 
@@ -232,7 +232,7 @@ class Area {
       act: ({ reason }) => send("DELETE", paths.because(path, reason), undefined, over(base)),
     });
     if (!done) return;
-    note(t("shared.remove.done", shown(key)));
+    published(done, t("shared.remove.done", shown(key)));
     this.#app.soon();
   }
 
@@ -255,7 +255,7 @@ class Area {
       act: ({ note: words }) => send("POST", path, { version, note: words }, over(base)),
     });
     if (!done) return;
-    note(t("shared.rollback.done"));
+    published(done, t("shared.rollback.done"));
     this.#app.soon();
   }
 

@@ -11,7 +11,7 @@ import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { Table } from "../tables.js";
 import { when } from "../times.js";
-import { t } from "../words.js";
+import { said, t } from "../words.js";
 
 const EMPTY = { meta: { name: "", code: "", status: "active" } };
 
@@ -60,7 +60,7 @@ export function page(app, [id, verb]) {
     });
     if (!done) return;
     editing = null;
-    note(t("tenant.publish.done", names));
+    published(done, t("tenant.publish.done", names));
     app.soon();
   };
   const rollback = async (version) => {
@@ -82,7 +82,7 @@ export function page(app, [id, verb]) {
         send("POST", paths.tenantRollback(id), { version, note: words }, over(base)),
     });
     if (!done) return;
-    note(t("tenant.rollback.done", names));
+    published(done, t("tenant.rollback.done", names));
     app.soon();
   };
   const remove = async () => {
@@ -97,7 +97,7 @@ export function page(app, [id, verb]) {
         send("DELETE", paths.because(paths.tenant(id), reason), undefined, over(base)),
     });
     if (!done) return;
-    note(t("tenant.delete.done", names));
+    published(done, t("tenant.delete.done", names));
     app.soon();
   };
   const unmask = () =>
@@ -168,6 +168,12 @@ export function page(app, [id, verb]) {
       ];
     },
   };
+}
+
+/** Say that it is done, and what an operator should know of it. */
+export function published({ warnings }, words) {
+  note(words);
+  for (const each of warnings) note(plain(said(each), 400), "bad");
 }
 
 export const pretty = (document) => JSON.stringify(document, null, 2);

@@ -370,7 +370,7 @@ export default {
   "hint.disabled": "运维人员将它摘除：问题解决后请恢复。",
 };
 
-/** Sentences of the server: timelines, and what is wrong with an instance. */
+/** Sentences of the server: timelines, what is wrong with an instance, and warnings of publishes. */
 export const SENTENCES = [
   [/^registered at (\S+), version (.*)$/, "注册于 $1，版本 $2"],
   [/^registered at (\S+), before this server looked$/, "注册于 $1（早于本服务器启动）"],
@@ -410,4 +410,18 @@ export const SENTENCES = [
   [/^its weight was set to (\S+) by (.*)$/, "权重已由 $2 设为 $1"],
   [/^its own weight was given back by (.*)$/, "权重已由 $1 恢复为自身的值"],
   [/^it took itself out over HTTP$/, "它已通过 HTTP 自行移除"],
+  [
+    /^no encryption key is set: the password of (.*) is stored in clear text \(set (\S+)\)$/,
+    "未设置加密密钥：$1 的密码以明文存储（请设置 $2）",
+  ],
+  [
+    /^(.*) is stored in clear text: shared settings are not encrypted$/,
+    "$1 以明文存储：共享设置不加密",
+  ],
+  [/^too large for one transaction, written in (\d+)$/, "对一个事务来说太大，已分 $1 个事务写入"],
+  [/^readers may have seen it in between$/, "读取方可能看到了中间状态"],
+  [
+    /^not brought back, for the history was written without a key: (.*)$/,
+    "未恢复，因为历史是在没有密钥时写入的：$1",
+  ],
 ];
