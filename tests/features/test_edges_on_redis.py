@@ -14,6 +14,7 @@ import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 from wsgiref.simple_server import make_server
 
 import hprose  # type: ignore[import-untyped]
@@ -30,6 +31,8 @@ from mooring.store import Put, key, prefix
 from mooring.testing.redis import RedisServer
 from mooring.testing.servers import free_port
 from mooring.workers import Turn
+from tests.contract.registries import OnRedis
+from tests.features.hprose_server import HproseServer
 from tests.features.test_asgi import Uvicorn, somebody_waits
 from tests.features.test_httpx_fleet import Fleet, Load
 from tests.features.test_wsgi import GUNICORN, Quiet
@@ -318,6 +321,28 @@ class TestClients:
                 thread.join()
         assert blocking.registry.instances("http.hello").instances == ()
         assert "crashed" not in caplog.text
+
+    @pytest.mark.parametrize("back", ["none", "the one that fails"])
+    async def test_hprose_calls_a_server_whose_record_vanished_when_another_fails(
+        self, hub: mooring.Hub, back: str
+    ):
+        def at(id: str, port: int) -> Instance:
+            return Instance("http.hello", "127.0.0.1", port, id=id, protocol="http")
+
+        with HproseServer() as server:
+            live = urlsplit(server.url).port
+            assert live is not None
+            dead = await hub.registry.enter(at("a", free_port()), ttl=60)
+            async with mooring.hprose.client(hub, "http.hello", pause=60) as remote:
+                await hub.registry.enter(at("b", live), ttl=60)
+                await eventually(lambda: len(remote.servers) == 2)
+                await OnRedis(hub).delete_all()
+                if back != "none":
+                    await hub.registry.enter(dead.instance, ttl=60)
+                assert remote.primary is not None
+                assert remote.primary.uuid == "a"
+                assert await asyncio.wait_for(remote.invoke("hello", ["x"]), 20) == "hello x"
+                assert len(remote.servers) == 2
 
 
 def _hello(name: str) -> str:

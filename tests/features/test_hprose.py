@@ -303,6 +303,38 @@ class TestFailover:
             await put(hub, "b", server.url)
             assert await asyncio.wait_for(call, 20) == "hello x"
 
+    @pytest.mark.parametrize("back", ["none", "the one that fails"])
+    async def test_a_server_whose_record_vanished_is_called_when_another_fails(
+        self,
+        hub: Hub,
+        serve: Callable[..., HproseServer],
+        back: str,
+        caplog: pytest.LogCaptureFixture,
+    ):
+        """The list that is read after a failure has fewer servers than live."""
+        server, dead = serve(), f"http://127.0.0.1:{free_port()}/"
+        await put(hub, "a", dead)
+        async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
+            await put(hub, "b", server.url)
+            await known(remote, 2)
+            await hub.store.commit(Delete(everything()))
+            if back != "none":
+                await eventually(lambda: "without a goodbye" in caplog.text)
+                await put(hub, "a", dead)
+            assert remote.primary == Server("a", dead)
+            assert await asyncio.wait_for(remote.invoke("hello", ["x"]), 20) == "hello x"
+            assert len(remote.servers) == 2
+
+    async def test_a_server_that_left_is_not_brought_back_by_a_list_read_later(self, hub: Hub):
+        """The list is read at a later revision than that of which the client hears next."""
+        await put(hub, "a", "http://10.0.0.1:1/")
+        await put(hub, "b", "http://10.0.0.1:2/")
+        async with mooring.hprose.client(hub, DOMAIN) as remote:
+            await hub.store.commit(Delete(key(FOLDER + b"b")))
+            await hub.store.commit(Put(b"/other", b""))
+            await remote._calls._read(time.monotonic())
+            await known(remote, 1)
+
     async def test_it_is_tried_so_often_and_no_more(self, hub: Hub):
         with refusing() as (port, count):
             await put(hub, "a", f"http://127.0.0.1:{port}/")
@@ -612,6 +644,29 @@ class TestOnEtcd:
                 assert remote.primary is not None
                 servers[remote.primary.url].kill()
                 assert await remote.hello("y") == "hello y"
+                proxy.heal()
+
+    async def test_the_only_server_is_tried_again_while_the_store_is_away(
+        self,
+        etcd: Callable[[str], EtcdServer],
+        serve: Callable[..., HproseServer],
+        hub: Hub,
+        store_url: str,
+        caplog: pytest.LogCaptureFixture,
+    ):
+        port, address = free_port(), etcd("3.5").address
+        await put(hub, "a", f"http://127.0.0.1:{port}/")
+        async with FaultProxy(address) as proxy:
+            through = store_url.replace(address, proxy.address) + "&timeout=1s"
+            async with (
+                mooring.connect(through, layout="hprose") as behind,
+                mooring.hprose.client(behind, DOMAIN, pause=0.2, tries=100) as remote,
+            ):
+                proxy.refuse()
+                call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
+                await eventually(lambda: "trying again in 0.2 s" in caplog.text)
+                await asyncio.to_thread(serve, port=port)
+                assert await call == "hello x"
                 proxy.heal()
 
     @pytest.mark.timed

@@ -30,16 +30,16 @@ class TestChoice:
         seen = set()
         for _ in range(200):
             choice = Choice()
-            choice.learn([A, B, C], 1)
+            choice.learn([A, B, C])
             seen.add(choice.primary)
         assert seen == {A, B, C}
 
     @given(st.lists(servers, min_size=1, max_size=10))
     def test_it_moves_only_where_the_primary_is_gone(self, lists: list[set[Server]]):
         choice = Choice()
-        for mark, known in enumerate(lists):
+        for known in lists:
             before = choice.primary
-            choice.learn(known, mark)
+            choice.learn(known)
             if before in known:
                 assert choice.primary == before
             else:
@@ -47,26 +47,17 @@ class TestChoice:
 
     def test_a_changed_url_is_followed(self):
         choice = Choice()
-        choice.learn([A], 1)
+        choice.learn([A])
         moved = Server("a", "tcp://elsewhere:1/")
-        choice.learn([B, moved, C], 2)
+        choice.learn([B, moved, C])
         assert choice.primary == moved
-
-    def test_older_news_are_no_news(self):
-        choice = Choice()
-        assert choice.learn([A], 5)
-        assert not choice.learn([B], 4)
-        assert choice.primary == A
-        assert choice.learn([B], 4, anew=True)
-        assert choice.learn([C], 4)
-        assert choice.primary == C
 
     @given(servers, servers, st.booleans())
     def test_a_failed_primary_is_left_for_one_that_did_not_fail(
         self, known: set[Server], failed: set[Server], moved: bool
     ):
         choice = Choice()
-        choice.learn(known, 1)
+        choice.learn(known)
         before = choice.primary
         after = choice.leave(failed)
         if known <= failed:

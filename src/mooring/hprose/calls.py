@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -16,7 +16,9 @@ from mooring.discovery.eligibility import callable_now
 from mooring.errors import Closed, InvalidRequest, NoInstance, StoreError
 from mooring.hprose.choice import Choice, Decision, Server, decide
 from mooring.hub import Hub
+from mooring.mirror import Update
 from mooring.model import Instance
+from mooring.registry.contract import Listing
 from mooring.registry.layouts.hprose import server_url
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class Calls:
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
         self._read_at = 0.0
+        self._listing: Listing | None = None
+        """What was last read beside the view; None if it could not be read."""
         self._closed = False
 
     @property
@@ -71,22 +75,31 @@ class Calls:
 
     async def __aenter__(self) -> Self:
         await self._view.__aenter__()
-        self._learn(self._view.instances, self._view.seen.mark)
-        self._view.subscribe(
-            lambda update: self._learn(self._view.instances, update.mark, anew=update.resync)
-        )
+        self._learn()
+        self._view.subscribe(self._follow)
         return self
+
+    def _follow(self, update: Update[str, Instance]) -> None:
+        if update.resync:  # the store may count anew
+            self._listing = None
+        self._learn()
 
     async def aclose(self) -> None:
         self._closed = True
         self._changed.set()
         await self._view.aclose()
 
-    def _learn(self, instances: Iterable[Instance], mark: int, *, anew: bool = False) -> None:
+    def _learn(self) -> None:
+        """The servers as the view has them, which keeps those that vanished. What was read at a
+        later time than the view has come to is added to them."""
+        seen = self._view.seen
+        instances = {each.id: each for each in seen.instances}
+        if self._listing is not None and self._listing.mark > seen.mark:
+            instances.update((each.id, each) for each in self._listing.instances)
         clients: dict[str, HproseClient] = {}
         unusable: dict[str, str] = {}
         servers = []
-        for instance in callable_now(instances):
+        for instance in callable_now(instances.values()):
             try:
                 url = server_url(instance)
                 known = self._clients.get(url)
@@ -98,8 +111,7 @@ class Calls:
             else:
                 servers.append(Server(instance.id, url))
         before = self.primary
-        if not self._choice.learn(servers, mark, anew=anew):
-            return
+        self._choice.learn(servers)
         self._clients, self._unusable = clients, unusable
         if self.primary != before:
             log.info("%s: calls go to %s", self.domain, self.primary and self.primary.url)
@@ -159,9 +171,13 @@ class Calls:
         return server
 
     def _decide(self, call: Call, error: Exception) -> Decision:
+        servers: Sequence[Server] = self.servers
+        if self._listing is not None and not self._listing.instances:
+            # The registry has none: those that are kept and failed are gone.
+            servers = [server for server in servers if server not in call.failed]
         return decide(
             error,
-            servers=self.servers,
+            servers=servers,
             failed=call.failed,
             tried=call.tried,
             tries=self._tries,
@@ -175,11 +191,12 @@ class Calls:
                 return
             began = time.monotonic()
             try:
-                listing = await self._registry.instances(self.domain)
-                self._learn(listing.instances, listing.mark)
+                self._listing = await self._registry.instances(self.domain)
+                self._learn()
             except Closed:
                 raise
             except StoreError as error:
+                self._listing = None
                 log.info("%s: the last list has to do: %s", self.domain, error)
             self._read_at = began
 

@@ -28,20 +28,15 @@ class Choice:
         """None only where there are no servers."""
         self.servers: tuple[Server, ...] = ()
         self._choose = choose
-        self._mark = 0
 
-    def learn(self, servers: Iterable[Server], mark: int, *, anew: bool = False) -> bool:
-        """The servers as they are at a revision. Older news are no news, unless the store counts
-        anew. Whether they were."""
-        if mark < self._mark and not anew:
-            return False
-        self._mark, self.servers = mark, tuple(servers)
+    def learn(self, servers: Iterable[Server]) -> None:
+        """The servers as they are now."""
+        self.servers = tuple(servers)
         was = "" if self.primary is None else self.primary.uuid
         here = next((server for server in self.servers if server.uuid == was), None)
         if here is None and self.servers:
             here = self._choose(self.servers)
         self.primary = here
-        return True
 
     def leave(self, failed: Collection[Server]) -> Server | None:
         """The server to call once these failed: the primary where it did not, which somebody else
