@@ -40,4 +40,4 @@ def __getattr__(name: str) -> object:
     """`mooring.sync` is loaded when it is first asked for."""
     if name == "sync":
         return importlib.import_module("mooring.sync")
-    raise AttributeError(f"module 'mooring' has no attribute {name!r}")
+    raise AttributeError(f"module 'mooring' has no attribute '{name}'")

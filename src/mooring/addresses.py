@@ -8,6 +8,7 @@ import logging
 import re
 import socket
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def split(address: str) -> tuple[str, int]:
         host = host[1:-1]
     if not colon or not _PORT.fullmatch(port) or (":" in host) != bracketed:
         raise InvalidRequest(
-            f"{address!r} is no address: write it like 192.168.0.1:8080 or [::1]:8080"
+            f"{quoted(address)} is no address: write it like 192.168.0.1:8080 or [::1]:8080"
         )
     check_host(host)
     check_port(int(port))
@@ -48,7 +49,7 @@ def is_ip(host: str) -> bool:
 def check_host(host: object) -> None:
     """Raise `InvalidRequest` unless others could reach an instance by this host."""
     if not isinstance(host, str) or not host:
-        raise InvalidRequest(f"a host must be an IP address or a host name, not {host!r}")
+        raise InvalidRequest(f"a host must be an IP address or a host name, not {quoted(host)}")
     if problem := _problem(host):
         raise InvalidRequest(problem)
 
@@ -74,13 +75,13 @@ def _problem_of_name(host: str) -> str:
         return _problem(host[1:-1]) or f"{host} has brackets: write an IPv6 host without them"
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        return f"{host!r} is neither an IP address nor a host name"
+        return f"{quoted(host)} is neither an IP address nor a host name"
     if not all(_NUMBER.fullmatch(label) for label in labels):
         return ""
     # The C library reads such a name as an IPv4 address: 0x0 and 0 as 0.0.0.0.
     if not any(int(label, 16 if label[:2] in ("0x", "0X") else 10) for label in labels):
         return _unspecified(host)
-    return f"{host!r} looks like an IP address, but is none"
+    return f"{quoted(host)} looks like an IP address, but is none"
 
 
 def _unspecified(host: str) -> str:
@@ -92,7 +93,7 @@ def _unspecified(host: str) -> str:
 
 def check_port(port: object) -> None:
     if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise InvalidRequest(f"port {port!r} is not between 1 and 65535")
+        raise InvalidRequest(f"port {quoted(port)} is not between 1 and 65535")
 
 
 def reachable_host() -> str:

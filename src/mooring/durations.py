@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -17,7 +18,7 @@ def parse(text: str) -> float:
     if text == "0":
         return 0.0
     if not _WHOLE.fullmatch(text):
-        raise InvalidRequest(f"{text!r} is not a duration: write it like 10s, 1m30s or 250ms")
+        raise InvalidRequest(f"{quoted(text)} is not a duration: write it like 10s, 1m30s or 250ms")
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
 
 

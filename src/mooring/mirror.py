@@ -21,6 +21,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 
+from mooring.display import describe
 from mooring.errors import (
     CannotResume,
     Closed,
@@ -311,10 +312,10 @@ class Mirror(Generic[K, V]):
         self._turn.set()
 
     def _stumbles(self, error: Exception) -> None:
-        if self._mistake != repr(error):
-            self._mistake = repr(error)
+        if self._mistake != describe(error):
+            self._mistake = describe(error)
             log.exception("%s: failed, reads again; the last state is kept", self._feed.name)
-        self.error = StoreError(f"{self._feed.name} cannot be followed: {error!r}")
+        self.error = StoreError(f"{self._feed.name} cannot be followed: {describe(error)}")
         self._followed = self._loaded
         self._turn.set()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from mooring import addresses
+from mooring.display import describe, quoted
 from mooring.errors import InvalidRequest
 from mooring.names import split_service
 
@@ -127,23 +128,25 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
             addresses.check_host(self.host)
         addresses.check_port(self.port)
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
-            raise InvalidRequest(f"weight {self.weight!r} of {self.service} is no number")
+            raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is no number")
         if not 0 <= self.weight < float("inf"):
-            raise InvalidRequest(f"weight {self.weight!r} of {self.service} is not 0 or more")
+            raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is not 0 or more")
         check_metadata(self.metadata)
         if not isinstance(self.metadata, RecordedMetadata):
             check_metadata_size(self.service, self.metadata)
         if not isinstance(self.ports, Mapping):
-            raise InvalidRequest(f"ports are numbers by name, not {self.ports!r}")
+            raise InvalidRequest(f"ports are numbers by name, not {quoted(self.ports)}")
         for name, port in self.ports.items():
             addresses.check_port(port)
             check_text("name of a port", name)
             if not name:
-                raise InvalidRequest(f"the port {port!r} of {self.service} needs a name")
+                raise InvalidRequest(f"the port {quoted(port)} of {self.service} needs a name")
         if not self.id and self.host:
             msgspec.structs.force_setattr(self, "id", self.address)
         if " " in self.id or not self.id.isprintable():
-            raise InvalidRequest(f"the id {self.id!r} contains a space or a control character")
+            raise InvalidRequest(
+                f"the id {quoted(self.id)} contains a space or a control character"
+            )
 
     @property
     def address(self) -> str:
@@ -160,23 +163,22 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
 def check_text(what: str, value: object) -> None:
     """Raise `InvalidRequest` unless it is text that can be written."""
     if not isinstance(value, str):
-        raise InvalidRequest(f"{what} must be text, not {value!r} ({type(value).__name__})")
+        raise InvalidRequest(f"{what} must be text, not {quoted(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(
-            f"{what} {value!r} is half a character: it cannot be written"
+            f"{what} {quoted(value)} is half a character: it cannot be written"
         ) from None
 
 
 def check_metadata(metadata: object) -> None:
     if not isinstance(metadata, Mapping):
-        raise InvalidRequest(f"metadata is text by text, not {metadata!r}")
+        raise InvalidRequest(f"metadata is text by text, not {quoted(metadata)}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidRequest(
-                f"metadata is text by text, not {key!r}: {value!r} "
-                f"({type(value).__name__}): write it as text"
+                f"metadata is text by text, not {quoted(key)}: {quoted(value)}: write it as text"
             )
         check_text("metadata", key)
         check_text("metadata", value)
@@ -204,7 +206,7 @@ def check_json(what: str, value: object, *, finite: bool = True) -> None:
         if not problem:
             msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{what} cannot be written as JSON: {error}") from error
+        raise InvalidRequest(f"{what} cannot be written as JSON: {describe(error)}") from error
     if problem:
         raise InvalidRequest(f"{what} cannot be written as JSON: {problem}")
 
@@ -213,7 +215,7 @@ def _no_json(value: object, finite: bool) -> str:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
-                return f"the name {name!r} is no text"
+                return f"the name {quoted(name)} is no text"
             if problem := _no_json(inner, finite):
                 return problem
     elif isinstance(value, list | tuple):
@@ -221,7 +223,7 @@ def _no_json(value: object, finite: bool) -> str:
     elif isinstance(value, float):
         return "" if math.isfinite(value) or not finite else f"{value} is no number"
     elif not (value is None or isinstance(value, str | int)):
-        return f"{value!r} is of the type {type(value).__name__}"
+        return f"{quoted(value)} is not a value of JSON"
     return ""
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from itertools import islice, pairwise
 
+from mooring.display import quoted
 from mooring.errors import InvalidName
 
 DEFAULT_GROUP = "default"
@@ -33,7 +34,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: what was probably meant, and what there is."""
     known = sorted(known)
     close = closest(name, known)
-    meant = f", did you mean {close!r}?" if close else ""
+    meant = f", did you mean {quoted(close)}?" if close else ""
     return f"{meant} (there are {', '.join(known)})"
 
 
@@ -62,8 +63,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 def check_name(what: str, name: str) -> None:
     """Raise `InvalidName` where `name` cannot be one; the message says which rule it breaks."""
     if problem := _problem(name):
-        shown = f"{name[:40]!r}…" if problem == _TOO_LONG else repr(name)
-        raise InvalidName(f"the {what} name {shown} {problem}")
+        raise InvalidName(f"the {what} name {quoted(name, 100)} {problem}")
 
 
 _TOO_LONG = f"is longer than {LONGEST} characters"
@@ -71,7 +71,7 @@ _TOO_LONG = f"is longer than {LONGEST} characters"
 
 def _problem(name: str) -> str:
     if not isinstance(name, str):
-        return f"must be text, not {type(name).__name__}"
+        return "must be text"
     if not name:
         return "is empty"
     if len(name) > LONGEST:
@@ -91,18 +91,18 @@ def check_part(what: str, name: str) -> None:
     """Like `check_name`, for places that forbid colons and spaces too."""
     check_name(what, name)
     if _COLON_OR_SPACE.search(name):
-        raise InvalidName(f"the {what} name {name!r} contains a colon or a space")
+        raise InvalidName(f"the {what} name {quoted(name)} contains a colon or a space")
 
 
 def split_service(service: str) -> tuple[str, str]:
     """Group and name of a service that is written `group/name` or `name`."""
     if not isinstance(service, str):
-        raise InvalidName(f"a service's name must be text, not {type(service).__name__}")
+        raise InvalidName(f"a service's name must be text, not {quoted(service)}")
     if len(service) <= _REMEMBERED:
         return _remembered(service)
     if len(service) > 2 * LONGEST + 1:
         raise InvalidName(
-            f"the service {service[:40]!r}… is too long: a name has {LONGEST} characters at most"
+            f"the service {quoted(service, 40)} is too long: {LONGEST} characters is the limit"
         )
     return _split(service)
 
@@ -121,11 +121,13 @@ def _split(service: str) -> tuple[str, str]:
     if not slash:
         group = DEFAULT_GROUP
     elif "/" in group:
-        raise InvalidName(f"the service {service!r} has two slashes: write it as group/name")
+        raise InvalidName(f"the service {quoted(service)} has two slashes: write it as group/name")
     check_name("group", group)
     check_name("service", name)
     if name == "info":
-        raise InvalidName(f"the service name 'info' in {service!r} is reserved for descriptions")
+        raise InvalidName(
+            f"the service name 'info' in {quoted(service)} is reserved for descriptions"
+        )
     return group, name
 
 
@@ -135,20 +137,3 @@ _remembered = functools.lru_cache(maxsize=10_000)(_split)
 def join_service(group: str, name: str) -> str:
     """How a service is written and shown: those of the default group by their bare name."""
     return name if group == DEFAULT_GROUP else f"{group}/{name}"
-
-
-def printable(text: str) -> str:
-    """Text of unknown origin, made safe for a terminal and for one line."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
-
-
-def readable(key: bytes) -> str:
-    """A key for a message: text, with escapes for what is not."""
-    if key == b"\0":
-        return "all keys"  # the start of the range of everything
-    return printable(key.decode(errors="backslashreplace"))

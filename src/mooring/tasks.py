@@ -7,6 +7,8 @@ import logging
 import random
 from collections.abc import Coroutine
 
+from mooring.display import quoted
+
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER = 5.0
@@ -29,7 +31,7 @@ class Tasks:
     def _done(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background task %r crashed", task.get_name(), exc_info=error)
+            log.error("background task %s crashed", quoted(task.get_name()), exc_info=error)
 
     async def aclose(self) -> None:
         """Cancel what still runs and wait for its end. A task may close its own owner."""

@@ -274,7 +274,7 @@ class TestListing:
             warnings = done.stderr.splitlines()
             assert len(warnings) == 3
             assert all(line.startswith("mooring: warning: /registry/") for line in warnings)
-            assert "10.0.0.9:1/data: is no JSON" in done.stderr
+            assert "10.0.0.9:1/data: is not valid JSON" in done.stderr
             assert "\x1b" not in done.stderr
         counted = rows(await asyncio.to_thread(run, "services"))
         assert ["orders", "2"] in counted
@@ -282,7 +282,7 @@ class TestListing:
         assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
         watch = start("watch", "orders")
         await eventually(lambda: len(watch.out) == 2, within=40)
-        await eventually(lambda: watch.said("10.0.0.9:1/data: is no JSON"))
+        await eventually(lambda: watch.said("10.0.0.9:1/data: is not valid JSON"))
 
     def test_a_name_that_the_terminal_cannot_show(self, shop: Hub, url: str):
         done = mooring_command("groups", MOORING_STORE=url, PYTHONIOENCODING="latin-1")
@@ -292,8 +292,8 @@ class TestListing:
         evil = Instance("orders", "h", 1, metadata={"a": "\x1b[2J\t\nb"}, zone="\x07")
         async with hub.register(evil):
             (row,) = rows(await asyncio.to_thread(run, "instances", "orders"))
-        assert row[5] == r"\x07"
-        assert row[-1] == r"a=\x1b[2J\t\nb"
+        assert row[5] == "<U+0007>"
+        assert row[-1] == "a=<U+001B>[2J<U+0009><U+000A>b"
 
 
 class TestCalling:

@@ -499,7 +499,7 @@ class TestKeys:
             assert [server.uuid for server in remote.servers] == ["good"]
         problems = (await hub.registry.instances(DOMAIN)).problems
         assert {problem.key for problem in problems} == {FOLDER + name for name in rubbish}
-        assert "left out: hprose-service/http.hello/1: is no JSON" in caplog.text
+        assert "left out: hprose-service/http.hello/1: is not valid JSON" in caplog.text
 
 
 class TestRegister:

@@ -46,7 +46,7 @@ def test_an_instance_that_a_layout_fails_on_is_a_problem_and_the_others_are_ther
     assert sorted(assembly.instances) == ["10.0.0.1:1", "10.0.0.1:3"]
     (problem,) = assembly.problems.values()
     assert problem.key == FOLDER + b"10.0.0.1:2/data"
-    assert "ZeroDivisionError" in problem.reason
+    assert "is not valid: a mistake" in problem.reason
 
 
 def test_an_instance_does_not_pay_for_its_config(assembly: Assembly):

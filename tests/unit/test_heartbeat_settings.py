@@ -165,7 +165,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(text: str, names: list[st
         ("registry: {heartbeat: 5}", "registry.heartbeat must hold settings"),
         ("registry: {heartbeat: {heartbeat-interval: 10}}", "heartbeat-interval: 10 .* like 10s"),
         ("registry: {heartbeat: {heartbeat-interval: 0s}}", "heartbeat-interval: 0s is too short"),
-        ("registry: {heartbeat: {metadata-interval: }}", "heartbeat.metadata-interval: None"),
+        ("registry: {heartbeat: {metadata-interval: }}", "heartbeat.metadata-interval: null"),
         (
             "registry: {metrics: {collection-intervals: {cpu: fast}}}",
             "registry.metrics.collection-intervals.cpu: 'fast' is not a duration",

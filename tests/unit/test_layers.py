@@ -11,7 +11,7 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors", "version"},
+    {"display", "errors", "version"},
     {"connections", "names", "descriptors", "durations", "replacement", "tasks", "validation"},
     {"addresses"},
     {"model"},

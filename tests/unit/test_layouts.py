@@ -231,12 +231,12 @@ class TestTree:
     @pytest.mark.parametrize(
         ("value", "says"),
         [
-            (b"", "is no JSON"),
+            (b"", "is not valid JSON"),
             (b"[]", "no JSON object"),
             (b'{"tags":{"a":1}}', "must be text, not a whole number"),
             (b'{"weight":-1}', "0 or more"),
             (b'{"ports":{"a":0}}', "between 1 and 65535"),
-            (b"\xff", "is no JSON"),
+            (b"\xff", "is not valid JSON"),
         ],
     )
     def test_a_bad_value_is_reported_with_its_key(self, value: bytes, says: str):
@@ -257,11 +257,11 @@ class TestTree:
         assert [problem.key for problem in made.problems] == [b"/s", b"/c"]
 
     def test_a_config_and_a_description_that_are_no_text_are_malformed(self):
-        with pytest.raises(Malformed, match="is no JSON"):
+        with pytest.raises(Malformed, match="is not UTF-8"):
             self.layout.decode_config(b'{"zone":"\xff"}')
         place = self.layout.locate(self.layout.info_key(group="Common"))
         assert place is not None
-        with pytest.raises(Malformed, match="is no JSON"):
+        with pytest.raises(Malformed, match="is not UTF-8"):
             self.layout.decode_info(place, b'{"displayName":"\xff"}')
 
     def test_an_id_with_a_port_without_end_is_reported(self):

@@ -75,7 +75,7 @@ def test_some_places_forbid_colons_and_spaces(name: str):
 
 
 def test_a_name_that_is_no_text_is_refused():
-    with pytest.raises(InvalidName, match="must be text, not int"):
+    with pytest.raises(InvalidName, match="must be text, not 5"):
         split_service(5)  # type: ignore[arg-type]
 
 

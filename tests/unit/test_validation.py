@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from mooring.names import readable
 from mooring.validation import in_words
 
 
@@ -58,9 +57,3 @@ def test_no_backtick_of_msgspec_is_left(value: Any, kind: Any):
         words = in_words(error, "it")
         assert "`" not in words
         assert "Expected" not in words
-
-
-def test_a_key_in_a_message_is_text():
-    assert readable(b"/registry/\xe6\x95\xb0") == "/registry/数"
-    assert readable(b"\x00\xff\n") == "\\x00\\xff\\n"
-    assert readable(b"\x00") == "all keys"

@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any, TypedDict, TypeVar
 
 from mooring.asgi.protocol import Application, Message, Receive, Scope, Send
+from mooring.display import describe
 from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
@@ -190,7 +191,7 @@ class _Protocol:
         except Exception as error:
             if self._spoken:
                 raise
-            log.debug("the application has no lifespan of its own: %r", error)
+            log.debug("the application has no lifespan of its own: %s", describe(error))
         finally:
             await self._leave()
         if not self._spoken:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from mooring import addresses
+from mooring.display import describe, quoted
 from mooring.errors import (
     AccessDenied,
     InvalidRequest,
@@ -98,7 +99,9 @@ class TLS:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
-            raise InvalidRequest(f"--ca {self.ca} holds no certificate: {error}") from error
+            raise InvalidRequest(
+                f"--ca {self.ca} holds no certificate: {describe(error)}"
+            ) from error
         if self.cert is None:
             if self.key is not None:
                 raise InvalidRequest("--key is the key of a certificate: name that with --cert")
@@ -197,7 +200,7 @@ class Server:
         return Unavailable(f"TLS with {self.url} fails ({reason}): is it a server with TLS?")
 
     def _unanswered(self, error: Exception) -> str:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = describe(error)
         ended = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
         if ended and self.url.startswith("https:") and self.tls.cert is None:
             # A server of asyncio says nothing to who shows it no certificate, and hangs up.
@@ -278,7 +281,9 @@ def _checked(server: str) -> str:
     except ValueError:
         good = False
     if not good or parts.path not in ("", "/") or parts.query or parts.username is not None:
-        raise InvalidRequest(f"--server {server!r} is no server: write it like https://HOST:7480")
+        raise InvalidRequest(
+            f"--server {quoted(server)} is no server: write it like https://HOST:7480"
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -20,6 +20,7 @@ from mooring.cli.options import (
 from mooring.cli.printing import show, show_json, words
 from mooring.cli.reaching import must_be_known, reach, run_command
 from mooring.cli.telling import note, printable
+from mooring.display import quoted
 from mooring.errors import RegistryError
 from mooring.hub import Hub
 from mooring.model import JSON
@@ -44,7 +45,7 @@ def get(
     if not key:
         _show(fields, as_json)
     elif key not in fields:
-        raise RegistryError(f"{_subject(service, instance)} has no {key!r} set")
+        raise RegistryError(f"{_subject(service, instance)} has no {quoted(key)} set")
     elif as_json:
         show_json(fields[key])
     else:
@@ -112,7 +113,7 @@ async def _configure(
         fields = await hub.registry.configure(service, instance, set=new, unset=gone)
         for name in gone:
             if name not in before:
-                note(f"{_subject(service, instance)} had no {name!r} set")
+                note(f"{_subject(service, instance)} had no {quoted(name)} set")
         if new and not await _concerns_anybody(hub, service, instance):
             note(f"{_subject(service, instance)} is not registered at present: kept for when it is")
         return fields

@@ -12,6 +12,7 @@ from mooring.cli.options import JSONOption, StoreOption
 from mooring.cli.printing import show_json
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import printable
+from mooring.display import quoted
 from mooring.locks.election import Leader
 
 VALUE = "MOORING_ELECTION_VALUE"
@@ -58,7 +59,7 @@ async def _elect(
     async with reach(store, "tree") as hub:
         campaign = hub.election(name, ttl=ttl, timeout=timeout).campaign(value)
         given = {VALUE: value}
-        return await run_while_held(campaign, command, f"the election {name!r}", given)
+        return await run_while_held(campaign, command, f"the election {quoted(name)}", given)
 
 
 async def _listen(name: str, store: str, as_json: bool) -> None:

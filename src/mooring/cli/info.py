@@ -9,6 +9,7 @@ import typer
 from mooring.cli.options import JSONOption, LayoutOption, RegistryOption, StoreOption, pairs
 from mooring.cli.printing import show, show_json
 from mooring.cli.reaching import meant, must_be_known, reach, run_command
+from mooring.display import quoted
 from mooring.errors import RegistryError
 from mooring.hub import Hub
 from mooring.model import JSON, Group, Service
@@ -50,7 +51,7 @@ async def _get(service: str, group: str, store: str, registry: str, layout: str)
 async def _group_must_be_known(hub: Hub, group: str) -> None:
     known = await hub.registry.groups()
     if group not in known:
-        raise RegistryError(f"there is no group {group!r}{meant(group, known)}")
+        raise RegistryError(f"there is no group {quoted(group)}{meant(group, known)}")
 
 
 @app.command(name="set")

@@ -18,6 +18,7 @@ from mooring.cli.options import (
 from mooring.cli.printing import Columns, number, show, show_json, yes_no
 from mooring.cli.reaching import listed, meant, reach, run_command
 from mooring.cli.telling import note
+from mooring.display import quoted
 from mooring.errors import RegistryError
 from mooring.model import JSON, Config, Instance, Time, now
 
@@ -62,7 +63,7 @@ async def _deregister(
     async with reach(store, layout, registry=registry) as hub:
         if not await hub.registry.deregister(service, id):
             there = [instance.id for instance in await listed(hub, service)]
-            raise RegistryError(f"{service} has no instance {id!r}{meant(id, there)}")
+            raise RegistryError(f"{service} has no instance {quoted(id)}{meant(id, there)}")
     if as_json:
         show_json({"service": service, "id": id, "deregistered": True})
     else:

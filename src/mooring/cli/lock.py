@@ -16,6 +16,7 @@ from mooring.cli.job import Job
 from mooring.cli.options import StoreOption, seconds
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import note
+from mooring.display import quoted
 from mooring.errors import LockLost, LockTimeout
 from mooring.locks.held import Held
 from mooring.locks.lock import Lock, check_name, check_times
@@ -76,7 +77,7 @@ async def _lock(
 ) -> int:
     async with reach(store, "tree") as hub:
         lock = hub.lock(name, ttl=ttl, timeout=timeout)
-        return await run_while_held(lock, command, f"the lock {name!r}")
+        return await run_while_held(lock, command, f"the lock {quoted(name)}")
 
 
 async def run_while_held(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring import durations
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.tenants.keys import NAMESPACE_VARIABLE
 
@@ -66,13 +67,13 @@ def pairs(what: str, typed: Iterable[str] | None) -> dict[str, str]:
     for text in typed or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=what)
+            raise typer.BadParameter(f"{quoted(text)} is not KEY=VALUE", param_hint=what)
         if name in found:
-            raise typer.BadParameter(f"{name!r} is given twice", param_hint=what)
+            raise typer.BadParameter(f"{quoted(name)} is given twice", param_hint=what)
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise typer.BadParameter(f"{text!r} is not UTF-8", param_hint=what) from None
+            raise typer.BadParameter(f"{quoted(text)} is not UTF-8", param_hint=what) from None
         found[name] = value
     return found
 

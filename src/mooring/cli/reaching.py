@@ -11,6 +11,7 @@ import typer
 
 from mooring.cli.running import run
 from mooring.cli.telling import hear, hear_crashes, warn
+from mooring.display import quoted
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.heartbeat.settings import RegistrySettings, parse
 from mooring.hub import Hub, connect
@@ -101,10 +102,10 @@ async def must_be_known(hub: Hub, service: str) -> None:
     if service in known or join_service(*split_service(service)) in known:
         return
     if redis is None or not await redis.configured(service):
-        raise RegistryError(f"there is no service {service!r}{meant(service, known)}")
+        raise RegistryError(f"there is no service {quoted(service)}{meant(service, known)}")
 
 
 def meant(name: str, known: list[str]) -> str:
     """The end of an error about an unknown name; there may be too many to list them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f": did you mean {close[0]!r}?" if close else ""
+    return f": did you mean {quoted(close[0])}?" if close else ""

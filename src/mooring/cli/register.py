@@ -29,6 +29,7 @@ from mooring.cli.options import (
 )
 from mooring.cli.reaching import START_ONE, on_redis, reach, run_command
 from mooring.cli.telling import hear, note, say, warn
+from mooring.display import quoted
 from mooring.model import Instance
 from mooring.registry.layouts import layout_of
 from mooring.registry.layouts.hprose import protocol_of
@@ -139,7 +140,7 @@ def _split(address: str) -> tuple[str, int]:
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise typer.BadParameter(f"{name}={text}: {text!r} is no port", param_hint="--port")
+        raise typer.BadParameter(f"{name}={text}: {quoted(text)} is no port", param_hint="--port")
     return int(text)
 
 

@@ -10,6 +10,7 @@ from mooring.cli.options import JSONOption, LayoutOption, RegistryOption, StoreO
 from mooring.cli.printing import show
 from mooring.cli.reaching import meant, on_redis, reach, run_command
 from mooring.cli.telling import note, warn
+from mooring.display import quoted
 from mooring.errors import RegistryError, StoreError
 from mooring.registry.contract import ServiceCount
 
@@ -56,7 +57,7 @@ async def _services(group: str, store: str, registry: str, layout: str, as_json:
     async with reach(store, layout, registry=registry) as hub:
         found = await hub.registry.services(group)
         if not found and group and group not in (known := await hub.registry.groups()):
-            raise RegistryError(f"there is no group {group!r}{meant(group, known)}")
+            raise RegistryError(f"there is no group {quoted(group)}{meant(group, known)}")
         if (redis := on_redis(hub)) is not None:
             await _warn_of_brakes(redis, found)
     if not found:

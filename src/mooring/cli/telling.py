@@ -7,7 +7,7 @@ import logging
 
 import typer
 
-from mooring.names import printable
+from mooring.display import printable
 
 __all__ = ["hear", "hear_crashes", "note", "printable", "say", "warn"]
 

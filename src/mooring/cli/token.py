@@ -20,6 +20,7 @@ from mooring.cli.admin import (
 from mooring.cli.options import JSONOption
 from mooring.cli.printing import show, show_json
 from mooring.cli.telling import note, printable
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 ROLES = ("viewer", "operator", "admin", "service")
@@ -53,7 +54,7 @@ def create(
 ) -> None:
     """Make a token and print it, once."""
     if role not in ROLES:
-        raise InvalidRequest(f"there is no role {role!r}: there are {', '.join(ROLES)}")
+        raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
     wanted = {
         "name": name,
         "role": role,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mooring.display import describe, quoted
 from mooring.model import Instance
 
 
@@ -38,14 +39,14 @@ def objection(instance: Instance, wanted: Wanted, *, last_resort: bool = False) 
         return f"its version is {instance.version}, not {wanted.version}"
     for name, value in wanted.tags.items():
         if (has := instance.metadata.get(name)) != value:
-            return f"its {name} is {has!r}, not {value!r}"
+            return f"its {name} is {quoted(has)}, not {quoted(value)}"
     if wanted.zone_only and instance.zone != wanted.zone:
         return f"its zone is {instance.zone or 'not known'}, not {wanted.zone}"
     if wanted.where is not None:
         try:
             meets = wanted.where(instance)
         except Exception as error:  # noqa: BLE001 - the caller's own code
-            return f"the caller's condition fails on it: {error!r}"
+            return f"the caller's condition fails on it: {describe(error)}"
         if not meets:
             return "it does not meet the caller's condition"
     return ""

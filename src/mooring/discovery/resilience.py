@@ -12,6 +12,7 @@ from collections.abc import KeysView
 from dataclasses import dataclass, fields
 from heapq import heapify, heappop, heappush
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 _SLOTS = 10
@@ -71,11 +72,11 @@ class Resilience:
             value = getattr(self, field.name)
             least, most, rule = _RULES.get(field.name, _TIME)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise InvalidRequest(f"{field.name} must be a number, not {value!r}")
+                raise InvalidRequest(f"{field.name} must be a number, not {quoted(value)}")
             if not least <= value <= most or value == math.inf:
-                raise InvalidRequest(f"{field.name} must be {rule}, not {value!r}")
+                raise InvalidRequest(f"{field.name} must be {rule}, not {quoted(value)}")
             if field.name in _COUNTS and value != int(value):
-                raise InvalidRequest(f"{field.name} must be a whole number, not {value!r}")
+                raise InvalidRequest(f"{field.name} must be a whole number, not {quoted(value)}")
         if self.ejection_most < self.ejection:
             raise InvalidRequest(
                 f"ejection_most ({self.ejection_most:g}) is less than ejection "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
+from mooring.display import quoted
 from mooring.doctor.findings import SLOW, Finding, attempt, judge_clock, numbers, timed
 from mooring.durations import show
 from mooring.errors import StoreError
@@ -154,7 +155,7 @@ def judge_sentinels(sentinels: Sentinels) -> Iterator[Finding]:
     if not answering:
         yield Finding("error", "sentinels", of)
     elif not sentinels.master:
-        yield Finding("error", "sentinels", f"{of}, and know no master {sentinels.name!r}")
+        yield Finding("error", "sentinels", f"{of}, and know no master {quoted(sentinels.name)}")
     elif sentinels.quorum:
         yield Finding(
             "error",

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,9 @@ class Health:
 def _asyncio(health: Health) -> dict[str, grpc.RpcMethodHandler]:
     async def check(service: str, context: grpc.aio.ServicerContext) -> Status:
         if (status := health.status(service)) is Status.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {service!r} here")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"there is no service {quoted(service)} here"
+            )
         return status
 
     async def watch(service: str, context: grpc.aio.ServicerContext) -> AsyncIterator[Status]:
@@ -129,7 +132,7 @@ def _asyncio(health: Health) -> dict[str, grpc.RpcMethodHandler]:
 def _threads(health: Health) -> dict[str, grpc.RpcMethodHandler]:
     def check(service: str, context: grpc.ServicerContext) -> Status:
         if (status := health.status(service)) is Status.SERVICE_UNKNOWN:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {service!r} here")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {quoted(service)} here")
         return status
 
     sends = _Sends()

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from mooring.display import describe, quoted
 from mooring.errors import InvalidRequest
 from mooring.grpc.target import Repeatable
 
@@ -30,7 +31,7 @@ def merged(
     retries of the `repeatable` methods. Raises `InvalidRequest` if the caller's config is invalid,
     or contradicts the arguments."""
     if not isinstance(health, bool | str):
-        raise InvalidRequest(f"health is True, False or a service's name, not {health!r}")
+        raise InvalidRequest(f"health is True, False or a service's name, not {quoted(health)}")
     config = _given(options)
     if "loadBalancingPolicy" not in config:
         # gRPC checks health with this policy only, also if there is but one address.
@@ -55,7 +56,7 @@ def _given(options: Options) -> Config:
     try:
         config = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the option {OPTION} is not valid JSON: {error}") from None
+        raise InvalidRequest(f"the option {OPTION} is not valid JSON: {describe(error)}") from None
     methods = config.get("methodConfig", []) if isinstance(config, dict) else None
     if not isinstance(methods, list) or not all(isinstance(each, dict) for each in methods):
         raise InvalidRequest(

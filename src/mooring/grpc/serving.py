@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 import mooring.sync
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.grpc.health import Health
 from mooring.hub import Hub
@@ -72,9 +73,9 @@ def serve_and_register(
     instances = (instance,) if isinstance(instance, Instance) else tuple(instance)
     for what, value in (("grace", grace), ("linger", linger)):
         if not value >= 0:
-            raise InvalidRequest(f"{what} is a time of 0 seconds or more, not {value!r}")
+            raise InvalidRequest(f"{what} is a time of 0 seconds or more, not {quoted(value)}")
     if not instances or not all(isinstance(each, Instance) for each in instances):
-        raise InvalidRequest(f"instance is a mooring.Instance, or several, not {instance!r}")
+        raise InvalidRequest(f"instance is a mooring.Instance, or several, not {quoted(instance)}")
     given = (health or Health(), grace, linger)
     if isinstance(server, grpc.aio.Server) and isinstance(hub, Hub):
         return Serving(server, hub, instances, *given)

@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from mooring.errors import MooringError
+from mooring.display import describe
 
 BLAMED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 """It could not be reached, or did not answer in time. What it answers is its own affair."""
@@ -41,6 +41,4 @@ def verdict(code: grpc.StatusCode | None) -> bool | None:
 
 def reason(error: Exception) -> str:
     """Why no channel can be made, for the details of a status."""
-    if isinstance(error, MooringError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+    return describe(error)

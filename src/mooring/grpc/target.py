@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from mooring.discovery import balance
+from mooring.display import quoted
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.names import split_service
 
@@ -19,23 +20,26 @@ SCHEMES = ("etcdv3", "mooring")
 def service_of(target: str) -> str:
     """The service that `etcdv3:///group/name` names."""
     if not isinstance(target, str):
-        raise InvalidRequest(f"a target must be text like 'etcdv3:///service', not {target!r}")
+        raise InvalidRequest(
+            f"a target must be text like 'etcdv3:///service', not {quoted(target)}"
+        )
     scheme, colon, rest = target.partition(":")
     if not colon or scheme not in SCHEMES:
         raise InvalidRequest(
-            f"the target {target!r} must begin with {' or '.join(f'{s}:///' for s in SCHEMES)}: "
+            f"the target {quoted(target)} must begin with "
+            f"{' or '.join(f'{s}:///' for s in SCHEMES)}: "
             "write it like 'etcdv3:///service' or 'etcdv3:///group/service'"
         )
     if not rest.startswith("///"):
         raise InvalidRequest(
-            f"the target {target!r} names a host, or lacks a slash: the registry is that of the "
-            f"hub. Write '{scheme}:///{rest.lstrip('/') or 'service'}'"
+            f"the target {quoted(target)} names a host, or lacks a slash: the registry is that of "
+            f"the hub. Write '{scheme}:///{rest.lstrip('/') or 'service'}'"
         )
     service = unquote(rest[3:])
     try:
         split_service(service)
     except InvalidName as error:
-        raise InvalidName(f"the target {target!r}: {error}") from None
+        raise InvalidName(f"the target {quoted(target)}: {error}") from None
     return service
 
 
@@ -50,7 +54,7 @@ class Repeatable:
 
     def __init__(self, methods: Iterable[str]) -> None:
         if isinstance(methods, str):
-            raise InvalidRequest(f"retry is a list of methods: write retry=[{methods!r}]")
+            raise InvalidRequest(f"retry is a list of methods: write retry=[{quoted(methods)}]")
         self._names = frozenset(_method(name) for name in methods)
 
     def __contains__(self, method: str) -> bool:
@@ -74,16 +78,18 @@ class Repeatable:
 
 def _method(name: str) -> str:
     if not isinstance(name, str):
-        raise InvalidRequest(f"retry names methods like 'package.Service/Method', not {name!r}")
+        raise InvalidRequest(
+            f"retry names methods like 'package.Service/Method', not {quoted(name)}"
+        )
     service, slash, method = name.removeprefix("/").partition("/")
     if not service or "/" in method or (slash and not method) or name != name.strip():
         raise InvalidRequest(
             f"retry names methods like 'package.Service/Method', or all of a service like "
-            f"'package.Service', not {name!r}"
+            f"'package.Service', not {quoted(name)}"
         )
     return f"{service}{slash}{method}"
 
 
 def check_tries(tries: object) -> None:
     if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
-        raise InvalidRequest(f"tries counts the first one too: 1 or more, not {tries!r}")
+        raise InvalidRequest(f"tries counts the first one too: 1 or more, not {quoted(tries)}")

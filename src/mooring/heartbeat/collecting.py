@@ -10,6 +10,7 @@ from typing import Self
 
 import msgspec
 
+from mooring.display import describe
 from mooring.durations import show
 from mooring.heartbeat.collectors import Collector, Cost, choose
 from mooring.heartbeat.settings import MetricsSettings
@@ -181,9 +182,7 @@ class _Source:
             if reason is None:
                 log.warning("collector %s is not available here", self.name)
             else:
-                text = str(reason)
-                what = text if isinstance(reason, TimeoutError) and text else repr(reason)
-                log.warning("collector %s gives no value: %s", self.name, what)
+                log.warning("collector %s gives no value: %s", self.name, describe(reason))
         if self._missed < KEPT_FOR or self.reading is None:
             return False
         self.reading = None

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from mooring import durations
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.names import nearest
 from mooring.validation import in_words
@@ -149,14 +150,14 @@ def _mapping(path: str, told: object) -> Mapping[str, object]:
     if told is None:
         return {}
     if not isinstance(told, Mapping):
-        raise InvalidRequest(f"{path} must hold settings by name, not {told!r}")
+        raise InvalidRequest(f"{path} must hold settings by name, not {quoted(told)}")
     return told
 
 
 def _seconds(path: str, told: object) -> float:
     if not isinstance(told, str):
         raise InvalidRequest(
-            f"{path}: {told!r} is not a duration: write it with its unit, like 10s"
+            f"{path}: {quoted(told)} is not a duration: write it with its unit, like 10s"
         )
     try:
         seconds = durations.parse(told.strip())

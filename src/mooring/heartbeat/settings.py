@@ -21,6 +21,7 @@ from typing import Annotated
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest, MissingExtra
 from mooring.heartbeat import configuration
 from mooring.heartbeat.configuration import Seconds
@@ -160,7 +161,7 @@ def _checked(settings: RegistrySettings) -> RegistrySettings:
     for name, part in msgspec.to_builtins(settings.redis).items():
         if isinstance(part, str) and _NOT_IN_KEYS.search(part):
             raise InvalidRequest(
-                f"registry.redis.{name}: {part!r} cannot be in a key: no spaces, no control "
+                f"registry.redis.{name}: {quoted(part)} cannot be in a key: no spaces, no control "
                 "characters, and no braces, which would choose a slot on a cluster"
             )
     mine = _canonical(settings.heartbeat.change_thresholds)

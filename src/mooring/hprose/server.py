@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, cast, overload
 
+from mooring.display import quoted
 from mooring.errors import Closed, InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.registry.layouts.hprose import Hprose, instance_at
@@ -120,7 +121,7 @@ def _check_whole(url: str) -> None:
             "leave them out, and give them to the clients, with connect="
         )
     if parts.fragment:
-        raise InvalidRequest(f"{url!r}: what comes after # is never sent: leave it out")
+        raise InvalidRequest(f"{quoted(url)}: what comes after # is never sent: leave it out")
 
 
 class BlockingRegistered(Protocol):

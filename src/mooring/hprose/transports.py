@@ -19,6 +19,7 @@ from contextlib import closing
 
 from hprose import HproseClient  # type: ignore[import-untyped]
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 TIMEOUT = 30.0
@@ -43,7 +44,7 @@ class Transport(HproseClient, ABC):  # type: ignore[misc]
     def _sendAndReceive(self, data: bytes) -> bytes:
         answer = self._exchange(data)
         if self.filter is None and not answer.endswith(b"z"):
-            raise ConnectionError(f"{self._uri} gave an answer that is none: {answer[:80]!r}")
+            raise ConnectionError(f"{self._uri} gave an answer that is none: {quoted(answer, 80)}")
         return repaired(answer)
 
 

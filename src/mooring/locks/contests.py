@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from mooring.display import quoted
 from mooring.errors import Conflict, Unavailable
 from mooring.locks.line import ELECTED, Line
 from mooring.locks.place import Place
@@ -74,7 +75,9 @@ class Contests:
             # To its end though cancelled: else nobody knew whether the place was taken here.
             await cleanup(enter(), within=_ENTER_WITHIN)
             if place is None:
-                raise Unavailable(f"no place in the line of {name!r} within {_ENTER_WITHIN:.0f} s")
+                raise Unavailable(
+                    f"no place in the line of {quoted(name)} within {_ENTER_WITHIN:.0f} s"
+                )
             if not place.admitted:
                 await place.turn()
             calls.won = True

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Literal, Protocol
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest, StaleToken
 
 ParamStyle = Literal["qmark", "format", "numeric"]
@@ -61,7 +62,9 @@ def admit(cursor: Cursor, resource: str, token: int, *, style: ParamStyle = "qma
 def admission(style: ParamStyle) -> str:
     """The statement that admits a token, with parameters as a driver writes them."""
     if style not in _MARKS:
-        raise InvalidRequest(f"parameters of style {style!r} are not known: {', '.join(_MARKS)}")
+        raise InvalidRequest(
+            f"parameters of style {quoted(style)} are not known: {', '.join(_MARKS)}"
+        )
     first, second = _MARKS[style]
     return SQL["admit"].replace("(?, ?)", f"({first}, {second})")
 
@@ -75,13 +78,15 @@ _MARKS: Mapping[str, tuple[str, str]] = {
 
 def check_token(token: object) -> None:
     if not isinstance(token, int) or token < 1:
-        raise InvalidRequest(f"the fencing token {token!r} is not possible: it is a lock's token")
+        raise InvalidRequest(
+            f"the fencing token {quoted(token)} is not possible: it is a lock's token"
+        )
 
 
 def stale(resource: str, token: int, newest: int | None = None) -> StaleToken:
     seen = f"{newest} was seen" if newest is not None else "a newer one was seen"
     return StaleToken(
-        f"{resource!r} refuses the fencing token {token}: {seen}; whoever has it lost its lock"
+        f"{quoted(resource)} refuses the fencing token {token}: {seen}; its holder lost its lock"
     )
 
 

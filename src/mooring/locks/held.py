@@ -7,6 +7,7 @@ import logging
 from types import TracebackType
 from typing import Literal, Self
 
+from mooring.display import quoted
 from mooring.errors import LockLost, NotHeld, StoreError
 from mooring.locks.leases import GRACE, Lease
 from mooring.locks.place import Place
@@ -99,25 +100,25 @@ class Held:
 
     def _not_held(self) -> NotHeld:
         why = "is that of the process that forked this one" if self._forked else "was released"
-        return NotHeld(f"the lock {self.name!r} {why}")
+        return NotHeld(f"the lock {quoted(self.name)} {why}")
 
     def _error(self) -> LockLost:
         reason = self._reason or _LATE
         return LockLost(
-            f"the lock {self.name!r} is no longer ours: {reason}; somebody else may hold it"
+            f"the lock {quoted(self.name)} is no longer ours: {reason}; somebody else may hold it"
         )
 
     def _lose(self, reason: str) -> None:
         if self._reason or self._released:
             return
         self._reason = reason
-        log.warning("the lock %r (token %d) is lost: %s", self.name, self.token, reason)
+        log.warning("the lock %s (token %d) is lost: %s", quoted(self.name), self.token, reason)
         self.lost.set()
         self._settle()
         task = self._scope
         if task is not None and not task.done() and task is not _current_task():
             self._cancelled = True
-            task.cancel(f"the lock {self.name!r} is lost")
+            task.cancel(f"the lock {quoted(self.name)} is lost")
 
     def _settle(self) -> None:
         """It is ours no longer, one way or another."""
@@ -146,7 +147,7 @@ class Held:
         try:
             stood = await self._queue.leave(self._place, self._start)
         except StoreError as error:
-            log.info("the lock %r is left to its lease: %s", self.name, error)
+            log.info("the lock %s is left to its lease: %s", quoted(self.name), error)
             await self._queue.leases.discard(self._lease, within=GRACE)
             return
         except BaseException:

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 from sortedcontainers import SortedDict, SortedList
 
+from mooring.display import quoted
 from mooring.store.contract import Entry
 
 Mark = tuple[int, bytes]
@@ -221,11 +222,11 @@ def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
         return ""
     name, card = start[:-1].decode(errors="replace"), read(first.value)
     if card.kind not in rule.kinds:
-        by = card.by or first.key
-        return f"{name!r} is in use as another kind of lock, by {by!r}: choose another name"
+        by = quoted(card.by or first.key)
+        return f"{quoted(name)} is in use as another kind of lock, by {by}: choose another name"
     size = getattr(rule, "size", card.size)
     if card.size != size:
-        return f"{name!r} has size {card.size} for {card.by}, not {size}: all must agree"
+        return f"{quoted(name)} has size {card.size} for {card.by}, not {size}: all must agree"
     return ""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from mooring import durations
+from mooring.display import quoted
 from mooring.errors import (
     InvalidName,
     InvalidRequest,
@@ -52,7 +53,7 @@ def check_name(name: str) -> bytes:
     elif any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
         problem = "contains a control character"
     if problem:
-        raise InvalidName(f"the lock's name {name!r} {problem}")
+        raise InvalidName(f"the lock's name {quoted(name)} {problem}")
     return name.encode() + b"/"
 
 
@@ -64,7 +65,9 @@ def check_times(ttl: float, timeout: float | None) -> None:
     if ttl < 1:
         raise InvalidRequest(f"a TTL of {ttl} s is less than any store can keep: at least 1 s")
     if timeout is not None and not _is_timeout(timeout):
-        raise InvalidRequest(f"timeout={timeout!r} is not possible: seconds, 0 or more, or None")
+        raise InvalidRequest(
+            f"timeout={quoted(timeout)} is not possible: seconds, 0 or more, or None"
+        )
 
 
 def _is_timeout(given: object) -> bool:
@@ -136,7 +139,7 @@ class Lock:
             if not timer.expired():
                 raise
             problem = (
-                f"the lock {self.name!r} is not held: the store did not answer within "
+                f"the lock {quoted(self.name)} is not held: the store did not answer within "
                 f"{durations.show(TRY_WITHIN)}"
             )
             if remains := self._remains(used):
@@ -158,11 +161,12 @@ class Lock:
         holder = line.first if line is not None else None
         by = ""
         if line is not None and holder is not None:
-            who = read(holder.value).by or f"the key {holder.key.decode(errors='replace')!r}"
+            who = read(holder.value).by or f"the key {quoted(holder.key)}"
             others = f", {len(line) - 1} more wait" if len(line) > 1 else ""
             by = f": held by {who} (token {holder.created}){others}"
         return LockTimeout(
-            f"the lock {self.name!r} was not to be had within {durations.show(self._timeout or 0)}"
+            f"the lock {quoted(self.name)} was not to be had within "
+            f"{durations.show(self._timeout or 0)}"
             f"{by}{self._remains(used)}"
         )
 
@@ -178,7 +182,7 @@ class Lock:
             return await self._contend(by, wait, used)
         if (self._start, by) in self._queue.owners:
             raise Reentered(
-                f"the lock {self.name!r} is held or waited for by this very task: it would "
+                f"the lock {quoted(self.name)} is held or waited for by this very task: it would "
                 "wait for itself for ever; pass what is held on instead"
             )
         self._queue.owners.add((self._start, by))
@@ -242,11 +246,12 @@ class Lock:
                 await self._queue.leases.discard(lease)
                 if unknown and (remains := self._remains(used)):
                     raise OutcomeUnknown(
-                        f"the lock {self.name!r} is not held: {error}{remains}"
+                        f"the lock {quoted(self.name)} is not held: {error}{remains}"
                     ) from error
                 if unknown:
                     raise Unavailable(
-                        f"the lock {self.name!r} is not held, and nothing is left behind: {error}"
+                        f"the lock {quoted(self.name)} is not held, and nothing is left behind: "
+                        f"{error}"
                     ) from error
                 unknown = True
             except LeaseNotFound:
@@ -292,7 +297,7 @@ class Lock:
         if self._queue.leases.forked:
             return
         if not self._entered:
-            raise NotHeld(f"the lock {self.name!r} was not entered")
+            raise NotHeld(f"the lock {quoted(self.name)} was not entered")
         _, held = self._entered.pop(self._mine() if len(self._entered) > 1 else 0)
         await held.__aexit__(kind, error, trace)
 
@@ -305,7 +310,8 @@ class Lock:
         left = [n for n, (who, _) in enumerate(self._entered) if has_ended(who)]
         if len(left) != 1:
             raise NotHeld(
-                f"the lock {self.name!r} was entered by several, and nobody can say which of them "
-                "leaves it here: leave it where it was entered, or use `acquire` and `release`"
+                f"the lock {quoted(self.name)} was entered by several, and nobody can say which "
+                "of them leaves it here: leave it where it was entered, or use `acquire` and "
+                "`release`"
             )
         return left[0]

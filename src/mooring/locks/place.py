@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from mooring.display import readable
 from mooring.errors import InvalidRequest, LockLost
 from mooring.locks.line import Mark, Rule
-from mooring.names import readable
 from mooring.store.contract import Check, created_at
 
 

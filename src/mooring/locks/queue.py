@@ -20,12 +20,12 @@ import os
 import socket
 import time
 
+from mooring.display import readable
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
 from mooring.locks.leases import Lease, Leases
 from mooring.locks.line import Line, Rule, misfit
 from mooring.locks.place import Place
 from mooring.locks.view import CROWD, LineView
-from mooring.names import readable
 from mooring.store.contract import (
     Delete,
     Entry,
@@ -148,7 +148,7 @@ class Queue:
             async with asyncio.timeout(_LEAVE_WITHIN):
                 clean = await self.leave(place, start)
         except (StoreError, TimeoutError) as error:
-            log.debug("%r is left by revoking its lease: %s", place.key, error)
+            log.debug("%s is left by revoking its lease: %s", readable(place.key), error)
         finally:
             if clean:
                 self.leases.give(lease)

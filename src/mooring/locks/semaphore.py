@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.locks.line import PLACE, Card, Places, written
 from mooring.locks.lock import Lock
@@ -29,4 +30,4 @@ class Semaphore(Lock):
 
 def check_size(what: str, size: object) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise InvalidRequest(f"{what}={size!r} is not possible: a number from 1 up")
+        raise InvalidRequest(f"{what}={quoted(size)} is not possible: a number from 1 up")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
+from mooring.display import describe
 from mooring.errors import StoreError
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
@@ -154,7 +155,7 @@ class Assembly:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, Malformed) else f"cannot be understood ({error!r})"
+    return str(error) if isinstance(error, Malformed) else f"is not valid: {describe(error)}"
 
 
 class Gathered(Protocol[K]):

@@ -22,6 +22,7 @@ import msgspec
 
 from mooring import telemetry
 from mooring.addresses import reachable_host
+from mooring.display import describe, quoted
 from mooring.errors import (
     AccessDenied,
     Closed,
@@ -219,10 +220,10 @@ class Registration:
         `metrics` are the service's own, beside those that are collected.
         """
         if healthy is not None and not isinstance(healthy, bool):
-            raise InvalidRequest(f"healthy is true or false, not {healthy!r}")
+            raise InvalidRequest(f"healthy is true or false, not {quoted(healthy)}")
         if metrics is not None:
             if not isinstance(metrics, Mapping):
-                raise InvalidRequest(f"metrics are values by name, not {metrics!r}")
+                raise InvalidRequest(f"metrics are values by name, not {quoted(metrics)}")
             what = f"the metrics of {self._instance.service}"
             check_json(what, metrics, finite=False)
         said = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
@@ -337,9 +338,9 @@ class Registration:
                         raise
                     # A mistake of ours must not end what shall go on for ever; nor must the end of
                     # something that was waited for, which looks as if this had been ended.
-                    if self._trouble != repr(error):
+                    if self._trouble != describe(error):
                         log.exception("%s %s: trying on", *self._labels)
-                    self._trouble = repr(error)
+                    self._trouble = describe(error)
                     self._enter("suspended", self._trouble)
                     await asyncio.sleep(backoff.next())
         except Closed as error:

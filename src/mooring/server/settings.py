@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from mooring.connections import LOOPBACK, PER_ADDRESS, ConnectionLimit
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.heartbeat.settings import parse as parse_registry
@@ -146,7 +147,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
     known = [name for name in ServerSettings.__struct_fields__ if name != "registry_settings"]
     for name in told:
         if name not in known:
-            raise InvalidRequest(f"{file} has no setting {name!r}{nearest(str(name), known)}")
+            raise InvalidRequest(f"{file} has no setting {quoted(name)}{nearest(str(name), known)}")
     for switch in ("cleanup", "console"):
         if told.get(switch) in ("on", "off"):
             told[switch] = told[switch] == "on"
@@ -230,7 +231,9 @@ def checked(settings: ServerSettings) -> ServerSettings:
     for named in settings.hosts:
         place = parse_host(named)
         if place is None or place.port is not None:
-            raise InvalidRequest(f"hosts: {named!r} is no host's name: write it like mooring.lan")
+            raise InvalidRequest(
+                f"hosts: {quoted(named)} is no host's name: write it like mooring.lan"
+            )
     for rate in Rates.__struct_fields__:
         if getattr(settings.rates, rate) < 0:
             raise InvalidRequest(f"rates.{rate} is less than 0, which is no limit at all")

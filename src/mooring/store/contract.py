@@ -49,8 +49,8 @@ from typing import Literal, Self
 
 import msgspec
 
+from mooring.display import quoted, readable
 from mooring.errors import InvalidRequest
-from mooring.names import readable
 
 MAX_OPERATIONS = 128
 """The most that one commit may carry: writes and reads together, and as many checks."""
@@ -438,6 +438,6 @@ class Store(ABC):
 
 def check_key(name: bytes, what: str = "key") -> None:
     if not isinstance(name, bytes):
-        raise InvalidRequest(f"the {what} {name!r} must be bytes, not {type(name).__name__}")
+        raise InvalidRequest(f"the {what} {quoted(name)} must be bytes, not {type(name).__name__}")
     if not name:
         raise InvalidRequest(f"a {what} must not be empty")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mooring.display import readable
 from mooring.errors import Conflict, InvalidURL
-from mooring.names import readable
 from mooring.store.contract import (
     Batch,
     Check,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mooring.display import quoted, readable
 from mooring.errors import InvalidRequest
-from mooring.names import readable
 from mooring.store.contract import (
     MAX_TTL,
     Check,
@@ -22,13 +22,13 @@ from mooring.store.contract import (
 def check_query(query: Query, at: int | None = None) -> None:
     """Raise `InvalidRequest` where a query makes no sense on any store."""
     if not isinstance(query, Query):
-        raise InvalidRequest(f"{query!r} is no query: write Query(prefix(…))")
+        raise InvalidRequest(f"{quoted(query)} is no query: write Query(prefix(…))")
     check_range(query.range)
     if at is not None:
         check_number("revision", at, least=1)
     check_number("limit", query.limit)
     if query.order not in ("key", "created"):
-        raise InvalidRequest(f"order {query.order!r} is not known: use 'key' or 'created'")
+        raise InvalidRequest(f"order {quoted(query.order)} is not known: use 'key' or 'created'")
     if query.created_before is not None:
         check_number("created_before", query.created_before, least=2)
 
@@ -56,7 +56,7 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
             check_range(write.range)
             deleted.append(write.range)
         else:
-            raise InvalidRequest(f"{write!r} is no write: use Put or Delete")
+            raise InvalidRequest(f"{quoted(write)} is no write: use Put or Delete")
     for range in deleted:
         alone = range.end == range.start + b"\0"
         for name in put & {range.start} if alone else put:
@@ -70,14 +70,14 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
 
 def _check_check(check: Check) -> None:
     if not isinstance(check, Check):
-        raise InvalidRequest(f"{check!r} is no check: use absent(), unchanged() and the like")
+        raise InvalidRequest(f"{quoted(check)} is no check: use absent(), unchanged() and the like")
     check_key(check.key)
     if check.field == "value":
         _check_value(check.key, check.expected)
     elif check.field in ("created", "modified", "lease"):
         check_number(check.field, check.expected)
     else:
-        raise InvalidRequest(f"a check of {check.field!r} is not known")
+        raise InvalidRequest(f"a check of {quoted(check.field)} is not known")
 
 
 def _check_value(name: bytes, value: object) -> None:
@@ -101,7 +101,9 @@ def check_ttl(ttl: float) -> int:
 def check_range(range: Range) -> None:
     """Raise `InvalidRequest` where something is no range."""
     if not isinstance(range, Range):
-        raise InvalidRequest(f"{range!r} is no range: make one with key(), prefix() or between()")
+        raise InvalidRequest(
+            f"{quoted(range)} is no range: make one with key(), prefix() or between()"
+        )
     check_key(range.start, "start of a range")
     if not isinstance(range.end, bytes):
         raise InvalidRequest(f"the end of a range must be bytes, not {type(range.end).__name__}")
@@ -110,4 +112,6 @@ def check_range(range: Range) -> None:
 def check_number(what: str, number: object, *, least: int = 0) -> None:
     """Raise `InvalidRequest` where something is no revision, lease or count."""
     if not isinstance(number, int) or not least <= number < 2**63:
-        raise InvalidRequest(f"{what} {number!r} is not possible: it is a number from {least} up")
+        raise InvalidRequest(
+            f"{what} {quoted(number)} is not possible: it is a number from {least} up"
+        )

@@ -14,6 +14,7 @@ import binascii
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 
+from mooring.display import describe
 from mooring.errors import InvalidRequest
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Entry, Put, Range, Store
 
@@ -50,7 +51,7 @@ def puts_of(text: str) -> Iterator[Put]:
                     raise ValueError("its key is empty")
             except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
                 raise InvalidRequest(
-                    f"line {number} is no exported key ({error}): it should be like "
+                    f"line {number} is no exported key, {describe(error)}: it should be like "
                     '{"key": "/a", "value": "1"}'
                 ) from error
             yield Put(name, value)

@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
 from mooring import durations
+from mooring.display import quoted
 from mooring.errors import InvalidURL
 from mooring.names import nearest
 
@@ -220,7 +221,9 @@ def parse(text: str) -> StoreURL:
         raise InvalidURL(f"the options of {_masked(text)} are not name=value") from None
     for name, value in options.items():
         if (read := OPTIONS[scheme].get(name)) is None:
-            raise InvalidURL(f"{scheme}:// has no option {name!r}{nearest(name, OPTIONS[scheme])}")
+            raise InvalidURL(
+                f"{scheme}:// has no option {quoted(name)}{nearest(name, OPTIONS[scheme])}"
+            )
         try:
             read(value)
         except ValueError as error:
@@ -265,7 +268,7 @@ def _check_redis(url: StoreURL) -> None:
     if segments and (url.scheme == "redis+cluster" or len(segments) > 1):
         raise InvalidURL(f"{url}: nothing can follow its hosts but a database, and on a cluster no")
     if segments and not segments[0].isdecimal():
-        raise InvalidURL(f"{url}: the database {segments[0]!r} is no number")
+        raise InvalidURL(f"{url}: the database {quoted(segments[0])} is no number")
 
 
 def _place(scheme: str, where: str) -> tuple[str, str, str]:

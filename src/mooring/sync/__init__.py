@@ -37,5 +37,5 @@ def connect(url: str = "memory://", **options: Any) -> Any:
 
 def __getattr__(name: str) -> type:
     if name not in API:
-        raise AttributeError(f"module 'mooring.sync' has no attribute {name!r}")
+        raise AttributeError(f"module 'mooring.sync' has no attribute '{name}'")
     return blocking(getattr(importlib.import_module(API[name]), name))

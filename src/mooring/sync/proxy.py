@@ -33,6 +33,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import Closed, InvalidRequest
 from mooring.sync.api import SHARED
 from mooring.sync.portal import Caller, Portal, cleaning
@@ -58,7 +59,7 @@ class Blocking:
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
-            raise AttributeError(f"{self!r} has no {name!r}: what is private stays on its loop")
+            raise AttributeError(f"{self} has no {quoted(name)}: what is private stays on its loop")
         target = self._target
         if isinstance(
             inspect.getattr_static(type(target), name, None),
@@ -155,7 +156,7 @@ def _given(portal: Portal, value: object) -> object:
     if not isinstance(value, Blocking):
         return value
     if value._portal is not portal:
-        raise InvalidRequest(f"{value!r} cannot be used with {portal.name}: they have other loops")
+        raise InvalidRequest(f"{value} cannot be used with {portal.name}: they have other loops")
     return value._target
 
 

@@ -73,7 +73,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """The rest is loaded when it is first asked for: some of it needs the extra."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'mooring.tenants' has no attribute {name!r}")
+        raise AttributeError(f"module 'mooring.tenants' has no attribute '{name}'")
     try:
         return getattr(importlib.import_module(f"mooring.tenants.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from mooring.display import quoted
 from mooring.errors import NotConfigured
 from mooring.tenants.live import Tenants
 from mooring.tenants.values import Database, Domain, Ftp, Storage
@@ -19,7 +20,7 @@ class DatabaseCache:
 
     def get(self, tenant: int, service: str) -> Database:
         found = self._tenants.database(tenant, service)
-        return _found(self._tenants, tenant, found, f"database for the service {service!r}")
+        return _found(self._tenants, tenant, found, f"database for the service {quoted(service)}")
 
     def all(self, tenant: int) -> Mapping[str, Database]:
         """By service."""
@@ -32,13 +33,13 @@ class FtpCache:
 
     def get(self, tenant: int, username: str) -> Ftp:
         found = self._tenants.ftp(tenant).get(username)
-        return _found(self._tenants, tenant, found, f"FTP user {username!r}")
+        return _found(self._tenants, tenant, found, f"FTP user {quoted(username)}")
 
     def user(self, username: str) -> Ftp:
         """That of one user, of whichever tenant."""
         found = self._tenants.ftp_user(username)
         if found is None:
-            raise NotConfigured(f"no tenant has the FTP user {username!r}")
+            raise NotConfigured(f"no tenant has the FTP user {quoted(username)}")
         return found
 
     def all(self, tenant: int) -> Mapping[str, Ftp]:
@@ -70,7 +71,7 @@ class DomainCache:
         """The tenant of a host."""
         found = self._tenants.by_host(host)
         if found is None:
-            raise NotConfigured(f"no tenant has the host {host!r}")
+            raise NotConfigured(f"no tenant has the host {quoted(host)}")
         return found
 
 

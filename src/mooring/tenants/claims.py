@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 from immutables import Map, MapMutation
 
+from mooring.display import quoted
 from mooring.tenants.pacing import Paced, slices
 
 Claim = tuple[str, int]
@@ -31,7 +32,7 @@ class Contest(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"the {self.kind} {self.name!r} is claimed by tenant {self.claimant}, too: "
+            f"the {self.kind} {quoted(self.name)} is claimed by tenant {self.claimant}, too: "
             f"it leads to tenant {self.holder}"
         )
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
@@ -82,7 +83,9 @@ def parse(document: object) -> Document:
     check_plain("the file", document)
     for name in document:
         if name not in ("id", *SECTIONS):
-            raise InvalidRequest(f"unknown section {name!r}{nearest(str(name), ['id', *SECTIONS])}")
+            raise InvalidRequest(
+                f"unknown section {quoted(name)}{nearest(str(name), ['id', *SECTIONS])}"
+            )
     if "id" not in document:
         raise InvalidRequest("id is missing: the number of the tenant")
     tenant = check_id(document["id"])
@@ -108,7 +111,7 @@ def _section(tenant: int, name: str, told: object) -> dict[str, JSON]:
             if field not in _DOMAINS:
                 hint = nearest(str(field), _DOMAINS)
                 raise InvalidRequest(
-                    f"tenant {tenant}: domain has an unknown field {field!r}{hint}"
+                    f"tenant {tenant}: domain has an unknown field {quoted(field)}{hint}"
                 )
         return {
             f"domain/{field}": value
@@ -123,8 +126,8 @@ def _section(tenant: int, name: str, told: object) -> dict[str, JSON]:
 def _key(tenant: int, section: str, name: object) -> str:
     if not isinstance(name, str) or not name or "/" in name:
         raise InvalidRequest(
-            f"tenant {tenant}: {section} has the name {name!r}, which must be text without a slash"
-            " (put it in quotes if it looks like a number)"
+            f"tenant {tenant}: {section} has the name {quoted(name)}, which must be text without "
+            "a slash (put it in quotes if it looks like a number)"
         )
     return name
 

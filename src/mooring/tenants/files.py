@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import yaml
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.document import Document, parse
@@ -137,7 +138,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"{twice!r:.60} stands there twice")
+        raise InvalidRequest(f"{quoted(twice, 60)} stands there twice")
     return found
 
 
@@ -168,7 +169,7 @@ class _Loader(yaml.SafeLoader):
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
             if name in seen:
                 raise InvalidRequest(
-                    f"{key.value!r:.60} stands there twice{_place(key.start_mark)}"
+                    f"{quoted(key.value, 60)} stands there twice{_place(key.start_mark)}"
                 )
             seen.add(name)
         return node

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.model import JSON
 from mooring.tenants.keys import IndexEntry, IndexKind, Keys, Owner, is_id, kind_of, name_of
 
@@ -24,7 +25,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         what = {"by-code": "code", "by-name": "name", "ftp-user": "FTP user", "host": "host"}
-        return f"the {what[self.kind]} {self.name!r}"
+        return f"the {what[self.kind]} {quoted(self.name)}"
 
 
 def claims(keys: Keys, tenant: Owner, parts: Mapping[str, object]) -> dict[bytes, Claim]:

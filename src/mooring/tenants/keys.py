@@ -27,6 +27,7 @@ from typing import Literal, TypeAlias, TypeGuard
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.store.contract import Range, between, prefix
 
@@ -143,11 +144,11 @@ class Keys:
         """`common/resolver`, `common/storage-directory` or `platform/configs/{key}`."""
         path = joined(path)
         if path not in COMMON and not (path.startswith(PLATFORM) and len(path) > len(PLATFORM)):
-            raise InvalidRequest(f"{path!r} is neither {', '.join(COMMON)} nor {PLATFORM}KEY")
+            raise InvalidRequest(f"{quoted(path)} is neither {', '.join(COMMON)} nor {PLATFORM}KEY")
         try:
             return f"{self.namespace}/{path}".encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{path!r} is not text") from error
+            raise InvalidRequest(f"{quoted(path)} is not text") from error
 
     def history(self, owner: Owner, number: int, page: int = 1) -> bytes:
         """An entry. A publish that took several transactions has a page for each of them."""
@@ -213,7 +214,7 @@ def is_id(text: str) -> bool:
 
 def check_id(tenant: object) -> int:
     if not isinstance(tenant, int) or isinstance(tenant, bool) or not 0 < tenant <= MAX_ID:
-        raise InvalidRequest(f"the id {tenant!r} of a tenant must be a positive integer")
+        raise InvalidRequest(f"the id {quoted(tenant)} of a tenant must be a positive integer")
     return tenant
 
 

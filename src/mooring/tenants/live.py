@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, KeysView, Mapping
 from types import MappingProxyType
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
@@ -173,7 +174,9 @@ class Tenants:
         ends it, and does nothing more when it is called again. Raises `InvalidRequest` where there
         is no such kind."""
         if kind is not None and kind not in KINDS:
-            raise InvalidRequest(f"there is no kind {kind!r}: it is one of {', '.join(KINDS)}")
+            raise InvalidRequest(
+                f"there is no kind {quoted(kind)}: it is one of {', '.join(KINDS)}"
+            )
         subscription = (kind, callback)
         with self._lock:
             self._callbacks[tenant] = (*self._callbacks.get(tenant, ()), subscription)

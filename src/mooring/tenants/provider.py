@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from mooring.display import describe, quoted
 from mooring.errors import Closed, Unavailable
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry, Range, Store
@@ -64,7 +65,7 @@ class Provider:
         wait: float = 5.0,
     ) -> None:
         self._store = store
-        self._name = f"tenants of {keys.namespace!r} in {store.url}"
+        self._name = f"tenants of {quoted(keys.namespace)} in {store.url}"
         self._wait = wait
         self._reading = Reading(keys, ring)
         self._tenants = Tenants(age=self._age)
@@ -260,8 +261,8 @@ class Provider:
             self._tasks.start(self._recover(), name=f"recovery of the {self._name}")
 
     def _stumbles(self, error: Exception) -> None:
-        if self._mistake != repr(error):
-            self._mistake = repr(error)
+        if self._mistake != describe(error):
+            self._mistake = describe(error)
             log.error(
                 "%s: an update could not be applied, the last state is kept while all is put "
                 "together anew",

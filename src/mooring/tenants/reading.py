@@ -127,8 +127,8 @@ class Reading:
             return _common(where.path, entry) if isinstance(where, CommonPart) else None
         except Unreadable as error:
             return error
-        except Exception as error:  # noqa: BLE001 - one bad value must not hide the good ones
-            return Unreadable(f"it cannot be understood ({type(error).__name__})")
+        except Exception:  # noqa: BLE001 - one bad value must not hide the good ones
+            return Unreadable("it cannot be understood")
 
 
 class _Problems:

@@ -21,6 +21,7 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest, Unavailable
 from mooring.names import nearest
 from mooring.tenants.hosts import host_of
@@ -154,11 +155,13 @@ class Admission:
         for status in refuse:
             if status not in _STATUSES:
                 raise InvalidRequest(
-                    f"{status!r} is no status of a tenant{nearest(status, _STATUSES)}"
+                    f"{quoted(status)} is no status of a tenant{nearest(status, _STATUSES)}"
                 )
         for path in exempt:
             if not path.startswith("/") or not path.strip("/"):
-                raise InvalidRequest(f"{path!r} cannot be exempt: write a path like '/health'")
+                raise InvalidRequest(
+                    f"{quoted(path)} cannot be exempt: write a path like '/health'"
+                )
         self._resolver, self._required = resolver, required
         self._refuse = frozenset(refuse)
         self._host_header = host_header

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
@@ -66,7 +67,11 @@ def _number(low: int, high: int = 2**53, *, whole: bool = True) -> Rule:
 
 def _one_of(*allowed: str) -> Rule:
     def rule(value: JSON) -> str:
-        return "" if value in allowed else f"must be one of {', '.join(allowed)}, not {value!r:.60}"
+        return (
+            ""
+            if value in allowed
+            else f"must be one of {', '.join(allowed)}, not {quoted(value, 60)}"
+        )
 
     return rule
 
@@ -77,7 +82,7 @@ def _like(pattern: re.Pattern[str], meant: str) -> Rule:
             return _text(value)
         if len(value) > _LONGEST:
             return f"is longer than {_LONGEST} characters"
-        return "" if pattern.fullmatch(value) else f"must be {meant}, not {value!r:.60}"
+        return "" if pattern.fullmatch(value) else f"must be {meant}, not {quoted(value, 60)}"
 
     return rule
 
@@ -116,7 +121,7 @@ def host(value: JSON) -> str:
     written = "" if value.isascii() else punycode(value)
     if written:
         return f"must be written in ASCII: write {written} (punycode) instead of {value:.60}"
-    return f"must be a host name like shop.example.com, not {value!r:.60}"
+    return f"must be a host name like shop.example.com, not {quoted(value, 60)}"
 
 
 def _hosts(value: JSON) -> str:
@@ -226,7 +231,8 @@ def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> 
     for field, expected in told.items():
         if fields.get(field, expected) != expected:
             raise InvalidRequest(
-                f"{about}.{field} is {fields[field]!r:.60}, but its place says {expected!r}"
+                f"{about}.{field} is {quoted(fields[field], 60)}, but its place says "
+                f"{quoted(expected)}"
             )
     return {**told, **DEFAULTS.get(kind, {}), **fields}
 
@@ -262,7 +268,7 @@ def check_plain(about: str, value: object) -> None:
             for name, inner in each.items():
                 if not isinstance(name, str):
                     short = isinstance(name, int | float) and not _not_plain(name)
-                    what = f"{name!r}" if short else "a name"
+                    what = f"{quoted(name)}" if short else "a name"
                     raise InvalidRequest(f"{place}: {what} must be text (put it in quotes)")
                 _refuse(place, _not_plain(name))
                 below.append((f"{place}.{name}", inner, depth + 1))
@@ -302,7 +308,7 @@ def _checked_fields(
         if field not in rules:
             if known_only:
                 hint = nearest(str(field), [*rules, EXTRA])
-                raise InvalidRequest(f"{about} has an unknown field {field!r}{hint}")
+                raise InvalidRequest(f"{about} has an unknown field {quoted(field)}{hint}")
         elif inner is None:
             continue
         else:

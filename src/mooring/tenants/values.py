@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import msgspec
 
+from mooring.display import describe
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.hiding import masked
@@ -206,7 +207,7 @@ def encode(path: str, value: JSON) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} cannot be written as JSON: {error}") from error
+        raise InvalidRequest(f"{path} cannot be written as JSON: {describe(error)}") from error
 
 
 def understand(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeAlias, cast
 
+from mooring.display import quoted
 from mooring.testing.servers import Server, ServerFailed, free_port
 
 SLOTS = 16384
@@ -373,7 +374,7 @@ class RedisCluster(RedisGroup):
                 for first, last, (_, port, *_), *_ in cast("list[list[Any]]", shares):
                     if first <= slot <= last:
                         return next(member for member in self.members if member.port == port)
-        raise ServerFailed(f"no member of the cluster knows who holds {key!r}")
+        raise ServerFailed(f"no member of the cluster knows who holds {quoted(key)}")
 
 
 class SentinelGroup(RedisGroup):
@@ -462,7 +463,7 @@ class SentinelGroup(RedisGroup):
                 command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
                 _, port = cast("list[str]", sentinel.command(*command, within=1.0))
                 return next(server for server in self.servers if server.port == int(port))
-        raise ServerFailed(f"no sentinel of {self.name!r} answers")
+        raise ServerFailed(f"no sentinel of {quoted(self.name)} answers")
 
     def kill_master(self) -> RedisServer:
         """Kill the server that is master now; it can be started again."""

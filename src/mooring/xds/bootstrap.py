@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooring import addresses
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.names import join_service, split_service
 from mooring.xds.proto import HTTP_CONNECTION_MANAGER, HTTP_PROTOCOL_OPTIONS, ROUTER
@@ -195,7 +196,7 @@ def _listening(text: str) -> dict[str, Any]:
         address = None
     if address is None or not colon or not port.isdecimal():
         raise InvalidRequest(
-            f"{text!r} is no address to listen at: write it like 127.0.0.1:10000, with an IP "
+            f"{quoted(text)} is no address to listen at: write it like 127.0.0.1:10000, with an IP "
             "address, or unix:/path"
         )
     addresses.check_port(int(port))

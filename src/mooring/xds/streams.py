@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
+from mooring.display import quoted
 from mooring.version import VERSION
 from mooring.xds import metrics, proto
 from mooring.xds.catalogue import Catalogue
@@ -45,7 +46,7 @@ class Stream(ABC):
             self._client, self._node = client_of(request.node), request.node.id or "?"
         kind = request.type_url
         if kind not in proto.TYPES:
-            log.debug("%s asks for %r, which is not served", self._node, kind)
+            log.debug("%s asks for %s, which is not served", self._node, quoted(kind))
             return
         error = request.error_detail.message if request.HasField("error_detail") else ""
         if request.HasField("error_detail") and not error:
@@ -54,7 +55,7 @@ class Stream(ABC):
         heard = self._hear(kind, request, error)
         if heard == "refused":
             metrics.REFUSED.labels(short(kind)).inc()
-            log.warning("%s refuses %s: %r", self._node, short(kind), error)
+            log.warning("%s refuses %s: %s", self._node, short(kind), quoted(error))
         if self._asked(kind) != before:
             self._follow()
         self.turn.set()

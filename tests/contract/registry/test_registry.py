@@ -236,9 +236,9 @@ async def test_what_cannot_be_read_is_told_and_can_be_set_and_unset(
         return
     await hub.registry.configure("echo", set={"enabled": False})
     await hands.spoil_words("echo")
-    with pytest.raises(InvalidRequest, match=r"echo.*config.* is no JSON"):
+    with pytest.raises(InvalidRequest, match=r"echo.*config.* is not valid JSON"):
         await hub.registry.config("echo")
-    with pytest.raises(InvalidRequest, match=r"info.* is no JSON"):
+    with pytest.raises(InvalidRequest, match=r"info.* is not valid JSON"):
         await hub.registry.info(service="echo")
     assert await hub.registry.configure("echo", set={"weight": 1}) == {"weight": 1}
     told = await hub.registry.describe(service="echo", set={"description": "d"})

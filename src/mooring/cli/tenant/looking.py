@@ -14,6 +14,7 @@ from mooring.cli.printing import show_json, words
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import note, warn
 from mooring.cli.tenant.options import TenantArgument
+from mooring.display import quoted
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.model import JSON
 from mooring.store.contract import Entry
@@ -40,7 +41,7 @@ def list_tenants(
 ) -> None:
     """List the tenants, by id."""
     if status not in ("", *_STATUSES):
-        raise typer.BadParameter(f"{status!r} is none of {', '.join(_STATUSES)}")
+        raise typer.BadParameter(f"{quoted(status)} is none of {', '.join(_STATUSES)}")
     found = run_command(_all(Keys(namespace), store))
     printing.show(
         [tenant for tenant in found if status in ("", _status(tenant))],

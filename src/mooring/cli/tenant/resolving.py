@@ -11,6 +11,7 @@ from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import show_json
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import note
+from mooring.display import quoted
 from mooring.errors import NotConfigured, TenantError
 from mooring.hub import Hub
 from mooring.store.contract import key
@@ -79,7 +80,7 @@ def resolve(
     if host:
         known = host_of(host)
         if not known:
-            raise typer.BadParameter(f"{host!r} is no host", param_hint="HOST")
+            raise typer.BadParameter(f"{quoted(host)} is no host", param_hint="HOST")
         given = [("host", known)]
     found = run_command(_resolve(given, request, Keys(namespace), store))
     if as_json:
@@ -107,7 +108,7 @@ def _request(url: str, headers: list[str]) -> Typed:
     for text in headers:
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
-            raise typer.BadParameter(f"{text!r} is not NAME:VALUE", param_hint="--header")
+            raise typer.BadParameter(f"{quoted(text)} is not NAME:VALUE", param_hint="--header")
         sent.append((name.strip(), value.strip()))
     where = urlsplit(url if "//" in url or not url else f"//{url}")
     if where.netloc and not any(name.lower() == "host" for name, _ in sent):
@@ -146,7 +147,7 @@ async def _resolver(hub: Hub, keys: Keys) -> Resolver:
 
 
 async def _looked_up(hub: Hub, keys: Keys, by: By, name: str) -> Found:
-    what = f"{'FTP user' if by == 'ftp-user' else by} {name!r}"
+    what = f"{'FTP user' if by == 'ftp-user' else by} {quoted(name)}"
     if by == "id":
         parts = await _parts(hub, keys, int(name)) if is_id(name) else {}
         if "meta" not in parts:

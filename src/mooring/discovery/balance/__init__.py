@@ -27,6 +27,7 @@ from mooring.discovery.balance.locality import LocalityPicker
 from mooring.discovery.balance.sticky import ConsistentHash
 from mooring.discovery.balance.turns import RoundRobin, WeightedRoundRobin
 from mooring.discovery.balance.urn import Random
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.names import nearest
 
@@ -64,7 +65,9 @@ def make(policy: str, *, rng: random.Random | None = None, clock: Clock = time.m
         case "consistent_hash":
             return ConsistentHash(rng)
         case _:
-            raise InvalidRequest(f"there is no balancing policy {policy!r}{nearest(policy, NAMES)}")
+            raise InvalidRequest(
+                f"there is no balancing policy {quoted(policy)}{nearest(policy, NAMES)}"
+            )
 
 
 NAMES: Final = (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 
 Clock = Callable[[], float]
@@ -87,13 +88,15 @@ class Counting:
 
 def effective(weight: float, id: str) -> float:
     if not 0 < weight < math.inf:
-        raise InvalidRequest(f"the weight of {id!r} must be a number above 0, not {weight!r}")
+        raise InvalidRequest(
+            f"the weight of {quoted(id)} must be a number above 0, not {quoted(weight)}"
+        )
     return min(max(float(weight), LIGHTEST), HEAVIEST)
 
 
 def admit(node: Node, *, there: bool) -> None:
     if there:
-        raise ValueError(f"{node!r} is in this picker already")
+        raise ValueError(f"{quoted(node.id)} is in this picker already")
     node.weight = effective(node.weight, node.id)
 
 

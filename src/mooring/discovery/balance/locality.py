@@ -6,6 +6,7 @@ import random
 from hashlib import blake2b
 
 from mooring.discovery.balance.contract import Node, Picker
+from mooring.display import quoted
 
 
 class LocalityPicker:
@@ -27,7 +28,7 @@ class LocalityPicker:
 
     def add(self, node: Node, *, local: bool = False) -> None:
         if node in self._sides:
-            raise ValueError(f"{node!r} is in this picker already")
+            raise ValueError(f"{quoted(node.id)} is in this picker already")
         side = self._local if local else self._remote
         side.add(node)
         self._sides[node] = side

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
+from mooring.display import describe
 from mooring.grpc.aio.link import Link
 from mooring.grpc.statuses import AGAIN, NOTICED, never_left
 
@@ -212,7 +213,7 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
         """The error as a status, which mistakes in what was asked are none."""
         if isinstance(self._error, grpc.aio.AioRpcError):
             return self._error
-        return failure(grpc.StatusCode.INTERNAL, repr(self._error))
+        return failure(grpc.StatusCode.INTERNAL, describe(self._error) if self._error else "")
 
     async def _over(self) -> Any:
         """Who can tell of the end: the call at the instance, or the error."""

@@ -13,6 +13,7 @@ import grpc.aio
 
 from mooring import hub as hubs
 from mooring.discovery.rotation import Explanation
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.grpc import target as targets
 from mooring.grpc.aio.link import Link
@@ -70,7 +71,7 @@ def channel(
     owned = isinstance(hub, str)
     opened = hubs.connect(hub) if isinstance(hub, str) else hub
     if not isinstance(opened, Hub):
-        raise InvalidRequest(f"hub is one that mooring.connect gives, or a URL, not {hub!r}")
+        raise InvalidRequest(f"hub is one that mooring.connect gives, or a URL, not {quoted(hub)}")
     if not owned:
         service = opened.registry.canonical(service)
     discovery.setdefault("resilience", RESILIENCE)

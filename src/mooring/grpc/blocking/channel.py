@@ -12,6 +12,7 @@ import grpc
 
 import mooring.sync
 from mooring.discovery.resilience import Resilience
+from mooring.display import quoted
 from mooring.errors import Closed, InvalidRequest
 from mooring.grpc import target as targets
 from mooring.grpc.blocking.addresses import Addresses
@@ -62,7 +63,7 @@ def channel(
     targets.check_policy(policy)
     if policy != "round_robin":
         raise InvalidRequest(
-            f"a blocking channel calls in turn (round_robin), not by {policy!r}: the other "
+            f"a blocking channel calls in turn (round_robin), not by {quoted(policy)}: the other "
             "policies are for mooring.grpc.aio.channel"
         )
     targets.check_tries(tries)
@@ -78,7 +79,9 @@ def channel(
     connect = partial(_connect, credentials, all_options, interceptors, compression)
     opened = mooring.sync.connect(hub) if isinstance(hub, str) else hub
     if not isinstance(opened, Blocking):
-        raise InvalidRequest(f"hub is one that mooring.sync.connect gives, or a URL, not {hub!r}")
+        raise InvalidRequest(
+            f"hub is one that mooring.sync.connect gives, or a URL, not {quoted(hub)}"
+        )
     return Channel(opened, service, connect, discovery, repeatable, owns_hub=isinstance(hub, str))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
+from mooring.display import describe, quoted
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.collectors.application import ApplicationCollector
 from mooring.heartbeat.collectors.contract import Collector
@@ -66,7 +67,7 @@ def _check(setting: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise InvalidRequest(
-                f"registry.metrics.{setting}: no collector {name!r}{nearest(name, known)}"
+                f"registry.metrics.{setting}: no collector {quoted(name)}{nearest(name, known)}"
             )
 
 
@@ -75,12 +76,12 @@ def _load(point: EntryPoint) -> Collector:
         collector: Collector = point.load()()
     except Exception as error:
         raise InvalidRequest(
-            f"collector {point.name!r} of the entry point {point.value} cannot be loaded: "
-            f"{type(error).__name__}: {error}"
+            f"collector {quoted(point.name)} of the entry point {point.value} cannot be loaded: "
+            f"{describe(error)}"
         ) from error
     if collector.type != point.name:
         raise InvalidRequest(
-            f"the entry point {point.name!r} gives a collector of type {collector.type!r}: "
-            "give both one name"
+            f"the entry point {quoted(point.name)} gives a collector of type "
+            f"{quoted(collector.type)}: give both one name"
         )
     return collector

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from mooring.display import describe
 from mooring.heartbeat.collectors.contract import Cost
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class DatabaseCollector:
         try:
             reachable, reason = self._check() is not False, "its check returned False"
         except Exception as error:  # noqa: BLE001 - whatever a driver raises is the answer
-            reachable, reason = False, f"{type(error).__name__}: {error}"
+            reachable, reason = False, describe(error)
         latency = time.monotonic() - started
         if reachable != self._reachable:
             self._reachable = reachable

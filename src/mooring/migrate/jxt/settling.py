@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mooring.display import describe
 from mooring.errors import (
     Conflict,
     InvalidRequest,
@@ -125,7 +126,7 @@ class Settler:
                 done.problems.append(str(error))
                 return done
             except (_Moved, Conflict, OutcomeUnknown) as error:
-                log.debug("unit %d: looks again: %r", unit, error)
+                log.debug("unit %d: looks again: %s", unit, describe(error))
             await asyncio.sleep(backoff.next())
         done.problems.append(f"others changed it {_TRIES} times meanwhile: try again")
         return done

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.migrate import listing
 
 _FORMAT = "mooring jxt verified 1"
@@ -23,7 +24,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = _FORMAT
 
     def __str__(self) -> str:
-        return f"the namespace {self.namespace!r} in {self.store}"
+        return f"the namespace {quoted(self.namespace)} in {self.store}"
 
 
 class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

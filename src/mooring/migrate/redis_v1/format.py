@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import Instance, RecordedMetadata, Status
 from mooring.registry.layouts import values
@@ -150,7 +151,7 @@ def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) ->
         raise InvalidRequest(f"has no {' and no '.join(missing)}")
     port = _number(told["port"])
     if port is None or port != int(port):
-        raise InvalidRequest(f"has a wrong port: {told['port']!r} is no number")
+        raise InvalidRequest(f"has a wrong port: {quoted(told['port'])} is no number")
     notes: list[str] = []
     instance = Instance(
         service,
@@ -170,7 +171,7 @@ def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) ->
         raise InvalidRequest(f"has {size} bytes of metadata, over the limit of {limit}")
     since = registered(told)
     if (stamp := told.get("timestamp", "")) and not since:
-        notes.append(f"timestamp {stamp!r} is no time: the last heartbeat counts")
+        notes.append(f"timestamp {quoted(stamp)} is no time: the last heartbeat counts")
     return Record(instance, written, since, tuple(notes), is_bridged(told))
 
 
@@ -217,7 +218,7 @@ def _weight(told: Mapping[str, str], notes: list[str]) -> float:
     text = told.get("weight", "")
     weight = _number(text) if text else 1.0
     if weight is None or weight < 0:
-        notes.append(f"weight {text!r} is none: 1 is taken")
+        notes.append(f"weight {quoted(text)} is none: 1 is taken")
         return 1.0
     return weight
 
@@ -225,7 +226,7 @@ def _weight(told: Mapping[str, str], notes: list[str]) -> float:
 def _healthy(told: Mapping[str, str], notes: list[str]) -> bool:
     text = told.get("healthy", "true").lower()
     if text not in (*_TRUE, *_FALSE):
-        notes.append(f"healthy {text!r} is neither true nor false: it counts as false")
+        notes.append(f"healthy {quoted(text)} is neither true nor false: it counts as false")
     return text in _TRUE
 
 

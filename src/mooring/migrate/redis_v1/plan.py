@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
@@ -134,7 +135,7 @@ class Difference:
     v2: str
 
     def __str__(self) -> str:
-        return f"{self.field} {self.v1!r} is {self.v2!r} in v2"
+        return f"{self.field} {quoted(self.v1)} is {quoted(self.v2)} in v2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.names import nearest
 from mooring.registry.layouts.contract import CARRIES, Assembled, File, Layout, Place, Problem
@@ -35,7 +36,9 @@ def layout_of(text: str) -> Layout:
     if name in _ROOTED:
         return _ROOTED[name](root)
     if name not in _UNROOTED:
-        raise InvalidRequest(f"no layout {text!r}{nearest(name, [*_UNROOTED, *_ROOTED])}")
+        raise InvalidRequest(f"no layout {quoted(text)}{nearest(name, [*_UNROOTED, *_ROOTED])}")
     if root:
-        raise InvalidRequest(f"the layout {name!r} has a root of its own: leave {root!r} out")
+        raise InvalidRequest(
+            f"the layout {quoted(name)} has a root of its own: leave {quoted(root)} out"
+        )
     return _UNROOTED[name]()

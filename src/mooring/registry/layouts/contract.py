@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import NO_CONFIG, Config, Group, Instance, Service
 from mooring.store.contract import Entry, Range
@@ -196,4 +197,4 @@ class Layout(ABC):
         return lost + said_by_the_operator(instance)
 
     def _lacks(self, what: str) -> InvalidRequest:
-        return InvalidRequest(f"the layout {self.name!r} has no {what}: use tree, or Redis")
+        return InvalidRequest(f"the layout {quoted(self.name)} has no {what}: use tree, or Redis")

@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Mapping
 
 from mooring import addresses
+from mooring.display import quoted
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import JSON, Instance
 from mooring.names import DEFAULT_GROUP, check_part, split_service
@@ -31,7 +32,7 @@ class Hprose(Layout):
 
     def canonical(self, service: str) -> str:
         if "/" in service:
-            raise InvalidName(f"a domain of hprose has no group: {service!r} has a slash")
+            raise InvalidName(f"a domain of hprose has no group: {quoted(service)} has a slash")
         split_service(service)
         check_part("domain", service)
         return service
@@ -66,7 +67,9 @@ class Hprose(Layout):
 
     def _key(self, instance: Instance) -> bytes:
         if "/" in instance.id:
-            raise InvalidRequest(f"the UUID {instance.id!r} of a server must not have a slash")
+            raise InvalidRequest(
+                f"the UUID {quoted(instance.id)} of a server must not have a slash"
+            )
         return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
 
     def locate(self, key: bytes) -> Place | None:
@@ -109,12 +112,14 @@ def server_url(instance: Instance) -> str:
     """The URL that clients of hprose call. Raises `InvalidRequest` for another protocol."""
     if instance.protocol not in SCHEMES:
         raise InvalidRequest(
-            f"hprose cannot be spoken over {instance.protocol!r}: the protocol of "
+            f"hprose cannot be spoken over {quoted(instance.protocol)}: the protocol of "
             f"{instance.service} must be one of {', '.join(SCHEMES)}"
         )
     path = instance.metadata.get("path", "/")
     if not path.startswith(("/", "?")):
-        raise InvalidRequest(f"the path {path!r} of {instance.service} must start with a slash")
+        raise InvalidRequest(
+            f"the path {quoted(path)} of {instance.service} must start with a slash"
+        )
     return f"{instance.protocol}://{instance.address}{path}"
 
 
@@ -125,11 +130,12 @@ def instance_at(domain: str, uuid: str, url: str) -> Instance:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise Malformed(f"{url!r} is no URL: {error}") from error
+        raise Malformed(f"{quoted(url)} is no URL: {error}") from error
     if parts.scheme not in SCHEMES or not parts.netloc:
         schemes = ", ".join(SCHEMES)
         raise Malformed(
-            f"{url!r} is no URL of an hprose server: write it like tcp://host:port/ ({schemes})"
+            f"{quoted(url)} is no URL of an hprose server: write it like tcp://host:port/ "
+            f"({schemes})"
         )
     if port is None:
         port = {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme, 0)

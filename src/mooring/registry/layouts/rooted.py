@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 from mooring import addresses
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON, Instance, RecordedMetadata
 from mooring.names import DEFAULT_GROUP, split_service
@@ -36,8 +37,8 @@ class Rooted(Layout):
     def roots(self, group: str = "") -> tuple[Range, ...]:
         if not self._root:
             raise InvalidRequest(
-                f"the layout {self.name!r} has no root, so that its services cannot be told from "
-                f"other keys: name one, like layout='{self.name}:/services/'"
+                f"the layout {quoted(self.name)} has no root, so that its services cannot be told "
+                f"from other keys: name one, like layout='{self.name}:/services/'"
             )
         return (prefix(self._root.encode()),)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import (
     JSON,
@@ -37,9 +38,9 @@ def decode(value: bytes) -> Fields:
     try:
         found = _decoder.decode(value)
     except (ValueError, RecursionError) as error:  # a string of no text is no `DecodeError`
-        raise Malformed(f"is no JSON ({error})") from error
+        raise Malformed(in_words(error, "", joint="").strip()) from error
     if not isinstance(found, dict):
-        raise Malformed(f"is no JSON object but {type(found).__name__}")
+        raise Malformed(f"is no JSON object but {quoted(found)}")
     return found
 
 
@@ -126,6 +127,6 @@ def check_info(set: Mapping[str, str], *, service: bool) -> None:
         ["description", "displayName"] if service else ["department", "description", "displayName"]
     )
     if wrong := [field for field in set if field not in known]:
-        raise InvalidRequest(f"a description has no {wrong[0]!r}: {', '.join(sorted(known))}")
+        raise InvalidRequest(f"a description has no {quoted(wrong[0])}: {', '.join(sorted(known))}")
     for field, text in set.items():
         check_text(field, text)

@@ -11,6 +11,7 @@ import hiredis
 from redis import exceptions as driver
 from redis.asyncio import Redis
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.registry.redis.scripts import Script
 
@@ -75,7 +76,9 @@ def _packed(command: tuple[Argument, ...], what: str) -> bytes:
         return packed
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise InvalidRequest(f"{what}: {half!r} is half a character: it cannot be sent") from error
+        raise InvalidRequest(
+            f"{what}: {quoted(half)} is half a character: it cannot be sent"
+        ) from error
 
 
 async def send(

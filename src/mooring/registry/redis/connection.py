@@ -21,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
+from mooring.display import describe
 from mooring.errors import Closed, StoreError
 from mooring.registry.redis.calls import LANES, Call, plain, scripted, send
 from mooring.registry.redis.calls import Argument as Argument
@@ -123,7 +124,9 @@ class Connection:
             await self._answer_within(calls)
         except Exception as error:
             # A mistake of ours: those who asked hear that it failed, and not that this is the end.
-            self._let_go(calls, StoreError(f"{self.where}: not sent, or not understood: {error!r}"))
+            self._let_go(
+                calls, StoreError(f"{self.where}: not sent, or not understood: {describe(error)}")
+            )
             raise
         finally:
             self._let_go(calls, self._was_closed())
@@ -202,7 +205,7 @@ class Connection:
         except LOST as error:
             if isinstance(error, AttributeError | RuntimeError):
                 # The driver's way of finding that a connection was closed under its hands.
-                error = driver.ConnectionError(f"the connection was lost: {error!r}")
+                error = driver.ConnectionError(f"the connection was lost: {describe(error)}")
             return [error] * len(calls)
 
     async def _look_for_the_master(self) -> None:

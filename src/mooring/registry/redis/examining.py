@@ -18,6 +18,7 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 
 from mooring.addresses import join
+from mooring.display import describe
 from mooring.registry.redis.connection import options_of
 from mooring.registry.redis.failures import LOST, code_of
 from mooring.registry.redis.settings import Settings
@@ -262,4 +263,4 @@ def _in_words(address: str, error: BaseException, settings: Settings) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
+    return describe(error).rstrip(".")

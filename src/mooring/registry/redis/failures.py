@@ -8,6 +8,7 @@ from typing import Literal
 
 from redis import exceptions as redis
 
+from mooring.display import describe
 from mooring.errors import (
     AccessDenied,
     OutcomeUnknown,
@@ -99,7 +100,7 @@ def translate(
 ) -> StoreError:
     """Our error for one that nothing could be done about; `wrong` says which keys hold something
     else than they should, where that is known."""
-    text, code = _shortened(str(error) or type(error).__name__), code_of(error)
+    text, code = _shortened(describe(error)), code_of(error)
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return AccessDenied(f"{what}: {where} refuses the login: {text}")
     if code in ("NOPERM", "NOAUTH", "WRONGPASS"):

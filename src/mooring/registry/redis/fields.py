@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON, Instance, RecordedMetadata, State, Status
 from mooring.registry.layouts import values
@@ -158,7 +159,7 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
         return True
     told = told.lower()
     if told not in ("true", "false", "1", "0"):
-        raise Malformed(f"has a wrong {name!r}: {told!r} is neither true nor false")
+        raise Malformed(f"has a wrong {quoted(name)}: {quoted(told)} is neither true nor false")
     return told in ("true", "1")
 
 
@@ -167,7 +168,7 @@ def _number(fields: Mapping[str, str], name: str, default: float) -> float:
     try:
         return float(told) if told else default
     except ValueError:
-        raise Malformed(f"has a wrong {name!r}: {told!r} is no number") from None
+        raise Malformed(f"has a wrong {quoted(name)}: {quoted(told)} is no number") from None
 
 
 def _port(fields: Mapping[str, str]) -> int:
@@ -197,7 +198,7 @@ def _time(fields: Mapping[str, str], name: str) -> datetime.datetime | None:
             else None
         )
     except (OverflowError, ValueError, OSError) as error:
-        raise Malformed(f"has a wrong {name!r}: {milliseconds} is no time") from error
+        raise Malformed(f"has a wrong {quoted(name)}: {milliseconds} is no time") from error
 
 
 def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:
@@ -206,4 +207,4 @@ def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:
     try:
         return values.decode(fields[name].encode())
     except (InvalidRequest, UnicodeEncodeError) as error:
-        raise Malformed(f"has a {name!r} that {error}") from error
+        raise Malformed(f"has a {quoted(name)} that {error}") from error

@@ -19,6 +19,7 @@ service lie in one slot.
 
 from __future__ import annotations
 
+from mooring.display import quoted
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.names import check_part, split_service
 
@@ -28,8 +29,8 @@ class Keys:
         self.prefix = f"{namespace}:{prefix}" if namespace else prefix
         if self.prefix.split(":")[-1] == "services":
             raise InvalidRequest(
-                f"the prefix {self.prefix!r} cannot end with 'services': its keys would look like "
-                "those of another registry"
+                f"the prefix {quoted(self.prefix)} cannot end with 'services': its keys would "
+                "look like those of another registry"
             )
         self.cluster = cluster
         self.services = f"{self.prefix}:services"
@@ -82,6 +83,7 @@ def check_service(service: str) -> str:
     check_part("service", name)
     if "{" in service or "}" in service:
         raise InvalidName(
-            f"the service {service!r} contains a brace, which would choose a slot on a cluster"
+            f"the service {quoted(service)} contains a brace, which would choose a slot on a "
+            "cluster"
         )
     return service

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.durations import show
 from mooring.errors import InvalidRequest, StoreError
 from mooring.model import NO_CONFIG, Config, Instance, applied
@@ -81,7 +82,7 @@ class Reader:
             try:
                 config[id] = values.decode_config(value.encode())
             except Malformed as error:
-                problems.append(Problem(f"{service.config} {id!r}".encode(), str(error)))
+                problems.append(Problem(f"{service.config} {quoted(id)}".encode(), str(error)))
         held = brake_of(fields.from_pairs(brake))
         return State(int(now), clock, config, held, tuple(problems))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InUse, InvalidRequest, StoreError
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.mirror import Feed
@@ -299,7 +300,7 @@ class RedisRegistry(Registry):
         channel, service = tell
         while True:
             before = await self._field(key, field)
-            told = {**values.decode_to_change(before, f"{key} {field!r}"), **set}
+            told = {**values.decode_to_change(before, f"{key} {quoted(field)}"), **set}
             for name in unset:
                 told.pop(name, None)
             after = values.encode(told) if told else b""
@@ -399,7 +400,7 @@ class _naming:
     """Say of which value something cannot be."""
 
     def __init__(self, key: str, field: str) -> None:
-        self._where = f"{key} {field!r}"
+        self._where = f"{key} {quoted(field)}"
 
     def __enter__(self) -> None: ...
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
+from mooring.display import quoted
 from mooring.server.access.principals import Principal
 from mooring.server.http.errors import Refused
 
@@ -43,7 +44,7 @@ class Origins:
         told = request.headers.getlist("host")
         place = parse(told[0]) if len(told) == 1 else None
         if place is None or not (place.host in self._hosts or place.host == _here(request)):
-            named = f"the host {told[0][:200]!r}" if len(told) == 1 else "no single host"
+            named = f"the host {quoted(told[0], 200)}" if len(told) == 1 else "no single host"
             raise Refused(
                 421,
                 "misdirected",
@@ -57,10 +58,10 @@ class Origins:
         origins = request.headers.getlist("origin")
         if origins:
             if len(origins) > 1 or not self._ours(request, origins[0]):
-                raise _foreign(f"the request comes from a page of {origins[0][:200]!r}")
+                raise _foreign(f"the request comes from a page of {quoted(origins[0], 200)}")
             site = request.headers.get("sec-fetch-site", "same-origin")
             if site not in ("same-origin", "none"):
-                raise _foreign(f"the browser says that the request is {site[:20]!r}")
+                raise _foreign(f"the browser says that the request is {quoted(site, 20)}")
         elif request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             raise _foreign("the browser says that the request comes from another site")
         elif principal.session or not principal.token:

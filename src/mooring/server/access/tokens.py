@@ -26,6 +26,7 @@ from mooring.names import check_name
 from mooring.server.access.folder import Folder, new_token
 from mooring.server.access.principals import Principal, Role, scope
 from mooring.server.access.records import Records
+from mooring.validation import in_words
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +327,7 @@ class Tokens:
             return []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(
-                f"{file} is damaged ({error}): repair it, or remove it, which revokes all tokens "
+                f"{in_words(error, str(file))}: repair it, or remove it, which revokes all tokens "
                 "but the admin's"
             ) from error
 

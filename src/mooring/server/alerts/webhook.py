@@ -90,4 +90,4 @@ class Webhook:
             case OSError():
                 return error.strerror or "it cannot be reached"
             case _:  # not in its own words: those of a bad header quote the token
-                return f"it cannot be told ({type(error).__name__})"
+                return "it cannot be told: check the webhook's URL and token"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.model import JSON, Service
 from mooring.server.api.known import instance_of, service_of
 from mooring.server.api.operating import INSTANCE, LOOKING, OPERATING, SERVICE, Reason, note
@@ -81,7 +82,7 @@ async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -
     if not told and not gone:
         raise Refused(400, "bad_request", "nothing is to be changed: say what to set or to unset")
     if both := [name for name in gone if name in told]:
-        raise Refused(400, "bad_request", f"{both[0]!r} is to be set and to be unset")
+        raise Refused(400, "bad_request", f"{quoted(both[0])} is to be set and to be unset")
     if (count := len(told) + len(gone)) > MOST:
         raise Refused(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
     new = _unmasked(call, before)
@@ -141,7 +142,9 @@ def _unmasked(call: Call, before: Mapping[str, JSON]) -> dict[str, JSON]:
     }
     for name, value in new.items():
         if holds_mask({name: value}):
-            message = f"{name!r} is masked, and no such secret is there: leave it out, or say it"
+            message = (
+                f"{quoted(name)} is masked, and no such secret is there: leave it out, or say it"
+            )
             raise Refused(400, "bad_request", message)
     return new
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.names import is_service
 from mooring.server.access.principals import READING
 from mooring.server.http.answers import Answer
@@ -75,7 +76,9 @@ def _kinds(kind: str) -> frozenset[Told]:
     named = {each.strip() for each in kind.split(",")} if kind else set(KINDS)
     if unknown := named - KINDS:
         known = ", ".join(sorted(KINDS))
-        raise Refused(400, "bad_query", f"there is no kind {min(unknown)!r}: there is {known}")
+        raise Refused(
+            400, "bad_query", f"there is no kind {quoted(min(unknown))}: there is {known}"
+        )
     return frozenset(each for each in KINDS if each in named)
 
 

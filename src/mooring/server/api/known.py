@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
 from mooring.model import Instance
@@ -51,7 +52,7 @@ async def service_of(call: Call) -> str:
     if registry.guarantees.describes and await registry.config(service):
         return service
     seen = [name for name in names if call.principal.sees_service(name)]
-    raise not_found(f"there is no service {service!r}", service, seen)
+    raise not_found(f"there is no service {quoted(service)}", service, seen)
 
 
 async def instance_of(call: Call) -> Instance:
@@ -65,10 +66,10 @@ async def instance_of(call: Call) -> Instance:
     if known is not None and id in known.instances:
         return known.instances[id]
     await service_of(call)
-    raise not_found(f"{service} has no instance {id!r}", id, listed)
+    raise not_found(f"{service} has no instance {quoted(id)}", id, listed)
 
 
 def not_found(what: str, name: str, known: Iterable[str]) -> Refused:
     close = closest(name, known)
-    meant = f": did you mean {close!r}?" if close else ""
+    meant = f": did you mean {quoted(close)}?" if close else ""
     return Refused(404, "not_found", f"{what}{meant}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.locks.observing import Contender, LockInfo
 from mooring.locks.releasing import look, release
 from mooring.server.access.principals import need
@@ -118,7 +119,7 @@ async def release_lock(call: Call) -> Answer:
 async def _found(store: Store, name: str) -> LockInfo:
     found = await look(store, name)
     if found is None:
-        raise not_found(f"nobody holds {name!r} or waits for it", name, ())
+        raise not_found(f"nobody holds {quoted(name)} or waits for it", name, ())
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON, Instance
 from mooring.server.access.principals import need
@@ -153,7 +154,7 @@ async def deregister(call: Call) -> Answer:
     if not await registry.deregister(service, id):
         call.parts.fleet.expect(service, id, None)
         await instance_of(call)  # says what is wrong with the name
-        raise not_found(f"{service} has no instance {id!r} any more", id, ())
+        raise not_found(f"{service} has no instance {quoted(id)} any more", id, ())
     _tell(call, service, id, "taken out")
     return Answer(status=204)
 

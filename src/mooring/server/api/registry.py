@@ -13,6 +13,7 @@ import msgspec
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
+from mooring.display import quoted
 from mooring.errors import InvalidName
 from mooring.model import Instance, now
 from mooring.names import split_service
@@ -114,7 +115,7 @@ def known_of(call: Call) -> Known:
         name = call.service
     known = fleet.service(name)
     if known is None or not call.principal.sees_service(name):
-        raise not_found(f"there is no service {name!r}", name, _seen(call, fleet))
+        raise not_found(f"there is no service {quoted(name)}", name, _seen(call, fleet))
     return known
 
 
@@ -123,7 +124,7 @@ def instance_of(call: Call) -> tuple[Known, Instance]:
     known, id = known_of(call), call.path["id"]
     instance = known.instances.get(id)
     if instance is None:
-        raise not_found(f"{known.name} has no instance {id!r}", id, known.instances)
+        raise not_found(f"{known.name} has no instance {quoted(id)}", id, known.instances)
     return known, instance
 
 

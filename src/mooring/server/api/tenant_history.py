@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.server.api.tenants import (
@@ -105,7 +106,8 @@ async def version(call: Call) -> Answer:
     if entry is None:
         kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
         raise NotConfigured(
-            f"{named(owner_of(call))}: no version {number[:20]!r} in the history (there are {kept})"
+            f"{named(owner_of(call))}: no version {quoted(number, 20)} in the history (there are "
+            f"{kept})"
         )
     told = _version(entry, versions(entries))
     changes: list[JSON] = records(differences(entry, Keyring.from_environment()))

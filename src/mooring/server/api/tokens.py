@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from mooring import durations
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.server.access.principals import ROLES, Need, Role, need
 from mooring.server.access.tokens import Token, Tokens, utcnow
@@ -126,7 +127,9 @@ async def revoke(call: Call) -> Answer:
     except InvalidRequest as error:
         raise Refused(409, "refused", str(error)) from error
     if revoked is None:
-        raise Refused(404, "not_found", f"there is no token {id[:100]!r}: see `mooring token list`")
+        raise Refused(
+            404, "not_found", f"there is no token {quoted(id, 100)}: see `mooring token list`"
+        )
     call.notes.update(name=revoked.name, role=revoked.role)
     if _found(call.parts.tokens, id) is None:
         call.notes["deleted"] = "the store is out of space, so the record was deleted"

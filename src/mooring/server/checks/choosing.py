@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
+from mooring.display import describe, quoted
 from mooring.errors import InvalidRequest
 from mooring.names import nearest
 from mooring.server.checks import connecting, grpc
@@ -70,7 +71,8 @@ def choose(protocols: Mapping[str, str] | None = None, *, ca: str = "") -> Check
             checkers.register(protocol, known[name])
         else:
             raise InvalidRequest(
-                f"checks.protocols.{protocol}: no checker {name!r}{nearest(name, [*known, NONE])}"
+                f"checks.protocols.{protocol}: no checker "
+                f"{quoted(name)}{nearest(name, [*known, NONE])}"
             )
     return checkers
 
@@ -81,6 +83,6 @@ def _load(point: EntryPoint) -> Checker:
         return make()
     except Exception as error:
         raise InvalidRequest(
-            f"the health checker {point.name!r} of the entry point {point.value} cannot be loaded: "
-            f"{type(error).__name__}: {error}"
+            f"the health checker {quoted(point.name)} of the entry point {point.value} cannot be "
+            f"loaded: {describe(error)}"
         ) from error

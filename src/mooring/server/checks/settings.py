@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.heartbeat import configuration
 from mooring.heartbeat.configuration import Seconds
@@ -77,16 +78,17 @@ def checked(settings: CheckSettings) -> CheckSettings:
     for name, path in {"path": settings.path, **_dotted("paths", settings.paths)}.items():
         if not is_path(path):
             raise InvalidRequest(
-                f"checks.{name}: {path!r} is no path: it starts with one slash and has at most "
-                "200 characters of ASCII without spaces"
+                f"checks.{name}: {quoted(path)} is no path: it starts with one slash and has at "
+                "most 200 characters of ASCII without spaces"
             )
     for network in settings.networks:
         try:
             ipaddress.ip_network(network)
-        except ValueError as error:
+        except ValueError:
             raise InvalidRequest(
-                f"checks.networks: {network!r} is no network ({error}): write it like 10.0.0.0/8"
-            ) from error
+                f"checks.networks: {quoted(network)} is no network, or names a host in it: write "
+                "it like 10.0.0.0/8"
+            ) from None
     if settings.ca and not Path(settings.ca).is_file():
         raise InvalidRequest(f"checks.ca: there is no file {settings.ca}")
     return settings

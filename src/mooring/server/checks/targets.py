@@ -19,6 +19,7 @@ from typing import TypeAlias
 import psutil
 
 from mooring import addresses
+from mooring.display import quoted
 from mooring.heartbeat.threads import in_thread
 from mooring.model import Instance
 from mooring.server.checks.contract import Target
@@ -207,7 +208,7 @@ def _look_up(host: str) -> list[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no host name") from error
+        raise OSError(f"{quoted(host)} is no host name") from error
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 

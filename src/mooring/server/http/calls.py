@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from mooring.display import quoted
 from mooring.server.access.principals import Principal
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
@@ -69,7 +70,7 @@ class Call:
 def tenant_id(text: str) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) < 20
     if not digits or int(text) >= 2**63:
-        raise Refused(400, "bad_request", f"{text[:40]!r} is no tenant's id: it is a number")
+        raise Refused(400, "bad_request", f"{quoted(text, 40)} is no tenant's id: it is a number")
     return int(text)
 
 
@@ -91,13 +92,15 @@ def parse_query(endpoint: Endpoint, query: bytes) -> Any:
         raise Refused(400, "bad_query", "a parameter of the query is said twice")
     if endpoint.query is None:
         if fields:
-            raise Refused(400, "bad_query", f"unknown query parameter {next(iter(fields))!r}")
+            raise Refused(400, "bad_query", f"unknown query parameter {quoted(next(iter(fields)))}")
         return None
     names = endpoint.query.__struct_encode_fields__
     for name in fields:
         if name not in names:
             known = ", ".join(names)
-            raise Refused(400, "bad_query", f"unknown query parameter {name!r}: known are {known}")
+            raise Refused(
+                400, "bad_query", f"unknown query parameter {quoted(name)}: known are {known}"
+            )
     try:
         return msgspec.convert(fields, endpoint.query, strict=False)
     except msgspec.ValidationError as error:

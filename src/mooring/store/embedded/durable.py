@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mooring.display import describe
 from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
 from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
@@ -369,11 +370,11 @@ class DurableHost(Host):
         return Unavailable(f"{text}; writes resume when the file can be written")
 
     def _cannot(self, error: Exception) -> str:
-        return f"{self._journal.path} cannot be written ({error})"
+        return f"{self._journal.path} cannot be written: {describe(error)}"
 
     def _mistaken(self, error: Exception) -> StoreError:
         """A write that the journal does not take: what its writer is told."""
-        text = f"{self._journal.path} cannot keep a write ({error!r})"
+        text = f"{self._journal.path} cannot keep a write: {describe(error)}"
         if text != self._told:
             self._told = text
             log.error("%s, and it is refused: a mistake in Mooring", text, exc_info=error)
@@ -461,7 +462,7 @@ def durable_host(path: Path, make: Callable[[], Engine] = Engine) -> DurableHost
     try:
         path = path.resolve()
     except (OSError, RuntimeError) as error:
-        raise StoreError(f"{path} cannot be opened: {error}") from error
+        raise StoreError(f"{path} cannot be opened: {describe(error)}") from error
     with _opening:
         host = _open.get(path)
         if host is None:

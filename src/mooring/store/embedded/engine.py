@@ -20,6 +20,7 @@ from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
 
+from mooring.display import readable
 from mooring.errors import (
     Compacted,
     Conflict,
@@ -29,7 +30,6 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
-from mooring.names import readable
 from mooring.store.contract import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,

@@ -16,8 +16,8 @@ from importlib import resources
 from pathlib import Path
 from tempfile import mkstemp
 
+from mooring.display import readable
 from mooring.errors import StoreError
-from mooring.names import readable
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded import file_lock
 from mooring.store.embedded.host import new_cluster_id

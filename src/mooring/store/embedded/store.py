@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from mooring.display import readable
 from mooring.errors import Closed
-from mooring.names import readable
 from mooring.store.contract import (
     Batch,
     Check,

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from mooring.display import quoted
 from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.endpoints import Endpoint, Preference
@@ -222,7 +223,7 @@ class Cluster:
             self._login = self._tasks.start(self._log_in(), name="etcd login")
         login = self._login
         await asyncio.wait([login], timeout=max(deadline - time.monotonic(), 0.05))
-        what = f"login of user {self.settings.user!r}"
+        what = f"login of user {quoted(self.settings.user)}"
         if not login.done():
             raise Unavailable(f"{what}: no answer of {self.endpoint.address} in time")
         if login.cancelled():
@@ -247,7 +248,7 @@ class Cluster:
             self._logged_in = False
 
     async def _token(self) -> Sequence[tuple[str, str]]:
-        what = f"login of user {self.settings.user!r}"
+        what = f"login of user {quoted(self.settings.user)}"
         request = AuthenticateRequest(name=self.settings.user, password=self._password())
         deadline = time.monotonic() + self.settings.timeout
         while True:
@@ -275,7 +276,7 @@ class Cluster:
             return read_password(file)
         except OSError as error:
             raise AccessDenied(
-                f"login of user {self.settings.user!r}: password_file={file} cannot be read: "
+                f"login of user {quoted(self.settings.user)}: password_file={file} cannot be read: "
                 f"{error.strerror}; the next call reads it again"
             ) from error
 

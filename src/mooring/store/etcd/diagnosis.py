@@ -12,6 +12,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
+from mooring.display import quoted
 from mooring.store.etcd.settings import TLS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -97,7 +98,8 @@ async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Pro
         return Problem(f"{address} closes the connection: is it etcd's client port?", final=False)
     said = greeting[:40].split(b"\r\n")[0].decode("latin-1")
     return Problem(
-        f"{address} is not etcd: it answered {said!r}. Is it another server's port?", final=True
+        f"{address} is not etcd: it answered {quoted(said)}. Is it another server's port?",
+        final=True,
     )
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 
 import grpc
 
+from mooring.display import readable
 from mooring.errors import (
     AccessDenied,
     InvalidRequest,
@@ -16,7 +17,6 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
-from mooring.names import readable
 
 _Code = grpc.StatusCode
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from mooring.display import readable
 from mooring.errors import (
     CannotResume,
     Closed,
@@ -21,7 +22,6 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
-from mooring.names import readable
 from mooring.store.contract import (
     Check,
     Committed,

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
+from mooring.display import readable
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
-from mooring.names import readable
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.errors import cancellation

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc.aio
 
+from mooring.display import quoted
 from mooring.store.embedded.host import Host
 from mooring.store.embedded.wire.errors import (
     BAD_LOGIN,
@@ -72,7 +73,8 @@ class Auth:
         expected = self._digests.get(request.name, _NOBODY)
         matches = hmac.compare_digest(expected, _digest(request.password))
         if not matches or request.name not in self._digests:
-            log.warning("login of user %r refused: wrong name or password", request.name)
+            name = quoted(request.name)
+            log.warning("login of user %s refused: wrong name or password", name)
             raise Refused(BAD_LOGIN)
         now = self._clock()
         self._tokens = {token: until for token, until in self._tokens.items() if until > now}
