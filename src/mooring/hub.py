@@ -236,7 +236,7 @@ class Hub:
         self._contenders: Queue | None = None
         self._process = os.getpid()
         handle_sigterm()  # it may be opened in another thread, which cannot
-        self._made: weakref.WeakSet[Registration | View | Provider] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Registration | View | Provider | Queue] = weakref.WeakSet()
 
     @property
     def store(self) -> Store:
@@ -449,7 +449,7 @@ class Hub:
         store = self.store
         if self._contenders is None:
             self._contenders = Queue(store)
-            self._opened.push_async_callback(self._contenders.aclose)
+            self._made.add(self._contenders)
         return self._contenders
 
     async def __aenter__(self) -> Self:
@@ -481,7 +481,8 @@ class Hub:
             await cleanup(self._close(), within=_CLOSE_WITHIN)
 
     async def _close(self) -> None:
-        """Close all, each whatever becomes of the others."""
+        """Close all, each whatever becomes of the others. What needs the store takes 3 s if that
+        is silent, at the same time."""
         made = [made.aclose() for made in list(self._made)]
         try:
             for error in await asyncio.gather(*made, return_exceptions=True):

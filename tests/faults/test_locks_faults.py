@@ -16,8 +16,9 @@ import pytest
 
 import mooring
 import mooring.sync
-from mooring.errors import LockLost, LockTimeout, OutcomeUnknown, Unavailable
+from mooring.errors import Closed, LockLost, LockTimeout, OutcomeUnknown, Unavailable
 from mooring.hub import Hub, open_store
+from mooring.locks.leases import Leases
 from mooring.locks.lock import Lock
 from mooring.store import Store, key
 from mooring.testing.etcd import EtcdCluster, EtcdServer
@@ -374,6 +375,46 @@ async def test_a_try_without_a_lease_is_bounded_and_leaves_no_key(
         assert "TTL" not in str(caught.value)
         proxy.heal()
         proxy.reset()
+
+
+async def test_one_deadline_covers_the_end_of_all_leases_if_the_store_is_silent(
+    etcd: Callable[[str], EtcdServer],
+):
+    """Of one that is used, and of one that is being granted."""
+    async with FaultProxy(etcd("3.5").address) as proxy:
+        store = open_store(f"etcd://{proxy.address}")
+        leases = Leases(store)
+        await leases.take(7)
+        proxy.mute()
+        asks = asyncio.get_running_loop().create_task(leases.take(7))
+        name = "grant of a session's lease"
+        await eventually(lambda: name in {task.get_name() for task in asyncio.all_tasks()})
+        started = time.monotonic()
+        await leases.aclose()
+        assert time.monotonic() - started < 4
+        with pytest.raises(Closed):
+            await asks
+        await store.aclose()
+
+
+@pytest.mark.parametrize("acquired", [True, False])
+async def test_one_deadline_covers_the_end_of_a_hub_if_the_store_is_silent(
+    acquired: bool, etcd: Callable[[str], EtcdServer]
+):
+    """Registrations and locks, also a lock that was not acquired in time."""
+    async with FaultProxy(etcd("3.5").address) as proxy:
+        hub = mooring.connect(f"etcd://{proxy.address}?namespace=/{time.monotonic_ns()}")
+        await hub.__aenter__()
+        await hub.register(mooring.Instance("echo", "10.0.0.1", 80)).__aenter__()
+        if acquired:
+            await hub.lock("held", ttl=7).acquire()
+        proxy.mute()
+        if not acquired:
+            with pytest.raises(LockTimeout):
+                await hub.lock("slow", ttl=7, timeout=0.5).acquire()
+        started = time.monotonic()
+        await hub.__aexit__(None, None, None)
+        assert time.monotonic() - started < 4
 
 
 async def test_blocking_code_has_the_same_deadline(etcd: Callable[[str], EtcdServer]):

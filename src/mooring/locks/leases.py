@@ -30,7 +30,6 @@ GRACE = 1.0
 """Seconds that who gives up waits for what it leaves behind to be gone; it goes on without it."""
 
 _REVOKE_WITHIN = 3.0
-_GRANT_WITHIN = 3.0  # seconds that who closes waits for what is being granted, to revoke it
 
 
 async def patiently(task: asyncio.Task[object], *, within: float) -> None:
@@ -81,7 +80,6 @@ class Leases:
         self._idle: dict[float, list[Lease]] = {}
         self._all: set[Lease] = set()
         """Those that may live in the store: also whose end is under way."""
-        self._granting: set[asyncio.Task[object]] = set()
         self._tasks, self._ends = Tasks(), Tasks()
         self._sweeping: asyncio.TimerHandle | None = None
         self.closed = False
@@ -106,8 +104,6 @@ class Leases:
             self.discard_soon(lease)
         opened: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
-        self._granting.add(task)
-        task.add_done_callback(self._granting.discard)
         task.add_done_callback(lambda _: opened.cancel())  # also of one that never began
         try:
             return await asyncio.shield(opened)
@@ -209,17 +205,16 @@ class Leases:
         self._all.discard(lease)
 
     async def aclose(self) -> None:
-        """Revoke them all. Whoever still uses one is told that it is lost."""
+        """Revoke them all, within 3 s: also what is being granted. Whoever still uses one is told
+        that it is lost."""
         self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:
                 lease.lost("the hub was closed")
         if self._sweeping is not None:
             self._sweeping.cancel()
-        if self._granting:
-            await asyncio.wait(self._granting, timeout=_GRANT_WITHIN)
-        await self._tasks.aclose()  # and so that none is granted any more
         for lease in tuple(self._all):
             self.discard_soon(lease)
+        await self._tasks.aclose()  # a session that is cancelled while it is granted is revoked
         if ends := [lease.end for lease in self._all if lease.end is not None]:
             await asyncio.wait(ends)
