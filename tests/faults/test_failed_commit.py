@@ -128,6 +128,9 @@ async def test_one_failed_sync_stops_writes_for_a_moment_only(tmp_path: Path, di
         with pytest.raises(OutcomeUnknown):
             await store.commit(Put(b"/a", b"2"))
         await eventually(partial(writes, store), within=5)
+        disk.synced.clear()
+        await store.commit(Put(b"/later", b""))
+        assert "store-wal" in disk.synced, "after a recovery, too, writes are synced"
         now = await contents(store)
         async with store.watch(prefix(b"/"), after=start.revision) as watch:
             batch = await asyncio.wait_for(anext(watch), 20)
