@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -191,6 +192,28 @@ async def test_a_beat_for_a_hash_without_its_member_makes_nothing(world: World, 
     assert await one.step() == "registered"
     await world.check()
     assert sorted(await world.scores()) == ["a", "b"]
+
+
+async def test_its_time_counts_from_when_the_heartbeat_was_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """For a registration and for a heartbeat: Redis counts from then, however late its reply is."""
+    one, run, delay = world.process("a"), world.connection.run, 0.0
+    one.enrolment._service.timeout = 1
+
+    async def late(*arguments: Any, **options: Any) -> Any:
+        reply = await run(*arguments, **options)
+        await asyncio.sleep(delay)
+        return reply
+
+    monkeypatch.setattr(world.connection, "run", late)
+    for _ in range(2):
+        delay = 1.1
+        assert await one.step() == "registered"
+        assert one.enrolment.expired
+        delay = 0.0
+        await one.step()
+        assert not one.enrolment.expired
 
 
 async def unhealthy_after_a_look(world: World) -> None:
