@@ -100,6 +100,9 @@ class TestUsers:
                 )
                 with pytest.raises(AccessDenied):
                     await store.commit(Put(b"/team/rotating", b"2", session.lease))
+                file.write_bytes(b"\xff")
+                with pytest.raises(AccessDenied, match="cannot be read"):
+                    await store.read(key(b"/team/rotating"))
                 file.unlink()
                 with pytest.raises(AccessDenied, match="cannot be read"):
                     await store.read(key(b"/team/rotating"))

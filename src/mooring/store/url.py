@@ -18,6 +18,7 @@ and `%` are written as %3F, %23 and %25, and any other character may be.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -305,8 +306,12 @@ def _password(scheme: str, given: str, options: Mapping[str, str]) -> str:
 
 
 def read_password(file: Path) -> str:
-    """The password in a `password_file`. Read it at every login: operators rotate passwords."""
-    return file.read_text().strip()
+    """The password in a `password_file`. Read it at every login: operators rotate passwords.
+    Raises `OSError`, also for a file that is not UTF-8."""
+    try:
+        return file.read_text("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, "it is not UTF-8") from error
 
 
 def _with_port(number: int, host: str, port: int) -> str:

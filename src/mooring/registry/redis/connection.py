@@ -285,8 +285,17 @@ class _PasswordFile(CredentialProvider):
         self._settings = settings
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        assert self._settings.password_file is not None
-        password = read_password(self._settings.password_file)
+        file = self._settings.password_file
+        assert file is not None
+        try:
+            password = read_password(file)
+        except OSError as error:
+            # The driver closes the connection for its own errors only. After others it would use
+            # the connection without a login: as the default user.
+            raise driver.AuthenticationError(
+                f"password_file={file} cannot be read: {error.strerror}; the next call reads it "
+                "again"
+            ) from error
         return (self._settings.user, password) if self._settings.user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:

@@ -102,7 +102,7 @@ def translate(
     else than they should, where that is known."""
     text, code = _shortened(describe(error)), code_of(error)
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
-        return AccessDenied(f"{what}: {where} refuses the login: {text}")
+        return AccessDenied(f"{what}: the login at {where} failed: {text}")
     if code in ("NOPERM", "NOAUTH", "WRONGPASS"):
         return AccessDenied(f"{what}: {where} does not allow it: {text}")
     if code == "OOM":
