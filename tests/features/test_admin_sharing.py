@@ -209,6 +209,48 @@ class TestWhileTheStoreIsAway:
             await becomes(200, admin, viewer)
 
 
+async def test_a_full_etcd_takes_logins_logouts_and_revocations(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It refuses every transaction, also one that only deletes."""
+    monkeypatch.setattr(tokens, "_LOOK", 0.0)
+    server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
+    a, b = given_key(tmp_path, "a", "b")
+    async with Admin(server.url, folder=a) as one, Admin(server.url, folder=b) as other:
+        made = (
+            await one.post("/admin/tokens", {"name": "ann", "role": "viewer"}, as_="admin")
+        ).json()
+        first, second = [
+            (await one.post("/admin/login-codes", as_="admin")).json()["url"].partition("?")[2]
+            for _ in range(2)
+        ]
+        await becomes(200, other, one.tokens["admin"])
+
+        async def fill() -> None:
+            for _ in range(100):
+                await one.hub.store.commit(Put(b"/fill", b"x" * 100_000))
+
+        async with one.client() as browser:
+            headers = {"Origin": one.url}
+            assert (await browser.post(f"/login?{first}", headers=headers)).status_code == 303
+            cookies = dict(browser.cookies)
+            with pytest.raises(OutOfSpace):
+                await fill()
+            assert (await browser.post("/logout", headers=headers)).status_code == 204
+            browser.cookies.update(cookies)
+            assert (await browser.get("/admin/whoami")).status_code == 401
+            browser.cookies.clear()
+            assert (await browser.post(f"/login?{second}", headers=headers)).status_code == 303
+            assert (await browser.get("/admin/whoami")).status_code == 200
+            again = await browser.post(f"{other.url}/login?{second}", headers={"Origin": other.url})
+            assert again.status_code == 401, "a link is good once, at whichever server"
+        answer = await one.delete(f"/admin/tokens/{made['id']}", as_="admin")
+        assert answer.status_code == 200
+        await becomes(401, other, made["token"])
+        one.parts.folder.admin_token.unlink()
+        await becomes(401, other, one.tokens["admin"])
+
+
 async def test_a_full_store_does_not_keep_a_token_from_being_revoked(tmp_path: Path):
     url = f"sqlite://{tmp_path / 'store'}?quota=200KiB"
     async with Admin(url, folder=tmp_path) as admin:

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from mooring.errors import Conflict
+from mooring.errors import Conflict, LeaseNotFound, OutOfSpace
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store import Delete, Entry, Put, Store, absent, created_at, key, prefix, unchanged
 
@@ -103,6 +103,7 @@ def unseal(server_key: ServerKey, store: str, entry: Entry) -> bytes:
 class _Held(NamedTuple, Generic[T]):
     content: T
     modified: int
+    lease: int
 
 
 class Records(Generic[T]):
@@ -195,16 +196,22 @@ class Records(Generic[T]):
         return content
 
     async def remove(self, id: str) -> bool:
-        """Delete a record; whether this call did. Of several servers, one does."""
+        """Delete a record; whether this call did. Of several servers, one does, but for a record
+        without a `ttl` in a store that is out of space."""
         held = self._held.get(id)
         if held is None:
             return False
         name, removed = self._name(id), True
         try:
-            checks = [unchanged(name, held.modified)]
-            await self._store.commit(Delete(key(name)), require=checks)
-        except Conflict:
+            if held.lease:  # a full etcd refuses transactions, but not this
+                await self._store.revoke(held.lease)
+            else:
+                checks = [unchanged(name, held.modified)]
+                await self._store.commit(Delete(key(name)), require=checks)
+        except (Conflict, LeaseNotFound):
             removed = False
+        except OutOfSpace:
+            removed = await self.revoke(id) is not None
         if self._held.get(id) is held:
             del self._held[id]
             self._changed()
@@ -231,7 +238,7 @@ class Records(Generic[T]):
         put = Put(name, sealed, lease)
         checks = [created_at(name, created), unchanged(name, modified)]
         committed = await self._store.commit(put, require=checks)
-        self._held[id] = _Held(content, committed.revision)
+        self._held[id] = _Held(content, committed.revision, lease)
         self._changed()
 
     def _name(self, id: str) -> bytes:
@@ -248,7 +255,7 @@ class Records(Generic[T]):
             if content is None or change.after is None:
                 self._held.pop(id, None)
             else:
-                self._held[id] = _Held(content, change.after.modified)
+                self._held[id] = _Held(content, change.after.modified, change.after.lease)
         self._changed()
 
     def _opened(self, id: str, entry: Entry) -> T | None:
