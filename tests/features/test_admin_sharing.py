@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from mooring.errors import OutOfSpace
+from mooring.hub import open_store
 from mooring.server.access import sharing, tokens
-from mooring.store import Put, key
+from mooring.store import Delete, Put, key, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.admin import Admin
 from tests.waiting import eventually
@@ -207,6 +208,47 @@ class TestWhileTheStoreIsAway:
             assert (await admin.get("/admin/whoami", as_=None)).status_code == 401
             server.start()
             await becomes(200, admin, viewer)
+
+
+async def test_a_token_that_was_revoked_does_not_come_back_in_an_etcd_made_again(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+):
+    """Under the same flags it has the same cluster id, and counts its revisions from the beginning:
+    a writer that saved the records can repeat the whole history."""
+    server = fresh_etcd()
+    a, b = given_key(tmp_path, "a", "b")
+    async with Admin(server.url, folder=a) as one, Admin(server.url, folder=b) as other:
+        before = one.hub.store.identity
+        made = [
+            (await one.post("/admin/tokens", {"name": name, "role": "admin"}, as_="admin")).json()
+            for name in ("revoked", "deleted", "valid")
+        ]
+        for token in made:
+            await becomes(200, other, token["token"])
+        found = await one.hub.store.read(prefix(b"/mooring/tokens/"))
+        saved = {entry.key: entry for entry in found.entries}
+        await one.delete(f"/admin/tokens/{made[0]['id']}", as_="admin")
+        await one.hub.store.commit(Delete(key(f"/mooring/tokens/{made[1]['id']}".encode())))
+        for token in made[:2]:
+            await becomes(401, other, token["token"])
+    server.kill()
+    shutil.rmtree(server.folder / "data")
+    server.start()
+    async with open_store(server.url) as store:
+        reserved = {entry.created: entry for entry in saved.values()}
+        last = max(reserved) + 1
+        while (now := (await store.read(key(b"/pad"))).revision) < last:
+            entry = reserved.get(now + 1)
+            await store.commit(Put(b"/pad" if entry is None else entry.key, b"{}"))
+        for entry in saved.values():
+            await store.commit(Put(entry.key, entry.value))
+        assert store.identity == before
+        for entry in (await store.read(prefix(b"/mooring/tokens/"))).entries:
+            known = saved[entry.key]
+            assert (entry.created, entry.version) == (known.created, known.version)
+    async with Admin(server.url, folder=b, roles=()) as other:
+        found_now = [await status(other, token["token"]) for token in made]
+        assert found_now == [401, 401, 200]
 
 
 async def test_a_full_etcd_takes_logins_logouts_and_revocations(

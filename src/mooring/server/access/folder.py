@@ -30,6 +30,7 @@ _LOCK = ".lock"
 _RUNNING = "server.lock"
 _SERVER_ID = "server-id"
 _SHARED_ADMIN = "admin-token-shared"
+ENDED_TOKENS = "ended-tokens.json"
 _WITHOUT = {
     ADMIN_TOKEN: "and the next start makes another",
     SERVER_KEY: "and give this server the key of the others again",
@@ -37,6 +38,7 @@ _WITHOUT = {
     SERVER: "and start the server again",
     _SERVER_ID: "and the next start makes another",
     _SHARED_ADMIN: "and the admin token is shared again, even if another server revoked it",
+    ENDED_TOKENS: "which forgets the tokens that ended",
 }
 """What comes of removing a file."""
 

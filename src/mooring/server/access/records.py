@@ -5,7 +5,8 @@ Every server that has the key shares them. A client that can only write to the s
 record, which takes rights away, but can neither make one nor bring an old one back. The HMAC covers
 the identity of the store, the record's key, its content, and two numbers that the store itself
 counts: the revision at which the key was created, and how often it was written since. A copy under
-another key, a copy in another store and an older version all fail one of them.
+another key, a copy in another store and an older version all fail one of them. `ended` says what an
+etcd needs that was made again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 from mooring.errors import Conflict, LeaseNotFound, OutOfSpace
 from mooring.mirror import Mirror, RangeFeed, Update
+from mooring.server.access.ended import Ended
 from mooring.store import Delete, Entry, Put, Store, absent, created_at, key, prefix, unchanged
 
 log = logging.getLogger(__name__)
@@ -84,9 +86,9 @@ def seal(
     return msgspec.json.encode(_Sealed(msgspec.Raw(content), created, version, mac))
 
 
-def unseal(server_key: ServerKey, store: str, entry: Entry) -> bytes:
-    """The content of an authentic record of this store. Raises `ValueError`, which says what is
-    wrong."""
+def unseal(server_key: ServerKey, store: str, entry: Entry) -> tuple[bytes, str]:
+    """The content of an authentic record of this store, and its MAC. Raises `ValueError`, which
+    says what is wrong."""
     try:
         sealed = msgspec.json.decode(entry.value, type=_Sealed)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -97,13 +99,14 @@ def unseal(server_key: ServerKey, store: str, entry: Entry) -> bytes:
         raise ValueError("it was not written to this store by a server with this key")
     if (sealed.created, sealed.version) != (entry.created, entry.version):
         raise ValueError("it is an old version or a copy that a client of the store wrote")
-    return content
+    return content, mac
 
 
 class _Held(NamedTuple, Generic[T]):
     content: T
     modified: int
     lease: int
+    mac: str = ""
 
 
 class Records(Generic[T]):
@@ -122,8 +125,13 @@ class Records(Generic[T]):
         type: type[T],
         *,
         changed: Callable[[], None] = lambda: None,
+        ended: Ended | None = None,
     ) -> None:
+        """`ended`: remembers those that ended, which are not accepted again."""
         self._store, self._key, self._changed = store, server_key, changed
+        self._ended = ended
+        self._macs: dict[str, str] = {}
+        """Of the records as the store told them."""
         self._root = f"{ROOT}{purpose}/".encode()
         self._decoder = msgspec.json.Decoder(type)
         self._held: dict[str, _Held[T]] = {}
@@ -173,10 +181,10 @@ class Records(Generic[T]):
         """Replace a record by what `edit` makes of it, which is returned; None if there is none."""
         while True:
             entry = (await self._store.read(key(self._name(id)))).first
-            content = None if entry is None else self._opened(id, entry)
-            if entry is None or content is None:
+            found = None if entry is None else self._opened(id, entry)
+            if entry is None or found is None:
                 return None
-            after = edit(content)
+            after = edit(found.content)
             try:
                 version, lease = entry.version + 1, entry.lease
                 await self._put(id, after, entry.created, version, lease, entry.modified)
@@ -188,12 +196,13 @@ class Records(Generic[T]):
         """Delete a record, whatever version it has; the record, None if there is none."""
         name = self._name(id)
         entry = (await self._store.read(key(name))).first
-        content = None if entry is None else self._opened(id, entry)
-        if content is not None:
-            await self._store.commit(Delete(key(name)))
-            self._held.pop(id, None)
-            self._changed()
-        return content
+        found = None if entry is None else self._opened(id, entry)
+        if found is None:
+            return None
+        await self._store.commit(Delete(key(name)))
+        self._held.pop(id, None)
+        self._changed()
+        return found.content
 
     async def remove(self, id: str) -> bool:
         """Delete a record; whether this call did. Of several servers, one does, but for a record
@@ -247,26 +256,35 @@ class Records(Generic[T]):
     def _apply(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
             id = change.key[len(self._root) :].decode(errors="replace")
+            after = None if change.after is None else self._opened(id, change.after)
+            self._macs.pop(id, None)
+            if after is not None:
+                self._macs[id] = after.mac
             held = self._held.get(id)
             modified = update.mark if change.after is None else change.after.modified
             if held is not None and modified < held.modified and not update.resync:
                 continue  # we know of a later write of our own
-            content = None if change.after is None else self._opened(id, change.after)
-            if content is None or change.after is None:
+            if after is None:
                 self._held.pop(id, None)
             else:
-                self._held[id] = _Held(content, change.after.modified, change.after.lease)
+                self._held[id] = after
+        if self._ended is not None:
+            self._ended.look(self._store.identity, self._macs.values())
         self._changed()
 
-    def _opened(self, id: str, entry: Entry) -> T | None:
+    def _opened(self, id: str, entry: Entry) -> _Held[T] | None:
         if entry.value == _RESERVED:
             return None
+        store = self._store.identity
         try:
-            content = self._decoder.decode(unseal(self._key, self._store.identity, entry))
+            encoded, mac = unseal(self._key, store, entry)
+            if self._ended is not None and self._ended.has(store, mac):
+                raise ValueError("it ended before, so the store was made again or restored")
+            content = self._decoder.decode(encoded)
         except (ValueError, msgspec.DecodeError) as error:
             if id not in self._rejected and len(self._rejected) < _TOLD:
                 self._rejected.add(id)
                 log.error("%s grants nothing: %s", entry.key.decode(errors="replace"), error)
             return None
         self._rejected.discard(id)
-        return content
+        return _Held(content, entry.modified, entry.lease, mac)

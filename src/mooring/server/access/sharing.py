@@ -19,6 +19,7 @@ from mooring.errors import AccessDenied, InvalidRequest, StoreError
 from mooring.hub import open_store
 from mooring.server.access.audit import Audit
 from mooring.server.access.audit_store import AuditStore
+from mooring.server.access.ended import Ended
 from mooring.server.access.folder import SERVER_KEY, SERVER_KEY_VARIABLE, Folder
 from mooring.server.access.records import ROOT, Records, ServerKey, is_key_of
 from mooring.server.access.sessions import Issued, Sessions
@@ -58,6 +59,7 @@ class Sharing:
         """The audit of all servers, once the records are read."""
         self._store = store if store is not None and store.guarantees.durable else None
         self._key = ServerKey(folder.server_key())
+        self._ended = None if self._store is None else Ended(folder)
         self._opened = contextlib.AsyncExitStack()
         self._running = Tasks()
         self.records: Store | None = None
@@ -125,7 +127,10 @@ class Sharing:
             self._running.start(self._share_admin(), name="shared admin token")
 
     async def _use(self, store: Store) -> None:
-        tokens = Records(store, self._key, "tokens", Token, changed=self._tokens.changed)
+        ended = self._ended if store is self._store else None
+        tokens = Records(
+            store, self._key, "tokens", Token, changed=self._tokens.changed, ended=ended
+        )
         sessions = Records(store, self._key, "sessions", Issued)
         codes = Records(store, self._key, "login-links", Issued)
         for records in (tokens, sessions, codes):
