@@ -26,7 +26,9 @@ import mooring
 from mooring import Instance
 from mooring.cli import app
 from mooring.hub import Hub
+from mooring.model import JSON
 from mooring.store import Put, prefix
+from mooring.tenants.secrets import MASK
 from tests.acceptance.serving import Served
 from tests.acceptance.test_cli import mooring_command
 from tests.waiting import eventually
@@ -406,6 +408,18 @@ class TestWatching:
             "limit": 5,
         }
 
+    async def test_secrets_are_masked(self, hub: Hub, start: Start):
+        instance = Instance("orders", "10.0.0.7", 1, metadata={"apiToken": "s3cret"})
+        async with hub.register(instance):
+            watch, as_json = start("watch", "orders"), start("watch", "orders", "--json")
+            await eventually(lambda: len(watch.out) == len(as_json.out) == 1, within=40)
+            await hub.registry.configure("orders", set={"password": "s3cret"})
+            await eventually(lambda: len(watch.out) == len(as_json.out) == 2)
+        for told in (watch.out, as_json.out):
+            assert "apiToken" in told[0]
+            assert "password" in told[1]
+            assert "s3cret" not in "".join(told)
+
     async def test_ctrl_c_ends_it_without_a_word(self, hub: Hub, start: Start):
         watch = start("watch", "orders")
         await eventually(lambda: watch.said("orders has no instances yet"), within=40)
@@ -445,6 +459,42 @@ class TestConfiguring:
         assert found == {"limit": 5, "tags": [1, 2]}
         in_terminal = await asyncio.to_thread(terminal, url, "config", "get", "orders")
         assert in_terminal.splitlines()[0].split() == ["key", "value"]
+
+    async def test_secrets_are_masked_unless_they_are_asked_for(self, hub: Hub, run: Run):
+        pem = "-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----"
+        secrets: dict[str, JSON] = {"password": "s3cret", "tls": {"cert": [pem]}}
+        instance = Instance("orders", "10.0.0.7", 1, metadata={"apiToken": "s3cret"})
+        async with hub.register(instance):
+            await hub.registry.configure("orders", set=secrets)
+            await self._are_masked(run)
+            shown = await asyncio.to_thread(run, "config", "get", "orders", "--json", "--reveal")
+            assert objects(shown) == [secrets]
+            assert "in clear text" in shown.stderr
+            one = await asyncio.to_thread(run, "config", "get", "orders", "password", "--reveal")
+            assert ok(one) == "s3cret\n"
+            listed = await asyncio.to_thread(run, "instances", "orders", "--json", "--reveal")
+            (found,) = objects(listed)
+            assert found["metadata"] == {"apiToken": "s3cret"}
+            assert found["config"] == secrets
+            masked = await asyncio.to_thread(run, "config", "set", "orders", f"password={MASK}")
+            assert masked.returncode == 2
+            assert "password is masked" in masked.stderr
+        assert await hub.registry.config("orders") == secrets
+
+    async def _are_masked(self, run: Run) -> None:
+        for command in (
+            ["config", "get", "orders"],
+            ["config", "get", "orders", "password"],
+            ["config", "get", "orders", "tls"],
+            ["config", "set", "orders", "a=1"],
+            ["config", "unset", "orders", "a"],
+            ["instances", "orders"],
+            ["resolve", "orders"],
+        ):
+            for more in ([], ["--json"]):
+                shown = ok(await asyncio.to_thread(run, *command, *more))
+                assert "s3cret" not in shown
+                assert "MIIEvQ" not in shown
 
     async def test_one_instance(self, shop: Hub, run: Run):
         done = await asyncio.to_thread(

@@ -26,11 +26,47 @@ def test_a_private_key_is_masked_under_any_name(kind: str):
     assert masked({"cert": pem, "a": [f"x {pem} y"], "b": pem[:30]}) == {
         "cert": f"{MASK}\n",
         "a": [f"x {MASK}\n y"],
-        "b": MASK if len(f"-----BEGIN {kind}-----") <= 30 else pem[:30],
+        "b": MASK if len(f"-----BEGIN {kind}-----") <= 31 else pem[:30],
     }
     assert masked_text(pem.partition("-----END")[0]) == MASK, "one that was cut off, too"
     assert holds_secret({"cert": pem})
     assert not holds_secret({"cert": "-----BEGIN CERTIFICATE-----\nMIIC\n"})
+
+
+PUTTY = (
+    "PuTTY-User-Key-File-3: ssh-ed25519\r\nEncryption: none\r\nComment: me\r\n"
+    "Public-Lines: 1\r\nAAAA\r\nPrivate-Lines: 1\r\nMIIEvQ\r\nPrivate-MAC: 0123abCD"
+)
+KEYS = {
+    "lower case": "-----begin private key-----\nMIIEvQ\n-----end private key-----",
+    "SSH2": "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nMIIEvQ\n"
+    "---- END SSH2 ENCRYPTED PRIVATE KEY ----",
+    "OpenSSH": "-----BEGIN OPENSSH PRIVATE KEY-----\nMIIEvQ\n-----END OPENSSH PRIVATE KEY-----",
+    "escaped": r"-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----",
+    "PuTTY": PUTTY,
+    "old PuTTY": PUTTY.replace("File-3", "File-2").replace("MAC", "Hash").lower(),
+}
+
+
+@pytest.mark.parametrize("pem", KEYS.values(), ids=KEYS)
+def test_a_private_key_is_masked_in_any_format_and_at_any_place(pem: str):
+    assert masked({"a": pem, "b": [f"x {pem} y", {"c": pem}]}) == {
+        "a": MASK,
+        "b": [f"x {MASK} y", {"c": MASK}],
+    }
+    within = masked({"json": msgspec.json.encode({"a": [pem]}).decode()})
+    assert within == {"json": f'{{"a":["{MASK}"]}}'}
+    assert holds_secret([{"a": pem}])
+    assert [*clear_secrets({"a": {"b": pem}})] == ["a.b"]
+
+
+@pytest.mark.parametrize("pem", KEYS.values(), ids=KEYS)
+def test_a_private_key_that_is_the_name_of_a_field_is_masked(pem: str):
+    told: JSON = {"a": {pem: {"b": 1}}}
+    assert masked(told) == {"a": {MASK: {"b": 1}}}
+    assert holds_secret(told)
+    assert [*clear_secrets(told)] == [f"a.{MASK}"]
+    assert holds_mask(masked(told)), "written back, it would cost the key"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +208,10 @@ def test_what_was_masked_is_not_masked_again(text: str):
         " ",
         '\\"',
         "x",
+        "-",
+        "-----BEGIN ",
+        "-----BEGIN PRIVATE KEY-----",
+        "putty-user-key-file-1:",
     ],
 )
 def test_nobody_can_keep_it_busy(text: str):

@@ -13,6 +13,7 @@ from mooring.cli.options import (
     JSONOption,
     LayoutOption,
     RegistryOption,
+    RevealOption,
     ServiceArgument,
     StoreOption,
     pairs,
@@ -24,6 +25,7 @@ from mooring.display import quoted
 from mooring.errors import RegistryError
 from mooring.hub import Hub
 from mooring.model import JSON
+from mooring.tenants.hiding import holds_mask, masked_field, masked_name
 
 app = typer.Typer(help="What the operator says: get, set, unset.", no_args_is_help=True)
 
@@ -39,9 +41,14 @@ def get(
     registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
+    reveal: RevealOption = False,
 ) -> None:
-    """Print what was set. Exits with 1 if KEY was not."""
+    """Print what was set, secrets masked. Exits with 1 if KEY was not."""
     fields = run_command(_get(service, instance, store, registry, layout))
+    if reveal:
+        note(f"the secrets of {_subject(service, instance)} are shown in clear text")
+    else:
+        fields = _masked(fields)
     if not key:
         _show(fields, as_json)
     elif key not in fields:
@@ -79,7 +86,11 @@ def set_values(
     A KEY that begins with a dash goes after --.
     """
     new = {name: _typed(text) for name, text in pairs("KEY=VALUE", values).items()}
-    _show(run_command(_configure(service, instance, new, (), store, registry, layout)), as_json)
+    for name, value in new.items():
+        if holds_mask({name: value}):
+            raise typer.BadParameter(f"{name} is masked: give the secret itself, or leave it out")
+    told = run_command(_configure(service, instance, new, (), store, registry, layout))
+    _show(_masked(told), as_json)
 
 
 @app.command()
@@ -93,10 +104,8 @@ def unset(
     as_json: JSONOption = False,
 ) -> None:
     """Take values back, and print what is still set."""
-    _show(
-        run_command(_configure(service, instance, {}, tuple(keys), store, registry, layout)),
-        as_json,
-    )
+    told = run_command(_configure(service, instance, {}, tuple(keys), store, registry, layout))
+    _show(_masked(told), as_json)
 
 
 async def _configure(
@@ -131,6 +140,10 @@ def _typed(text: str) -> JSON:
     except msgspec.DecodeError:
         return text
     return value
+
+
+def _masked(fields: Fields) -> Fields:
+    return {masked_name(name): masked_field(name, value) for name, value in fields.items()}
 
 
 def _subject(service: str, instance: str) -> str:

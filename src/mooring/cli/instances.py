@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.text import Text
 
@@ -12,6 +14,7 @@ from mooring.cli.options import (
     JSONOption,
     LayoutOption,
     RegistryOption,
+    RevealOption,
     ServiceArgument,
     StoreOption,
 )
@@ -20,7 +23,8 @@ from mooring.cli.reaching import listed, meant, reach, run_command
 from mooring.cli.telling import note
 from mooring.display import quoted
 from mooring.errors import RegistryError
-from mooring.model import JSON, Config, Instance, Time, now
+from mooring.model import JSON, Config, Instance, RecordedMetadata, Time, now
+from mooring.tenants.hiding import masked_field, masked_name
 
 _SPARE = ("protocol", "ports", "metadata")
 _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
@@ -32,16 +36,23 @@ def instances(
     registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
+    reveal: RevealOption = False,
 ) -> None:
-    """List the instances of a service."""
-    run_command(_instances(service, store, registry, layout, as_json))
+    """List the instances of a service, secrets masked."""
+    run_command(_instances(service, store, registry, layout, as_json, reveal))
 
 
-async def _instances(service: str, store: str, registry: str, layout: str, as_json: bool) -> None:
+async def _instances(
+    service: str, store: str, registry: str, layout: str, as_json: bool, reveal: bool
+) -> None:
     async with reach(store, layout, registry=registry) as hub:
         found = await listed(hub, service)
     if not found:
         note(f"{service} has no instances at present")
+    if reveal:
+        note(f"the secrets of {service} are shown in clear text")
+    else:
+        found = tuple(map(without_secrets, found))
     show(found, COLUMNS, record, as_json=as_json, spare=_SPARE)
 
 
@@ -68,6 +79,22 @@ async def _deregister(
         show_json({"service": service, "id": id, "deregistered": True})
     else:
         note(f"{service} {id} is deregistered")
+
+
+def without_secrets(instance: Instance) -> Instance:
+    """The instance as people are shown it: the secrets in its metadata and config are masked."""
+    config = instance.config
+    return msgspec.structs.replace(
+        instance,
+        metadata=RecordedMetadata(_masked(instance.metadata)),
+        config=msgspec.structs.replace(
+            config, metadata=_masked(config.metadata), values=_masked(config.values)
+        ),
+    )
+
+
+def _masked(fields: Mapping[str, JSON]) -> dict[str, Any]:
+    return {masked_name(name): masked_field(name, value) for name, value in fields.items()}
 
 
 def record(instance: Instance) -> dict[str, JSON]:

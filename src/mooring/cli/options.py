@@ -38,6 +38,7 @@ LayoutOption = Annotated[
         help="tree, hprose, plain:ROOT/ or endpoints:ROOT/",
     ),
 ]
+RevealOption = Annotated[bool, typer.Option("--reveal", help="secrets in clear text")]
 JSONOption = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 
 NamespaceOption = Annotated[

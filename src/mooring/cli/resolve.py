@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mooring import durations
-from mooring.cli.instances import record
+from mooring.cli.instances import record, without_secrets
 from mooring.cli.options import (
     JSONOption,
     LayoutOption,
@@ -95,7 +95,12 @@ def _show_addresses(found: Sequence[Instance], protocol: str, as_json: bool) -> 
         return instance.address_for(protocol)
 
     if as_json:
-        show(found, {}, lambda each: {"address": address(each), **record(each)}, as_json=True)
+        show(
+            found,
+            {},
+            lambda each: {"address": address(each), **record(without_secrets(each))},
+            as_json=True,
+        )
         return
     for instance in found:
         typer.echo(address(instance))

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import typer
 
 from mooring import durations
-from mooring.cli.instances import record
+from mooring.cli.instances import record, without_secrets
 from mooring.cli.options import (
     JSONOption,
     LayoutOption,
@@ -23,6 +23,7 @@ from mooring.cli.telling import hear, note, printable
 from mooring.discovery.view import View
 from mooring.mirror import Change
 from mooring.model import JSON, Instance
+from mooring.tenants.hiding import masked_field, masked_name
 
 Action = Literal["added", "removed", "updated"]
 
@@ -93,18 +94,23 @@ class Event(NamedTuple):
 
 
 def event_of(change: Change[str, Instance]) -> Event | None:
-    """What a change means to people; None where it means nothing to them."""
+    """What a change means to people, secrets masked; None where it means nothing to them."""
     if change.after is None:
-        return None if change.before is None else Event("removed", change.before, {})
+        gone = change.before
+        return None if gone is None else Event("removed", without_secrets(gone), {})
     if change.before is None:
-        return Event("added", change.after, {})
+        return Event("added", without_secrets(change.after), {})
     before, after = _facts(change.before), _facts(change.after)
     changed = {
-        name: (before.get(name, ""), after.get(name, ""))
+        masked_name(name): (_masked(name, before), _masked(name, after))
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     }
-    return Event("updated", change.after, changed) if changed else None
+    return Event("updated", without_secrets(change.after), changed) if changed else None
+
+
+def _masked(name: str, facts: Mapping[str, str]) -> str:
+    return str(masked_field(name, facts.get(name, "")))
 
 
 def _facts(instance: Instance) -> dict[str, str]:

@@ -31,10 +31,11 @@ _HIDDEN = re.compile(
 )
 _HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
 
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(.*?)(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
-    re.DOTALL,
+_PRIVATE_KEY = re.compile(  # in PEM, in the format of SSH2, or in that of PuTTY
+    r"(?:(?<!-)-{4,}+ ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,}+"
+    r"(.*?)(?:(?<!-)-{4,}+ ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,}+|\Z))"
+    r"|PuTTY-User-Key-File-\d(.*?)(?:Private-(?:MAC|Hash): ?[0-9A-F]*|\Z)",
+    re.DOTALL | re.IGNORECASE,
 )
 _SPACE = re.compile(r"\s")
 _END_OF_AUTHORITY = re.compile(r"[/?#]")
@@ -64,7 +65,7 @@ def holds_mask(value: JSON, deep: int = DEEPEST) -> bool:
     if isinstance(value, dict | list):
         within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
         return deep > 0 and any(
-            (is_hidden(name) and inner == MASK) or holds_mask(inner, deep - 1)
+            MASK in name or (is_hidden(name) and inner == MASK) or holds_mask(inner, deep - 1)
             for name, inner in within
         )
     if not isinstance(value, str) or MASK not in value:
@@ -77,7 +78,8 @@ def holds_secret(value: JSON, deep: int = DEEPEST) -> bool:
     if isinstance(value, dict | list):
         within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
         return deep <= 0 or any(
-            is_hidden(name) or holds_secret(inner, deep - 1) for name, inner in within
+            is_hidden(name) or masked_name(name) != name or holds_secret(inner, deep - 1)
+            for name, inner in within
         )
     if not isinstance(value, str):
         return False
@@ -92,8 +94,11 @@ def clear_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator
             yield place
         return
     for name, inner in value.items():
-        field = f"{place}.{name}" if place else name
-        if is_hidden(name):
+        shown = masked_name(name)
+        field = f"{place}.{shown}" if place else shown
+        if shown != name:
+            yield field
+        elif is_hidden(name):
             if inner not in (None, "", MASK):
                 yield field
         elif deep > 0:
@@ -126,7 +131,9 @@ def masked(value: JSON, deep: int = DEEPEST) -> JSON:
     if isinstance(value, dict | list) and deep <= 0:
         return MASK
     if isinstance(value, dict):
-        return {name: masked_field(name, inner, deep - 1) for name, inner in value.items()}
+        return {
+            masked_name(name): masked_field(name, inner, deep - 1) for name, inner in value.items()
+        }
     if isinstance(value, list):
         return [masked(inner, deep - 1) for inner in value]
     return masked_text(value) if isinstance(value, str) else value
@@ -134,6 +141,11 @@ def masked(value: JSON, deep: int = DEEPEST) -> JSON:
 
 def masked_field(name: str, value: JSON, deep: int = DEEPEST) -> JSON:
     return MASK if is_hidden(name) and value not in (None, "") else masked(value, deep)
+
+
+def masked_name(name: str) -> str:
+    """The name of a field without a private key in it."""
+    return _PRIVATE_KEY.sub(MASK, name) if _may_hold_key(name) else name
 
 
 def masked_text(text: str) -> str:
@@ -163,8 +175,8 @@ def _secrets(text: str) -> list[str]:
 def _split(text: str) -> tuple[str, list[str]]:
     """A text with masks for its secrets, and these."""
     found: list[str] = []
-    if "PRIVATE KEY" in text:
-        found += (key[1].strip() for key in _PRIVATE_KEY.finditer(text))
+    if _may_hold_key(text):
+        found += ((key[1] or key[2] or "").strip() for key in _PRIVATE_KEY.finditer(text))
         text = _PRIVATE_KEY.sub(MASK, text)
     if "://" in text and "@" in text:
         first, *rest = text.split("://")
@@ -175,6 +187,10 @@ def _split(text: str) -> tuple[str, list[str]]:
     if "=" in text:
         text = _without_assigned(text, found)
     return text, found
+
+
+def _may_hold_key(text: str) -> bool:
+    return "----" in text or "-user-key-file-" in text.lower()
 
 
 def _without_password(rest: str, found: list[str]) -> str:

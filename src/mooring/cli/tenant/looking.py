@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from mooring.cli import printing
-from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
+from mooring.cli.options import JSONOption, NamespaceOption, RevealOption, StoreOption
 from mooring.cli.printing import show_json, words
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import note, warn
@@ -108,7 +108,7 @@ def show(
     as_yaml: Annotated[
         bool, typer.Option("--yaml", help="as a file for `publish`, without its secrets")
     ] = False,
-    reveal: Annotated[bool, typer.Option("--reveal", help="secrets in clear text")] = False,
+    reveal: RevealOption = False,
     store: StoreOption = "",
     namespace: NamespaceOption = NAMESPACE,
     as_json: JSONOption = False,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli import printing
-from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
+from mooring.cli.options import JSONOption, NamespaceOption, RevealOption, StoreOption
 from mooring.cli.printing import show_json, words
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note
@@ -42,7 +42,6 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="see `get` for t
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="show what would change, and write nothing")
 ]
-RevealOption = Annotated[bool, typer.Option("--reveal", help="secrets in clear text")]
 
 
 def application(area: Area, about: str) -> typer.Typer:
