@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -50,6 +49,7 @@ from tests.contract.side_by_side import (
     txn,
     version,
 )
+from tests.silent_connections import connected, still_open
 from tests.waiting import eventually
 
 USERS = {"root": "secret", "mia": "pass"}
@@ -390,37 +390,19 @@ class TestLifetime:
         ends.pop((grpc.StatusCode.INTERNAL, "Internal error from Core"), None)
         assert {code for code, _ in ends} == {grpc.StatusCode.UNAVAILABLE}, ends
 
+    @pytest.mark.parametrize("encrypted", [False, True])
     async def test_an_address_with_too_many_connections_is_refused_more(
-        self, caplog: pytest.LogCaptureFixture
+        self, encrypted: bool, certificates: Path, caplog: pytest.LogCaptureFixture
     ):
-        def connect(source: str) -> socket.socket:
-            connection = socket.create_connection(
-                ("127.0.0.1", server.port), timeout=10, source_address=(source, 0)
-            )
-            connection.setblocking(False)
-            return connection
-
-        def is_open(connection: socket.socket) -> bool:
-            try:
-                while connection.recv(4096):
-                    pass
-            except BlockingIOError:
-                return True
-            except ConnectionError:
-                pass
-            return False
-
+        files = ServerTLS(certificates / "server.pem", certificates / "server.key")
         limit = ConnectionLimit(3, exempt=())
-        async with WireServer(
-            MemoryHost(Engine()), bind="127.0.0.1:0", connections=limit
-        ) as server:
-            with contextlib.ExitStack() as stack:
-                many = [stack.enter_context(connect("127.0.0.1")) for _ in range(10)]
-                await eventually(lambda: sum(map(is_open, many)) == 3)
-                other = stack.enter_context(connect("127.0.0.2"))
-                await asyncio.sleep(2 * SWEEP)
-                assert is_open(other)
-                assert sum(map(is_open, many)) == 3
+        async with serving(tls=files if encrypted else None, connections=limit) as (server, _):
+            with connected(server.port, 10) as many:
+                await eventually(lambda: still_open(many) == 3)
+                with connected(server.port, 1, source="127.0.0.2") as other:
+                    await asyncio.sleep(2 * SWEEP)
+                    assert still_open(other) == 1
+                assert still_open(many) == 3
             assert caplog.text.count("127.0.0.1 has 3 connections open") == 1
             await eventually(lambda: limit.accept(("127.0.0.1", 1)) is not None)
 

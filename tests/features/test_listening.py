@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from mooring.server.listening import listen
 from mooring.server.settings import ServerSettings
+from tests.silent_connections import connected, still_open
 from tests.waiting import eventually
 
 
@@ -59,6 +61,39 @@ async def test_an_address_with_too_many_connections_is_refused_more(tmp_path: Pa
         await eventually(partial(is_served, ask, url))
         for writer, _ in (*answers, (other, b"")):
             writer.close()
+
+
+async def test_a_connection_counts_before_its_tls_handshake(tmp_path: Path, certificates: Path):
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    told = {
+        "data": str(tmp_path),
+        "http": "127.0.0.1:0",
+        "connections": {"per_address": 3, "exempt": []},
+        "tls": {
+            "cert": str(certificates / "server.pem"),
+            "key": str(certificates / "server.key"),
+        },
+    }
+    trusted = ssl.create_default_context(cafile=certificates / "ca.pem")
+
+    async def answers(url: str) -> bool:
+        async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
+            try:
+                return (await client.get(url)).status_code == 204
+            except httpx.TransportError:
+                return False
+
+    async with listen(application, msgspec.convert(told, ServerSettings)) as url:
+        place = httpx.URL(url)
+        assert place.port is not None
+        assert await answers(url)
+        with connected(place.port, 10) as many:
+            await eventually(lambda: still_open(many) == 3)
+            assert not await answers(url)
+        await eventually(lambda: answers(url))
 
 
 async def is_served(

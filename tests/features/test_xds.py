@@ -15,12 +15,14 @@ import grpc.aio
 import pytest
 
 import mooring
+from mooring.connections import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub, connect
 from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS, metrics, proto
 from mooring.xds.bootstrap import Identity, for_grpc
 from tests.features.xds_caller import Caller, answering
+from tests.silent_connections import connected, still_open
 from tests.waiting import eventually
 
 SERVICE = "Common/Echo"
@@ -180,6 +182,20 @@ async def test_a_host_name_is_looked_up(hub: Hub, bootstrap: Path):
         ):
             await caller.hears("a")
             assert caller.errors == []
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_an_address_with_too_many_connections_is_refused_more(
+    hub: Hub, encrypted: bool, certificates: Path
+):
+    files = ServerTLS(certificates / "server.pem", certificates / "server.key")
+    limit = ConnectionLimit(3, exempt=())
+    async with ControlPlane(
+        hub, bind="127.0.0.1:0", tls=files if encrypted else None, connections=limit
+    ) as plane:
+        with connected(plane.port, 10) as many:
+            await eventually(lambda: still_open(many) == 3)
+        await eventually(lambda: limit.accept(("127.0.0.1", 1)) is not None)
 
 
 async def test_a_control_plane_with_tls(hub: Hub, certificates: Path, tmp_path: Path):

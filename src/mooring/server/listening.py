@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 from asyncio import TimerHandle
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ CONNECTIONS = 5_000
 """At once; more are told to come back."""
 _FILES = CONNECTIONS + 1_000
 """Open files, of which each connection is one."""
+_ANSWER = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +47,11 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
     host, port = split("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family, backlog=1024)
+        listening = _Listening(
+            socket.create_server((host, port), family=family, backlog=1024),
+            settings.connections.limit(),
+            refusal=b"" if settings.tls else _ANSWER % b"429 Too Many Requests",
+        )
     except OSError as error:
         raise StoreError(
             f"cannot listen at {settings.http} ({error.strerror}): choose another with --http"
@@ -59,7 +64,7 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
     tls = settings.tls
     config = uvicorn.Config(
         application,
-        http=partial(_Connection, limit=settings.connections.limit()),  # type: ignore[arg-type]
+        http=_Connection,
         ws="none",
         log_level="error",  # it would warn of each request that is none: anybody could fill a disk
         log_config=None,
@@ -105,27 +110,51 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _Connection(HttpToolsProtocol):
-    """A connection whose requests have heads of a bounded size that come in bounded time. An
-    address has a bounded number of them."""
+class _Listening(socket.socket):
+    """Of an address it accepts a bounded number of connections. They count before any TLS
+    handshake, which asyncio awaits before it tells of a connection. `refusal` is the answer to one
+    beyond the limit."""
 
-    def __init__(self, *arguments: Any, limit: ConnectionLimit, **named: Any) -> None:
+    def __init__(self, opened: socket.socket, limit: ConnectionLimit, *, refusal: bytes) -> None:
+        super().__init__(fileno=opened.detach())
+        self._limit, self._refusal = limit, refusal
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Raises `ConnectionAbortedError` for one beyond the limit: asyncio then looks again."""
+        connection, peer = super().accept()
+        site = self._limit.accept(peer)
+        if site is not None:
+            return _Accepted(connection, partial(self._limit.release, site)), peer
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
+            connection.send(self._refusal)
+        raise ConnectionAbortedError
+
+
+class _Accepted(socket.socket):
+    def __init__(self, opened: socket.socket, closed: Callable[[], None]) -> None:
+        super().__init__(fileno=opened.detach())
+        self._closed = closed
+
+    def close(self) -> None:
+        if self.fileno() != -1:
+            self._closed()
+        super().close()
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection whose requests have heads of a bounded size that come in bounded time."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._limit = limit
-        self._site: str | None = None
         self._head = 0
         self._late: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._site = self._limit.accept(transport.get_extra_info("peername"))
-        if self._site is None:
-            self._refuse(b"429 Too Many Requests")
-            return
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._limit.release(self._site)
         self._come()
         super().connection_lost(exc)
 
@@ -160,6 +189,5 @@ class _Connection(HttpToolsProtocol):
     def _refuse(self, status: bytes) -> None:
         self._come()
         if not self.transport.is_closing():
-            head = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            self.transport.write(head % status)
+            self.transport.write(_ANSWER % status)
             self.transport.close()

@@ -68,7 +68,10 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             beside.append(wire.address)
             say(f"etcd     {wire.address}{'' if tls is None else ' (TLS)'}")
         if settings.xds != "off":
-            plane = await stack.enter_async_context(ControlPlane(hub, bind=settings.xds, tls=tls))
+            limit = settings.connections.limit()
+            plane = await stack.enter_async_context(
+                ControlPlane(hub, bind=settings.xds, tls=tls, connections=limit)
+            )
             beside.append(plane.address)
             say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
         if face is not None:

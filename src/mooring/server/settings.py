@@ -42,7 +42,7 @@ class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConnectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many connections one address may have, over HTTP and over etcd's API each."""
+    """How many connections one address may have, over HTTP, etcd's API and xDS each."""
 
     per_address: int = PER_ADDRESS
     """0: no limit."""

@@ -10,7 +10,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from mooring.connections import ConnectionLimit
 from mooring.hub import Hub
+from mooring.store.embedded.wire.sockets import Sockets
 from mooring.store.embedded.wire.tls import ServerTLS, listen
 from mooring.tasks import Tasks
 from mooring.xds import metrics, proto
@@ -40,6 +42,7 @@ class ControlPlane:
 
     `bind` is `HOST:PORT`, port 0 for any that is free; `address` then tells the real one. Every
     `interval` seconds it looks for services that came or went, while a client wants all.
+    `connections` bounds the connections of one address.
 
     Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
     file of `tls` is no good. Leaving ends the streams; clients go on with what they were told, and
@@ -53,12 +56,15 @@ class ControlPlane:
         bind: str = "127.0.0.1:18000",
         tls: ServerTLS | None = None,
         interval: float = INTERVAL,
+        connections: ConnectionLimit | None = None,
     ) -> None:
         self.port = 0
         self._hub, self._bind, self._tls, self._interval = hub, bind, tls, interval
         self._stopping = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._streams: set[Stream] = set()
+        self._limit = connections or ConnectionLimit()
+        self._tasks = Tasks()
 
     @property
     def address(self) -> str:
@@ -72,6 +78,8 @@ class ControlPlane:
         server.add_generic_rpc_handlers((_Methods(self._serve),))
         await server.start()
         self._server = server
+        watch = Sockets(self.port, self._limit).watch()
+        self._tasks.start(watch, name=f"connections to {self.address}")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,6 +89,7 @@ class ControlPlane:
             for stream in self._streams:
                 stream.turn.set()
             await server.stop(_PARTING)
+            await self._tasks.aclose()
             await self._catalogue.aclose()
 
     async def _serve(

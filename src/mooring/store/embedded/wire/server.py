@@ -1,4 +1,4 @@
-"""A server of the embedded engine on a port: what `etcdctl` and any etcd client talk to."""
+"""A server of the embedded engine on a port: what `etcdctl` and any gRPC client of etcd talk to."""
 
 from __future__ import annotations
 
