@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -303,7 +304,16 @@ async def test_an_unread_watch_is_bounded_in_bytes_and_loses_nothing(
     start = (await store.commit(Put(b"/big", b""))).revision
     writes = [b"%d" % n + b"x" * size for n in range(16)]
     received: list[bytes] = []
-    resumed = 0
+    resumed = held = 0
+    receive = watches.EtcdWatch.receive
+
+    def measured(watch: watches.EtcdWatch, *message: Any) -> None:
+        nonlocal held
+        receive(watch, *message)
+        fragments = sum(len(event.kv.value) for event in watch._fragments)
+        held = max(held, watch._pending_bytes + fragments)
+
+    monkeypatch.setattr(watches.EtcdWatch, "receive", measured)
     if late:
         for value in writes:
             await store.commit(Put(b"/big", value))
@@ -327,6 +337,16 @@ async def test_an_unread_watch_is_bounded_in_bytes_and_loses_nothing(
                 resumed += 1
     assert received == writes
     assert resumed > 1
+    assert held < most + 2 * size, "also of fragments"
+
+
+async def test_a_watch_that_is_read_is_not_stopped(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Only what waits counts, not all that ever came."""
+    monkeypatch.setattr(watches, "PENDING_BYTES", 100_000)
+    async with store.watch(key(b"/read")) as watch, asyncio.timeout(20):
+        for number in range(20):
+            done = await store.commit(Put(b"/read", b"%d" % number + b"x" * 30_000))
+            assert (await anext(watch)).revision == done.revision
 
 
 async def until_silent(watch: Watch) -> None:

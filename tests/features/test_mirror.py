@@ -118,6 +118,19 @@ async def test_what_waits_for_a_reader_is_bounded_in_bytes(store: Store):
     assert {entry.key: entry for entry in kept} == dict(mirror.items), "the net effect is whole"
 
 
+async def test_updates_that_are_read_do_not_count(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """A reader that keeps up gets each update, however much came before."""
+    monkeypatch.setattr("mooring.mirror._PENDING_BYTES", 10_000)
+    async with mirror_of(store) as mirror, mirror.changes() as changes, asyncio.timeout(20):
+        await eventually(lambda: mirror._steps is not None)
+        written: list[int] = []
+        for number in range(30):
+            written.append((await store.commit(Put(b"/m/%d" % number, b"x" * 1000))).revision)
+            if number % 3 == 2:
+                await eventually(lambda: mirror.mark == written[-1])
+                assert [(await anext(changes)).mark for _ in range(3)] == written[-3:]
+
+
 async def test_the_items_are_read_only(store: Store):
     async with mirror_of(store) as mirror:
         with pytest.raises(TypeError):
