@@ -326,7 +326,7 @@ class TestManyTenants:
         ):
             done = acme.try_out(*arguments)
             assert done.returncode == 1
-            assert f"and not {base}: it was changed since" in done.stderr
+            assert f"tenant 7: changed since revision {base}" in done.stderr
         many = acme.file("id: 1\n---\nid: 2\n", "many.yaml")
         assert acme.try_out("publish", "--base", base, many).returncode == 2
         (shown,) = acme.records("show", "7")
@@ -390,9 +390,15 @@ class TestShared:
         (record,) = terminal.records("platform", "get")
         assert record["values"] == {"mail": {"host": "mx", "password": "••••••"}}
         terminal.run("platform", "set", "mail", "3", "--base", str(record["revision"]))
-        assert "changed since" in terminal.refused(
-            "platform", "unset", "mail", "--base", str(record["revision"])
-        )
+        for arguments in (
+            ("unset", "mail"),
+            ("set", "mail", "4"),
+            ("set", "mail", "4", "--dry-run"),
+            ("rollback", "1", "--yes"),
+        ):
+            done = terminal.try_out("platform", *arguments, "--base", str(record["revision"]))
+            assert done.returncode == 1
+            assert f"platform settings: changed since revision {record['revision']}" in done.stderr
         terminal.run("platform", "rollback", "1", "--yes")
         assert "hunter2" in terminal.run("platform", "get", "mail", "--reveal")
         assert terminal.run("common", "get") != ""
@@ -419,6 +425,9 @@ class TestShared:
     def test_the_health_sentinel_is_written_by_a_command(self, terminal: Terminal):
         terminal.run("common", "beat")
         assert "updatedAt" in terminal.run("common", "get", "health")
+        assert "next publish" in terminal.try_out("common", "unset", "health").stderr
+        assert terminal.run("common", "get") == ""
+        assert terminal.refused("common", "unset", "health") == "there is no _health/sentinel"
 
 
 class TestLooking:

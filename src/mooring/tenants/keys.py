@@ -233,7 +233,7 @@ def has_part(owner: Owner, path: str) -> bool:
 
 def area_of(path: str) -> Area:
     """The area of a path that all tenants share."""
-    return "common" if path in COMMON else "platform"
+    return "platform" if path.startswith(PLATFORM) else "common"
 
 
 def is_area(owner: object) -> TypeGuard[Area]:

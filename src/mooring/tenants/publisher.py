@@ -371,13 +371,20 @@ class Publisher:
         return await self.change(area_of(path), change, note=note, require=require, resent=resent)
 
     async def diff_common(
-        self, path: str, value: JSON, *, resent: Resent = NOTHING_RESENT
+        self,
+        path: str,
+        value: JSON,
+        *,
+        require: Require | None = None,
+        resent: Resent = NOTHING_RESENT,
     ) -> list[Difference]:
         """What `put_common` would change. Raises what it would raise."""
         self.keys.common_part(path)
         path = joined(path)
         area = area_of(path)
         seen = resending(await self._scribe.look(area), resent)
+        if require is not None:
+            require(seen.held)
         parts = seen.held.parts
         wanted = {**parts, path: merged_common(path, parts.get(path), value)}
         return await self._would_change(area, seen, wanted)
@@ -389,7 +396,7 @@ class Publisher:
         removed, too: it has no history."""
         path = joined(path)
         if path == SENTINEL:
-            return await self._remove_sentinel()
+            return await self._remove_sentinel(require)
         self.keys.common_part(path)
 
         def change(there: Parts) -> Parts:
@@ -399,7 +406,9 @@ class Publisher:
 
         return await self.change(area_of(path), change, action="delete", note=note, require=require)
 
-    async def _remove_sentinel(self) -> Published:
+    async def _remove_sentinel(self, require: Require | None) -> Published:
+        if require is not None:
+            require(await self.look("common"))
         if (await self._store.read(key(self.keys.sentinel))).first is None:
             raise NotConfigured(f"there is no {SENTINEL}")
         await self._store.commit(Delete(key(self.keys.sentinel)))

@@ -184,7 +184,7 @@ async def _rollback(
     tenant: int, number: int, base: str, by: str, text: str, store: str, namespace: str
 ) -> Published:
     async with publisher(store, namespace, by) as publishing:
-        return await publishing.rollback(tenant, number, note=text, require=expecting(base))
+        return await publishing.rollback(tenant, number, note=text, require=expecting(tenant, base))
 
 
 def rekey(

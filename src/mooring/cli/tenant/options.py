@@ -12,7 +12,7 @@ import typer
 from mooring.cli.reaching import reach
 from mooring.cli.telling import hear, note, printable
 from mooring.errors import Conflict, InvalidRequest
-from mooring.tenants.keys import MAX_ID, NAMESPACE
+from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
 from mooring.tenants.publisher import Publisher, Require
 from mooring.tenants.publishing import Held, Parts
 
@@ -30,7 +30,7 @@ BaseOption = Annotated[
     typer.Option(
         "--base",
         metavar="REVISION",
-        help="write only if the tenant still has this revision: see `show --json`",
+        help="write only if nothing changed since this revision: see `show` or `get` with --json",
     ),
 ]
 NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="why, for the history")]
@@ -44,16 +44,16 @@ async def publisher(store: str, namespace: str, by: str = "") -> AsyncIterator[P
         yield hub.publisher(namespace=namespace, by=by)
 
 
-def expecting(base: str) -> Require | None:
-    """A check that a tenant still has this revision; None if any will do."""
+def expecting(owner: Owner, base: str) -> Require | None:
+    """A check that nothing changed since this revision; None if any will do."""
     if not base:
         return None
 
     def require(there: Held) -> None:
         if there.revision != base:
             raise Conflict(
-                f"the tenant has revision {there.revision} and not {base}: it was changed since. "
-                "Compare and merge, then publish with the new revision",
+                f"{named(owner)}: changed since revision {base}. Compare and merge, then write "
+                f"with the new revision, {there.revision}",
                 revision=0,
             )
 

@@ -115,7 +115,8 @@ def publish(
             f"it is the revision of one tenant, and the files hold {len(documents)}",
             param_hint="--base",
         )
-    batch = Batch(documents, text, expecting(base), dry_run=dry_run)
+    require = expecting(documents[0].document.tenant, base) if documents else None
+    batch = Batch(documents, text, require, dry_run=dry_run)
     try:
         run_command(_publish(batch, by, store, namespace))
     finally:  # what was published is shown, also if the store went away
@@ -300,7 +301,7 @@ async def _delete(
 ) -> tuple[Published, int | None]:
     """What it did, and the version before it; None if that is not kept."""
     async with publisher(store, namespace, by) as publishing:
-        published = await publishing.delete(tenant, note=text, require=expecting(base))
+        published = await publishing.delete(tenant, note=text, require=expecting(tenant, base))
         known = versions(await publishing.history(tenant))
     return published, max((each for each in known if each < published.number), default=None)
 

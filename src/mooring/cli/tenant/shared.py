@@ -31,7 +31,7 @@ from mooring.tenants.changes import UNREADABLE
 from mooring.tenants.files import read_value
 from mooring.tenants.hiding import masked_field
 from mooring.tenants.history import HistoryEntry
-from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
+from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, area_of, field_of
 from mooring.tenants.publishing import Difference, Held, Unread
 from mooring.tenants.scribe import Published
 
@@ -96,10 +96,15 @@ def application(area: Area, about: str) -> typer.Typer:
         as_json: JSONOption = False,
     ) -> None:
         """Set one of the settings, and print what that changed."""
-        path = _path(area, name)
+        if area == "common" and name == HEALTH:
+            raise InvalidRequest(
+                f"{SENTINEL} cannot be set: every publish writes it, and so does "
+                "`mooring tenant common beat`"
+            )
+        path = f"{AREAS[area]}{name}"
         wanted = _typed(value)
         if dry_run:
-            found = run_command(_diff(path, wanted, store, namespace))
+            found = run_command(_diff(path, wanted, base, store, namespace))
             show_differences(area, found, as_json)
             return
         show_published(run_command(_put(path, wanted, base, by, text, store, namespace)), as_json)
@@ -115,8 +120,13 @@ def application(area: Area, about: str) -> typer.Typer:
         as_json: JSONOption = False,
     ) -> None:
         """Remove one of the settings. The history keeps it."""
-        path = _path(area, name)
-        show_published(run_command(_remove(path, base, by, text, store, namespace)), as_json)
+        health = area == "common" and name == HEALTH
+        path = SENTINEL if health else f"{AREAS[area]}{name}"
+        published = run_command(_remove(path, base, by, text, store, namespace))
+        if health:
+            note("the health sentinel is removed: the next publish writes it again")
+        else:
+            show_published(published, as_json)
 
     @app.command()
     def history(
@@ -166,12 +176,6 @@ def beat(store: StoreOption = "", namespace: NamespaceOption = NAMESPACE) -> Non
     run_command(_beat(store, namespace))
 
 
-def _path(area: Area, name: str) -> str:
-    if area == "common" and name == HEALTH:
-        raise InvalidRequest(f"{SENTINEL} is written by every publish, and by `common beat`")
-    return f"{AREAS[area]}{name}"
-
-
 def _typed(value: str) -> JSON:
     text = sys.stdin.buffer.read().decode() if value == "-" else value
     return read_value(text, of="standard input" if value == "-" else "VALUE")
@@ -188,23 +192,26 @@ async def _read(area: Area, store: str, namespace: str) -> tuple[Held, JSON]:
         return await publishing.look(area), await publishing.health()
 
 
-async def _diff(path: str, value: JSON, store: str, namespace: str) -> list[Difference]:
+async def _diff(path: str, value: JSON, base: str, store: str, namespace: str) -> list[Difference]:
+    require = expecting(area_of(path), base)
     async with publisher(store, namespace) as publishing:
-        return await publishing.diff_common(path, value)
+        return await publishing.diff_common(path, value, require=require)
 
 
 async def _put(
     path: str, value: JSON, base: str, by: str, text: str, store: str, namespace: str
 ) -> Published:
+    require = expecting(area_of(path), base)
     async with publisher(store, namespace, by) as publishing:
-        return await publishing.put_common(path, value, note=text, require=expecting(base))
+        return await publishing.put_common(path, value, note=text, require=require)
 
 
 async def _remove(
     path: str, base: str, by: str, text: str, store: str, namespace: str
 ) -> Published:
+    require = expecting(area_of(path), base)
     async with publisher(store, namespace, by) as publishing:
-        return await publishing.remove_common(path, note=text, require=expecting(base))
+        return await publishing.remove_common(path, note=text, require=require)
 
 
 async def _history(area: Area, store: str, namespace: str) -> list[HistoryEntry]:
@@ -221,7 +228,7 @@ async def _rollback(
     area: Area, number: int, base: str, by: str, text: str, store: str, namespace: str
 ) -> Published:
     async with publisher(store, namespace, by) as publishing:
-        return await publishing.rollback(area, number, note=text, require=expecting(base))
+        return await publishing.rollback(area, number, note=text, require=expecting(area, base))
 
 
 async def _beat(store: str, namespace: str) -> None:
