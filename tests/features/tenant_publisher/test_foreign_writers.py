@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from mooring.store import Committed, Delete, Put, Store, key, prefix
-from mooring.tenants.document import parse
+from mooring.tenants.document import parse, written
+from mooring.tenants.keys import Keys
 from mooring.tenants.publisher import Publisher
+from mooring.tenants.publishing import Unread
+from mooring.tenants.values import Part, understand
 from tests.features.tenant_files import (
     KEYS,
     document,
     whole,
 )
-from tests.features.tenant_publisher.support import Commit, hooked, huge, value
+from tests.features.tenant_publisher.support import NO_KEY, Commit, hooked, huge, value
 
 
 class TestWritersWithoutAHistory:
@@ -89,3 +92,42 @@ class TestWritersWithoutAHistory:
         await publisher.delete(1)
         await whole(store)
         assert len(await publisher.read(10)) == 8
+
+
+async def test_a_record_of_theirs_means_the_same_after_an_export_and_a_publish(store: Store):
+    """Fields that Mooring always writes are added, and those without a value go."""
+    theirs = {
+        "meta": b'{"id":99,"code":"a","name":"A","billingPlan":null,"region":"eu","vip":null}',
+        "domain/primary": b'"a.example"',
+        "domain/aliases": b'["b.example"]',
+        "domain/internal": b"null",
+        "database/query": b'{"driver":"mysql","database":"x","password":"pw","pool":{"size":null}}',
+        "ftp/bob": b'{"passwordHash":"h","status":null}',
+        "storage": b'{"quotaBytes":1073741824,"maxFileSizeMb":0.5}',
+    }
+    await store.commit(*(Put(KEYS.part(1, path), raw) for path, raw in theirs.items()))
+    here, elsewhere = (Publisher(store, Keys(name), ring=NO_KEY) for name in ("jxt", "elsewhere"))
+    meant = await meaning(here)
+    await elsewhere.apply(parse(written(1, await here.read(1), secrets=True)))
+    assert await meaning(elsewhere) == meant
+    changed = await here.apply(parse(written(1, await here.read(1), secrets=True)))
+    assert await meaning(here) == meant
+    assert {change.path for change in changed.changes} == {
+        "meta",
+        "domain/internal",
+        "database/query",
+        "ftp/bob",
+        "storage",
+    }
+    for each in (here, elsewhere):
+        again = await each.apply(parse(written(1, await each.read(1), secrets=True)))
+        assert again.changes == ()
+
+
+async def meaning(publisher: Publisher) -> dict[str, Part]:
+    """What readers see of tenant 1."""
+    return {
+        path: understand(1, path, told, NO_KEY)
+        for path, told in (await publisher.read(1)).items()
+        if told and not isinstance(told, Unread)
+    }
