@@ -156,7 +156,7 @@ def test_a_copy_says_what_it_left(place: Place):
     )
     done = place.run("copy")
     assert done.returncode == 0, done.stderr
-    assert "2 parts of 1 tenants and of what concerns all written" in done.stderr
+    assert "2 parts of 1 tenant and of what concerns all written" in done.stderr
     assert "left: 1 refused, 1 unreadable; see what `plan` says" in done.stderr
     assert place.run("verify").returncode == 0
     strict = place.run("verify", "--strict")

@@ -270,6 +270,7 @@ class TestManyTenants:
             hub.store.commit(Put(b"jxt/tenants/7/storage", b"{oops"))
         done = acme.try_out("export", str(acme.folder / "all.yaml"))
         assert done.returncode == 1
+        assert done.stderr.startswith("1 tenant\n")
         assert "storage cannot be understood and is left out" in done.stderr
 
     def test_one_file_holds_many_and_one_that_fails_stops_no_other(self, acme: Terminal):
@@ -571,7 +572,7 @@ class TestHistoryAndDeletion:
         acme.run("publish", "-", given=ACME.replace("enterprise", "free"))
         assert acme.run("history", "--purge") == "0 entries deleted\n"
         assert "say --yes" in acme.refused("history", "7", "--purge")
-        assert acme.run("history", "7", "--purge", "--yes") == "1 entries deleted\n"
+        assert acme.run("history", "7", "--purge", "--yes") == "1 entry deleted\n"
         acme.run("delete", "7", "--yes")
         assert acme.records("history", "7", "--purge", "--yes") == [{"tenant": 7, "entries": 2}]
         assert "there is no tenant 7" in acme.refused("history", "7")
@@ -588,8 +589,8 @@ class TestHistoryAndDeletion:
         before = acme.try_out("show", "7", "--reveal").stdout
         told = acme.refused("delete", "7")
         assert told == (
-            'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, of them 1 databases and 1 '
-            "FTP users? Nobody can be asked here: say --yes"
+            'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, of them 1 database and 1 '
+            "FTP user? Nobody can be asked here: say --yes"
         )
         done = acme.try_out("delete", "7", "--yes", "--note", "gone")
         assert done.returncode == 0

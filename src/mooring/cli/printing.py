@@ -27,6 +27,11 @@ NOTHING = "-"
 """An empty field in a pipe: `read` and awk would skip it."""
 
 
+def count_of(number: int, one: str, many: str = "") -> str:
+    """`1 tenant`, `2 tenants`."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def show(
     items: Sequence[T],
     columns: Columns[T],

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mooring.cli.printing import show, show_json
+from mooring.cli.printing import count_of, show, show_json
 from mooring.cli.telling import note, warn
 from mooring.model import JSON
 
@@ -95,9 +95,10 @@ def show_copied(done: Mapping[int, Settled], as_json: bool) -> None:
     mended = sum(len(each.mended) for each in done.values())
     tenants = sum(bool(unit and each.changes) for unit, each in done.items())
     common = done[0].changes if 0 in done else []
-    of = [f"{tenants} tenants"] if tenants else []
+    of = [count_of(tenants, "tenant")] if tenants else []
     of += ["what concerns all"] if common else []
     if mended:
-        note(f"{mended} indexes mended")
-    note(f"{count} parts of {' and of '.join(of)} written" if count else "nothing to write")
+        note(f"{count_of(mended, 'index', 'indexes')} mended")
+    parts = f"{count_of(count, 'part')} of {' and of '.join(of)}"
+    note(f"{parts} written" if count else "nothing to write")
     sys.stdout.flush()

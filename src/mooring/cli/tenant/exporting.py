@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
+from mooring.cli.printing import count_of
 from mooring.cli.progress import progress
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.stdout import writing
@@ -56,7 +57,7 @@ def export(
                 output.write(f"{json.dumps(document, ensure_ascii=False)}\n")
             else:
                 output.write(f"---\n{as_document(document)}")
-    say(f"{len(found)} tenants")
+    say(count_of(len(found), "tenant"))
     if sum(_warned(tenant, there) for tenant, there in sorted(found.items())):
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ import typer
 
 from mooring.cli import printing
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.printing import show_json
+from mooring.cli.printing import count_of, show_json
 from mooring.cli.progress import progress
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, warn
@@ -111,7 +111,7 @@ def _purged(tenant: int, number: int, yes: bool, store: str, namespace: str, as_
     if as_json:
         show_json({"tenant": tenant or None, "entries": gone})
     else:
-        typer.echo(f"{gone} entries deleted")
+        typer.echo(f"{count_of(gone, 'entry', 'entries')} deleted")
 
 
 async def _purge(tenant: int, store: str, namespace: str) -> int:
@@ -207,7 +207,8 @@ def rekey(
             }
         )
     else:
-        typer.echo(f"{rekeyed.tenants} tenants and {rekeyed.entries} entries of histories sealed")
+        entries = count_of(rekeyed.entries, "entry", "entries")
+        typer.echo(f"{count_of(rekeyed.tenants, 'tenant')} and {entries} of histories sealed")
     for problem in rekeyed.problems:
         warn(problem)
     if rekeyed.problems:

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.printing import show_json
+from mooring.cli.printing import count_of, show_json
 from mooring.cli.progress import progress
 from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, printable, warn
@@ -148,15 +148,19 @@ class Batch:
         """Publish all. A tenant whose name another one holds is tried again after the others:
         one of them may have given it up."""
         waiting = list(range(len(self._documents)))
-        while waiting:
-            before = len(self._done)
-            await self._pass(publishing, waiting, told)
-            taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
-            waiting = sorted(taken) if len(self._done) > before and not self._dry_run else []
-        for place, error in sorted(self.failures.items()):
-            if len(self._documents) == 1:
-                raise error
-            note(f"{self._documents[place].name}: {error}")
+        alone = len(waiting) == 1
+        try:
+            while waiting:
+                before = len(self._done)
+                await self._pass(publishing, waiting, told)
+                taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
+                waiting = sorted(taken) if len(self._done) > before and not self._dry_run else []
+        finally:  # also if the store went away
+            for place, error in sorted(self.failures.items()):
+                if not alone:
+                    note(f"{self._documents[place].name}: {error}")
+        if self.failures and alone:
+            raise self.failures[0]
 
     async def _pass(
         self,
@@ -309,7 +313,8 @@ async def _delete(
 def _in_words(parts: Parts) -> str:
     databases = sum(path.startswith("database/") for path in parts)
     users = sum(path.startswith("ftp/") for path in parts)
-    return f"{len(parts)} parts, of them {databases} databases and {users} FTP users"
+    of_them = f"{count_of(databases, 'database')} and {count_of(users, 'FTP user')}"
+    return f"{count_of(len(parts), 'part')}, of them {of_them}"
 
 
 def _has_open_secrets(value: object) -> bool:

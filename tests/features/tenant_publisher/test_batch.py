@@ -1,0 +1,44 @@
+"""Many tenants that `mooring tenant publish` publishes at the same time."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from mooring.cli.tenant.publishing import Batch, Named
+from mooring.errors import Unavailable
+from mooring.store import Store
+from mooring.tenants.document import parse
+from mooring.tenants.publisher import Publisher
+from tests.features.tenant_files import Interrupted, document
+from tests.features.tenant_publisher.support import RING
+
+
+class Away(Interrupted):
+    """A store that is away from its third write on."""
+
+    writes = 0
+
+    async def commit(self, *writes, **options):
+        self.writes += bool(writes)
+        if self.writes > 2:
+            raise Unavailable("nothing listens")
+        return await self._store.commit(*writes, **options)
+
+
+async def test_what_failed_is_reported_although_the_store_went_away(
+    store: Store, publisher: Publisher, capsys: pytest.CaptureFixture[str]
+):
+    await publisher.apply(document(7, "taken"))
+    codes = ["taken", *(f"c{number}" for number in range(40))]
+    documents = [
+        Named(f"{code}.yaml", parse({"id": id, "meta": {"code": code, "name": code}}))
+        for id, code in enumerate(codes, 10)
+    ]
+    batch = Batch(documents, "", None, dry_run=False)
+    leaving = Publisher(cast(Store, Away(store, 0, "")), ring=RING)
+    with pytest.raises(Unavailable):
+        await batch.run(leaving, lambda done, total: None)
+    assert "mooring: taken.yaml: tenant 10: the code 'taken' belongs" in capsys.readouterr().err
+    assert 0 < len(batch.in_order()) <= 2
