@@ -18,6 +18,7 @@ from mooring.server.settings import ServerSettings, split
 
 if TYPE_CHECKING:
     from mooring.hub import Hub
+    from mooring.server.alerts.alarms import StoreAlarms
     from mooring.server.alerts.outlook import Outlook
     from mooring.server.fleet.live import Fleet
     from mooring.server.stream import Stream
@@ -37,6 +38,8 @@ class Parts:
     shared: Sharing | None = field(default=None)
     _hub: Hub | None = field(default=None)
     _fleet: Fleet | None = field(default=None)
+    alarms: StoreAlarms | None = field(default=None)
+    """Those of the store; None if there is only Redis."""
     outlook: Outlook | None = field(default=None)
     """What is wrong with the fleet."""
     stream: Stream | None = field(default=None)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
+from mooring.server.alerts.alarms import StoreAlarms
 from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
@@ -29,8 +30,10 @@ def _duty(parts: Parts) -> Duty:
 async def watching(parts: Parts) -> AsyncIterator[str]:
     """From the parts' fleet, which is open; the host that alerts go to, empty for none."""
     fleet, alerts = parts.fleet, parts.settings.alerts
-    outlook = Outlook(fleet, alerts.patience)
     async with contextlib.AsyncExitStack() as stack:
+        if parts.settings.url().scheme not in REDIS:
+            parts.alarms = await stack.enter_async_context(StoreAlarms(parts.hub.store))
+        outlook = Outlook(fleet, alerts.patience, alarms=parts.alarms)
         parts.outlook = outlook
         parts.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
         if parts.shared is not None:
@@ -43,4 +46,4 @@ async def watching(parts: Parts) -> AsyncIterator[str]:
         try:
             yield alerts.host
         finally:
-            parts.outlook = parts.stream = None
+            parts.outlook = parts.stream = parts.alarms = None

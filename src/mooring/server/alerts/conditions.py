@@ -26,6 +26,7 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
 Kind = Literal[
     "stale",
+    "store_alarm",
     "no_instances",
     "none_callable",
     "brake",
@@ -39,6 +40,7 @@ Kind = Literal[
 ]
 KINDS: Mapping[Kind, Severity] = {
     "stale": "critical",
+    "store_alarm": "critical",
     "no_instances": "critical",
     "none_callable": "critical",
     "brake": "critical",
@@ -123,12 +125,16 @@ def problems(
     *,
     patience: Patience | None = None,
     stale_since: Time | None = None,
+    alarms: Sequence[str] = (),
+    alarms_since: Time | None = None,
 ) -> list[Problem]:
-    """Everything that is wrong, the worst first."""
+    """Everything that is wrong, the worst first. `alarms` are those of the store."""
     patience = patience or Patience()
     found: list[Problem] = []
     if picture.stale:
         found.append(_stale(picture.error, stale_since))
+    if alarms:
+        found.append(_store_alarm("; ".join(alarms), alarms_since))
     for name in picture.names():
         known = picture.service(name)
         if known is not None:
@@ -234,6 +240,16 @@ def _stale(error: str, since: Time | None) -> Problem:
     )
 
 
+def _store_alarm(alarm: str, since: Time | None) -> Problem:
+    return _problem(
+        "store_alarm",
+        "",
+        since=since,
+        text=f"the store has an alarm: {alarm}",
+        params={"alarm": alarm},
+    )
+
+
 def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator[Problem]:
     long_ago = (now - since).total_seconds() > patience.emptied
     if known.lost:
@@ -266,6 +282,10 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
 
 HINTS: Mapping[Kind, str] = {
     "stale": "See whether the store answers: `mooring doctor`.",
+    "store_alarm": (
+        "Make room and disarm it; `mooring doctor` shows it too. Reads go on meanwhile, but new "
+        "instances, configuration and tokens may be refused."
+    ),
     "no_instances": (
         "Start one: callers of it fail now. If it does not come back, press Forget on its page, or "
         "DELETE it in the API."

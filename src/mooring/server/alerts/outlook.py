@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from mooring.model import Time, now
+from mooring.server.alerts.alarms import StoreAlarms
 from mooring.server.alerts.conditions import Patience, Picture, Problem, problems
 
 AT_MOST_EVERY = 1.0
@@ -20,9 +21,11 @@ class Outlook:
         picture: Picture,
         patience: Patience | None = None,
         *,
+        alarms: StoreAlarms | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._picture, self._patience, self._clock = picture, patience or Patience(), clock
+        self._alarms = alarms
         self._looked_at = float("-inf")
         self._stale_since: Time | None = None
         self._found: list[Problem] = []
@@ -41,4 +44,11 @@ class Outlook:
             self._stale_since = None
         elif self._stale_since is None:
             self._stale_since = here
-        return problems(self._picture, here, patience=self._patience, stale_since=self._stale_since)
+        return problems(
+            self._picture,
+            here,
+            patience=self._patience,
+            stale_since=self._stale_since,
+            alarms=() if self._alarms is None else self._alarms.raised,
+            alarms_since=None if self._alarms is None else self._alarms.since,
+        )

@@ -17,9 +17,11 @@ async def healthz(_: Call) -> Answer:
 
 
 async def readyz(call: Call) -> Answer:
-    """200 while store and registry can be read and we are not about to stop."""
-    problems = await call.parts.readiness.problems()
-    told = "".join(f"{problem}\n" for problem in problems) or "ok\n"
+    """200 while store and registry can be read and we are not about to stop. A store that refuses
+    writes is no reason to send callers elsewhere: reads go on, and every server has that store."""
+    problems, alarms = await call.parts.readiness.problems(), call.parts.alarms
+    well = "ok, but the store has an alarm\n" if alarms and alarms.raised else "ok\n"
+    told = "".join(f"{problem}\n" for problem in problems) or well
     return Answer(told.encode(), 503 if problems else 200, headers=_FRESH, media=_TEXT)
 
 

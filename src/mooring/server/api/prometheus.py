@@ -101,6 +101,12 @@ def of_server(parts: Parts) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "mooring_sse_clients", "Clients that follow the live stream", value=clients
     )
+    if parts.alarms is not None:
+        yield GaugeMetricFamily(
+            "mooring_store_alarm",
+            "1 while the store has an alarm, such as NOSPACE, and may refuse writes",
+            value=int(bool(parts.alarms.raised)),
+        )
     yield CounterMetricFamily(
         "mooring_audit_failures", "Entries that the audit lost", value=parts.audit.failures
     )

@@ -336,6 +336,7 @@ export default {
   "tokens.revoke.done": "{name} 的令牌已吊销",
 
   "problem.stale": "无法读取注册中心，显示的内容可能已过时：{error}",
+  "problem.store_alarm": "存储发出警报：{alarm}",
   "problem.no_instances": "{service} 没有实例：最后一个已失联",
   "problem.absent": "{service} 没有实例，本服务器启动时就没有",
   "problem.emptied": "{service} 没有实例：最后一个已正常离开",
@@ -353,6 +354,8 @@ export default {
   "problem.disabled": "{service}：{total} 个实例中有 {count} 个被摘除（{ids}）",
   "problem.disabled.one": "{service}：{id} 被摘除",
   "hint.stale": "检查存储是否响应：`mooring doctor`。",
+  "hint.store_alarm":
+    "释放空间并解除警报；`mooring doctor` 也会显示它。在此期间读取仍可进行，但新的实例、配置和令牌可能会被拒绝。",
   "hint.no_instances":
     "启动一个实例：它的调用方现在会失败。如果它不再恢复，请在它的页面上点击“移除记录”，或通过 API 执行 DELETE。",
   "hint.absent":
