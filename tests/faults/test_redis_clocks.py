@@ -16,6 +16,7 @@ import mooring
 from mooring.hub import Hub
 from mooring.mirror import Mirror
 from mooring.testing.redis import RedisServer
+from tests.contract.registry.test_registry import at
 from tests.faults.redis_actors import World, crash, fleet, namespaced, quick, registry_of, sweeping
 from tests.faults.test_redis_races import PATIENT
 from tests.waiting import eventually
@@ -136,6 +137,8 @@ async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
 
 
 STEPPED = quick(timeout=4.0, interval=0.3)
+UNATTENDED = quick(timeout=60.0)
+"""For instances that send no heartbeats: they are silent after a minute, or a step."""
 
 
 @pytest.fixture(params=["6.2", "valkey-9"])
@@ -165,6 +168,82 @@ async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: 
             assert max((await hub.registry.silence("echo")).values()) < 4
             assert len(view.instances) == len(mirror.items) == 2
             await asyncio.sleep(0.1)
+
+
+async def step_forward(server: RedisServer) -> None:
+    """By an hour. Scripts see it when the server next updates the time that it caches."""
+
+    def now() -> int:
+        return int(str(server.command("EVAL", "return redis.call('TIME')[1]", "0")))
+
+    before = now()
+    server.step_clock(3600)
+    await eventually(lambda: now() >= before + 3600)
+
+
+async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_instances_in_doubt(
+    steppable: RedisServer, caplog: pytest.LogCaptureFixture
+):
+    """It cannot know of the step: to it, all instances are silent for an hour."""
+    async with (
+        mooring.connect(steppable.url, settings=UNATTENDED) as hub,
+        mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
+    ):
+        there = [await hub.registry.enter(at(port), ttl=60) for port in (1, 2)]
+        await step_forward(steppable)
+        async with (
+            newcomer.discover("echo") as view,
+            Mirror(newcomer.registry.follow_all()) as mirror,
+        ):
+            assert len(view.instances) == len(mirror.items) == 2
+            assert view.stale
+            assert "all 2 instances were silent at the first look" in view.seen.reason
+            await hub.registry.enter(there[0].instance, ttl=60)
+            await hub.registry.enter(there[1].instance, ttl=60)
+            await eventually(lambda: not view.stale)
+            assert len(view.instances) == len(mirror.items) == 2
+            assert view.seen.reason == ""
+        assert caplog.text.count("at the first look") == 2  # the view's, and the mirror's
+
+
+async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_period(
+    steppable: RedisServer,
+):
+    async with (
+        mooring.connect(steppable.url, settings=UNATTENDED) as hub,
+        mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
+    ):
+        await hub.registry.enter(at(1), ttl=60)
+        await hub.registry.enter(at(2), ttl=60)
+        await step_forward(steppable)
+        async with (
+            newcomer.discover("echo") as view,
+            Mirror(newcomer.registry.follow_all()) as mirror,
+        ):
+            assert view.stale
+            await eventually(lambda: not view.instances and not mirror.items, within=30)
+            await eventually(lambda: not view.stale)
+            async with newcomer.discover("echo") as later:  # the clock is known by now
+                assert not later.instances
+                assert not later.stale
+            await hub.registry.enter(at(1), ttl=60)
+            await eventually(lambda: len(view.instances) == len(mirror.items) == 1)
+            assert not view.stale
+
+
+async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first_look(
+    steppable: RedisServer,
+):
+    async with (
+        mooring.connect(steppable.url, settings=UNATTENDED) as hub,
+        mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
+    ):
+        await hub.registry.enter(at(1), ttl=60)
+        await step_forward(steppable)
+        await hub.registry.enter(at(2), ttl=60)
+        async with newcomer.discover("echo") as view:
+            assert [each.port for each in view.instances] == [2]
+            assert not view.stale
 
 
 @pytest.mark.timed

@@ -1,10 +1,11 @@
 """Who counts as alive to a consumer. Pure: the scripts decide about eviction.
 
 A consumer leaves out who gave no sign of life within its own timeout, unless the brake holds, or
-there was a break: time that Redis stood still counts against nobody. Nobody leaves without a word,
-for whatever takes an instance out says so in the same moment. Who is not there, and of whom nothing
-was said, is missed rather than gone: a failover may have lost its record, and its next heartbeat
-brings it back.
+there was a break: time that Redis stood still counts against nobody. A consumer that has just begun
+to read Redis' clock does not leave out all instances of a service either: the clock may have
+stepped before. Nobody leaves without a word, for whatever takes an instance out says so in the same
+moment. Who is not there, and of whom nothing was said, is missed rather than gone: a failover may
+have lost its record, and its next heartbeat brings it back.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class ServerClock:
     """
 
     def __init__(self) -> None:
+        self.since = 0.0
+        """When it was first read, on the monotonic clock: a step before that is not known."""
         self._last: tuple[int, float, float] | None = None
         """The last reading, and when it was asked for and answered."""
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=_STEPS)
@@ -80,6 +83,7 @@ class ServerClock:
         below 0 for a step back. A difference that a slow answer explains is none."""
         last, self._last = self._last, (now, asked, answered)
         if last is None:
+            self.since = answered
             return 0.0
         before, asked_before, answered_before = last
         passed = now - before

@@ -13,7 +13,7 @@ from mooring.mirror import Step, Steps
 from mooring.model import Config, Instance
 from mooring.registry.layouts.contract import Problem
 from mooring.registry.redis.changes import STALL, Changes, Message
-from mooring.registry.redis.expiry import overdue, standing
+from mooring.registry.redis.expiry import ServerClock, overdue, standing
 from mooring.registry.redis.keys import ServiceKeys
 from mooring.registry.redis.reading import Reader, State, with_config
 
@@ -83,6 +83,8 @@ class ServiceFeed:
         self._grace_until = 0.0
         self._since: dict[str, float] = {}
         """When those who are missing were first missed."""
+        self._unproven: set[str] = set()
+        """Those who are shown though they were silent at the first look, and still are."""
         self._looks = 0
         self.read = 0.0
         """When all of it was last read, on the monotonic clock."""
@@ -100,12 +102,15 @@ class ServiceFeed:
 
     @property
     def doubt(self) -> str:
-        if not self._since:
-            return ""
-        return (
-            f"{len(self._since)} instances are missing without a goodbye: they are kept for at "
-            f"most {self._grace:g} s, until their next heartbeats"
-        )
+        kept = f"they are kept for at most {self._grace:g} s, until their next heartbeats"
+        if self._since:
+            return f"{len(self._since)} instances are missing without a goodbye: {kept}"
+        if self._unproven:
+            return (
+                f"all {len(self._unproven)} instances were silent at the first look, for Redis' "
+                f"clock may have stepped before: {kept}"
+            )
+        return ""
 
     async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
         """All of them: of those that vanished it lets go after a grace period of its own."""
@@ -147,8 +152,19 @@ class ServiceFeed:
         self._config, self._mark = state.config, max(state.now, 1)
         self._late = overdue(scores, state.now, self._timeout, state.clock)
         self._hear_of_the_brake(state)
+        if not self.read:
+            self._give_time(state.clock)
         self._shown = self._standing(self._raw, self._shown, gone)
+        self._unproven &= self._late & self._shown.keys()
         self.read = time.monotonic()
+
+    def _give_time(self, clock: ServerClock) -> None:
+        """At the first look: instances that are all overdue have time to beat, if this process has
+        not read the clock for as long yet."""
+        until = clock.since + self._grace
+        if self._raw and self._raw.keys() <= self._late and time.monotonic() < until:
+            self._grace_until, self._shown, self._unproven = until, self._raw, set(self._raw)
+            log.warning("%s: %s", self.name, self.doubt)
 
     async def look_at(self, ids: Set[str], gone: Set[str]) -> Changed:
         """The details of some instances, of which something was heard."""
@@ -167,6 +183,7 @@ class ServiceFeed:
         self._report(details.problems)
         self._raw |= details.instances
         self._late -= details.instances.keys()
+        self._unproven &= self._late
         before = {id: self._shown.pop(id) for id in ids if id in self._shown}
         after = self._standing(details.instances, before, gone)
         self._shown |= after
