@@ -22,6 +22,7 @@ from mooring.errors import Closed, InvalidName, InvalidRequest, InvalidURL
 from mooring.grpc import CHANNEL_OPTIONS
 from mooring.grpc.aio import Channel, channel
 from mooring.model import Instance
+from mooring.store.etcd import forks
 from mooring.testing.servers import free_port
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
 from tests.waiting import eventually, retried_at_once
@@ -744,6 +745,23 @@ async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serv
         await eventually(lambda: said_by(stub, "stays"))
         (link,) = opened.links
         await eventually(lambda: list(stub.Say.made) == [link])
+
+
+async def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: mooring.Hub, serve: Serve):
+    """A process may fork after it closed its channels, also while it still has their stubs."""
+    await serve("a")
+    gc.collect()
+    before = len(forks._channels)
+    async with calling(hub) as (_, stub):
+        assert await by(stub) == "a"
+        assert len(forks._channels) > before
+
+    def freed() -> bool:
+        gc.collect()
+        return len(forks._channels) <= before
+
+    await eventually(freed)
+    assert stub is not None
 
 
 async def test_closing_goes_on_where_nobody_waits_for_it(hub: mooring.Hub, serve: Serve):

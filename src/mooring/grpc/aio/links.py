@@ -315,6 +315,8 @@ class Links:
         links = [*self._leaving, *self.present]
         self._links.clear()
         self._leaving.clear()
+        for method in self._methods:  # a stub that is kept keeps no gRPC channel
+            method.made.clear()
         self._tell()
         if links:
             await asyncio.gather(*(link.channel.close(grace) for link in links))
