@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import grpc
@@ -17,6 +18,9 @@ AGAIN: Final = grpc.StatusCode.UNAVAILABLE
 NOTICED: Final = 0.05
 """Seconds in which gRPC notices that a connection is gone."""
 
+ASK_WITHIN: Final = 0.2
+"""Seconds for a call that asks why there is no connection: gRPC knows it, and fails at once."""
+
 # What gRPC says if it has one instance to try, and if it goes round among several.
 _UNCONNECTED = ("failed to connect to all addresses", "connections to all backends failing")
 
@@ -28,6 +32,13 @@ def never_left(error: grpc.RpcError) -> bool:
     if code is None or details is None or code() is not grpc.StatusCode.UNAVAILABLE:
         return False
     return str(details()).startswith(_UNCONNECTED)
+
+
+def connection_error(error: grpc.RpcError) -> str:
+    """Why there is no connection, in gRPC's words, from a call that failed for want of one."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return ""
+    return re.sub(r"^(.*last error: )?([A-Z_]+: )?(ipv[46]:)?", "", str(error.details()))
 
 
 def verdict(code: grpc.StatusCode | None) -> bool | None:

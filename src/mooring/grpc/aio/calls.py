@@ -153,11 +153,15 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
                 while (found := links.next(asked.key)) is None:
                     if links.closed:
                         raise failure(grpc.StatusCode.CANCELLED, "the channel was closed")
-                    if not asked.wait_for_ready and (why := links.why_not()):
-                        raise failure(grpc.StatusCode.UNAVAILABLE, why)
+                    if not asked.wait_for_ready and links.why_not():
+                        await links.learn_why()
+                        if why := links.why_not():
+                            raise failure(grpc.StatusCode.UNAVAILABLE, why)
+                        continue
                     await links.change()
                 return found
         except TimeoutError:
+            await links.learn_why()
             told = f"Deadline Exceeded: {links.why_waiting()}"
             raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
+from mooring.grpc.health import SERVICE
+from mooring.grpc.statuses import ASK_WITHIN, connection_error
 from mooring.model import Instance
 
 READY = grpc.ChannelConnectivity.READY
@@ -63,6 +65,19 @@ class Link:
         """Look again, and connect where it is not."""
         self._see(self.state(try_to_connect=True))
         return self.ready
+
+    async def why_not(self) -> str:
+        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
+        fails with the reason."""
+        try:
+            check = self.channel.unary_unary(f"/{SERVICE}/Check")
+            check._interceptors = None  # they are for the caller's calls
+            await check(b"", timeout=ASK_WITHIN)
+        except grpc.aio.AioRpcError as error:
+            return connection_error(error)
+        except grpc.aio.UsageError:
+            pass  # it was closed
+        return ""
 
     async def follow(self) -> None:
         """Until it is closed."""

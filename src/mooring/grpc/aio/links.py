@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NAMED = 5  # instances whose reason an error has
+_ASK_AGAIN = 1.0  # seconds for which the reasons count
 _A_STREAM = 1e-3  # seconds that a stream counts as where nothing is known of an instance
 
 
@@ -64,7 +67,9 @@ class Links:
         self._unresolved = "the registry has not answered yet"
         self._failure = ""
         self._unconnected: dict[str, str] = {}
-        """Why no channel to an instance can be made, by instance."""
+        """Why there is no connection to an instance, as far as it was asked for."""
+        self._asking: asyncio.Task[object] | None = None
+        self._asked = 0.0
         self._changed, self._waiting = asyncio.Event(), 0
         self._opened = AsyncExitStack()
         self.tasks = Tasks()
@@ -176,6 +181,8 @@ class Links:
         assert self._rotation is not None
         self._connecting += link.connecting - was_connecting
         self._rotation.reach(link.id, link.ready)
+        self._unconnected.pop(link.id, None)
+        self._asked = 0.0
         self._tell()
 
     def _tell(self) -> None:
@@ -238,8 +245,23 @@ class Links:
         try:
             self._rotation.pick()
         except NoInstance as error:
-            return "; ".join((str(error), *self._unconnected.values()))
+            return "; ".join((str(error), *islice(self._unconnected.values(), _NAMED)))
         return ""
+
+    async def learn_why(self) -> None:
+        """Ask gRPC why instances have no connection, unless that is known since a moment. Calls
+        that fail together share the question."""
+        if self._asking is None or (self._asking.done() and monotonic() > self._asked + _ASK_AGAIN):
+            self._asking = self.tasks.start(self._ask(), name=f"connections of {self.service}")
+        await asyncio.wait([self._asking])
+
+    async def _ask(self) -> None:
+        self._asked = monotonic()
+        failing = [link for link in self.present if link.failing][:_NAMED]
+        reasons = await asyncio.gather(*(link.why_not() for link in failing))
+        for link, why in zip(failing, reasons, strict=True):
+            if why and link.failing and not link.leaving:
+                self._unconnected[link.id] = why
 
     def why_waiting(self) -> str:
         """What is waited for."""

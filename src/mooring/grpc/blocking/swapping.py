@@ -16,7 +16,7 @@ import grpc
 from mooring.errors import Closed
 from mooring.grpc.blocking.failed import Failed
 from mooring.grpc.health import SERVICE
-from mooring.grpc.statuses import reason
+from mooring.grpc.statuses import ASK_WITHIN, connection_error, reason
 
 if TYPE_CHECKING:
     from mooring.grpc.blocking.methods import Method
@@ -51,6 +51,17 @@ class Route:
         question for health, whatever the answer, tells it."""
         ask = self._bare.unary_unary(f"/{SERVICE}/Check")
         return ask.future(b"", timeout=_CONNECT_WITHIN, wait_for_ready=True)
+
+    def why_not(self) -> str:
+        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
+        fails with the reason."""
+        try:
+            self._bare.unary_unary(f"/{SERVICE}/Check")(b"", timeout=ASK_WITHIN)
+        except grpc.RpcError as error:
+            return connection_error(error)
+        except ValueError:
+            pass  # it was closed
+        return ""
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow its connectivity, which takes gRPC a thread: only where it is asked for."""
@@ -186,19 +197,24 @@ class Swapping:
                     raise Failed(grpc.StatusCode.UNAVAILABLE, self._why)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, self._waiting())
+                    break
                 self._changed.wait(left)
+        # Without the lock, since it may take a moment.
+        why = f"Deadline Exceeded: {self._waiting(route)}"
+        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, why)
 
     def _tell(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _waiting(self) -> str:
+    def _waiting(self, route: Route | None) -> str:
+        """What a call waited for, in vain."""
         if not self._known:
-            return (
-                f"Deadline Exceeded: {self._service}: its instances are not known yet: {self._why}"
-            )
-        return f"Deadline Exceeded: {self._why or f'{self._service}: no instance is connected'}"
+            return f"{self._service}: its instances are not known yet: {self._why}"
+        if route is None:
+            return self._why
+        why = route.why_not()
+        return f"{self._service}: no instance is connected" + f": {why}" * bool(why)
 
     def over(self, route: Route) -> None:
         """A call ended."""
