@@ -287,7 +287,8 @@ async def test_cancelling_the_entry_of_a_session_is_bounded(wire: Wire):
     await wire.through.read(key(b"/a"))
     wire.proxy.blackhole()
     entering = asyncio.get_running_loop().create_task(Session(wire.through).__aenter__())
-    await asyncio.sleep(0.1)
+    name = "grant of a session's lease"
+    await eventually(lambda: name in {task.get_name() for task in asyncio.all_tasks()})
     started = time.monotonic()
     entering.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -57,7 +57,7 @@ async def test_a_full_disk_refuses_writes_and_heals(
             entry = (await store.read(key(b"/kept"))).first
             assert entry is not None
             assert entry.value == b"1"
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(lease.ttl)  # it ends while the disk is full
             disk.room = inf
             await store.commit(Put(b"/after", b""))
             async with store.watch(key(b"/leased")) as watch, asyncio.timeout(20):

@@ -20,6 +20,7 @@ from mooring.errors import (
 from mooring.hub import open_store
 from mooring.registry.batches import Batches
 from mooring.store import Put, absent, everything, key
+from tests.waiting import eventually
 
 
 async def test_those_that_come_together_share_a_revision(tmp_path: Path):
@@ -111,15 +112,17 @@ async def test_who_waits_as_it_is_closed_is_told_and_not_cancelled(
 ):
     async with open_store("memory://") as store:
         never = asyncio.Event()
+        sent: list[int] = []
 
         async def commit(*writes: Put, **rest: object) -> object:
+            sent.append(len(writes))
             await never.wait()
             raise AssertionError
 
         monkeypatch.setattr(store, "commit", commit)
         batches = Batches(store)
         waiting = [asyncio.ensure_future(batches.commit(Put(b"/%d" % n, b""))) for n in range(3)]
-        await asyncio.sleep(0.05)
+        await eventually(lambda: sent == [1, 2])
         await batches.aclose()
         results = await asyncio.wait_for(asyncio.gather(*waiting[1:], return_exceptions=True), 5)
         assert all(isinstance(result, Closed) for result in results)

@@ -368,12 +368,14 @@ class TestStartFromFile:
                 pass
         assert "it holds the namespace jxt, and other is needed" in caplog.text
 
-    async def test_a_damaged_file_does_not_keep_it_from_waiting_for_the_store(self, away: Away):
+    async def test_a_damaged_file_does_not_keep_it_from_waiting_for_the_store(
+        self, away: Away, caplog: pytest.LogCaptureFixture
+    ):
         away.file.write_bytes(away.file.read_bytes()[:-1])
         entering = asyncio.ensure_future(
             provider(away.through, file=away.file, wait=20).__aenter__()
         )
-        await asyncio.sleep(0.3)
+        await eventually(lambda: "it is damaged" in caplog.text)
         away.proxy.heal()
         t = await entering
         assert t.by_code("acme") == 1

@@ -437,10 +437,12 @@ asyncio.run(main())
             async with provider(store, wait=0.1) as t:
                 assert t.by_code("acme") == 1
 
-    async def test_who_enters_it_hears_that_its_store_is_closed(self):
+    async def test_who_enters_it_hears_that_its_store_is_closed(
+        self, caplog: pytest.LogCaptureFixture
+    ):
         async with open_store(DEAD) as store:
             entering = asyncio.ensure_future(provider(store, wait=30).__aenter__())
-            await asyncio.sleep(0.1)
+            await eventually(lambda: "does not serve" in caplog.text)
             await store.aclose()
             async with asyncio.timeout(5):
                 with pytest.raises(Closed):
