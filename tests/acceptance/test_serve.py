@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
+from mooring.tenants.keys import Keys
+from mooring.tenants.publisher import Publisher
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.serving import Served
 from tests.acceptance.test_cli import mooring_command
@@ -54,6 +57,27 @@ async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path
     with Served("", folder=tmp_path) as served:
         async with open_store(served.url) as store:
             assert (await store.read(key(b"/a"))).first is not None
+
+
+async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp_path: Path):
+    keys = Keys("jxt")
+    (tmp_path / "mooring").mkdir(mode=0o700)
+    async with open_store(f"sqlite://{tmp_path}/mooring/store") as store:
+        publisher = Publisher(store, keys)
+        for tenant in (1, 2):
+            await publisher.put(tenant, "storage", {"uploadQuotaGb": 1})
+            await publisher.delete(tenant)
+        for entry in (await store.read(keys.histories)).entries:
+            if keys.history_number(entry.key):
+                told = json.loads(entry.value) | {"at": "2020-01-01T00:00:00.000Z"}
+                await store.commit(Put(entry.key, json.dumps(told).encode()))
+    with Served("", folder=tmp_path) as served:
+        async with open_store(served.url) as store:
+
+            async def gone() -> bool:
+                return not (await store.read(keys.histories)).entries
+
+            await eventually(gone)
 
 
 @pytest.mark.timed

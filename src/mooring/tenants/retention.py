@@ -110,10 +110,12 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep for ever, slowly."""
+        whole = False  # the first round begins anywhere, and the rest follows at once
         while True:
             try:
                 more = await self.step()
             except StoreError as error:
                 log.debug("histories of tenants: not swept: %s", error)
                 more = False
-            await asyncio.sleep(_PAUSE if more else _ROUND)
+            await asyncio.sleep(_PAUSE if more or not whole else _ROUND)
+            whole = whole or not more

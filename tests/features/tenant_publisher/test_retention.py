@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import msgspec
 import pytest
 
 from mooring.errors import NotConfigured
 from mooring.store import Put, Store
+from mooring.tasks import Tasks
+from mooring.tenants import retention
 from mooring.tenants.document import parse
 from mooring.tenants.publisher import Publisher
 from tests.features.tenant_files import KEYS, document
 from tests.features.tenant_publisher.support import RING, huge
+from tests.waiting import eventually
 
 
 async def age(store: Store, tenant: int, *, but: int = 0) -> None:
@@ -28,7 +34,7 @@ async def kept(store: Store, tenant: int) -> list[int]:
     return [entry.number for entry in await Publisher(store, ring=RING).history(tenant)]
 
 
-async def test_publishing_another_tenant_sweeps_what_is_too_old(store: Store, publisher: Publisher):
+async def test_a_sweep_deletes_what_is_too_old(store: Store, publisher: Publisher):
     await publisher.apply(parse(huge(150)))
     await publisher.delete(1)
     for n in range(12):
@@ -38,11 +44,7 @@ async def test_publishing_another_tenant_sweeps_what_is_too_old(store: Store, pu
     await age(store, 1)
     await age(store, 2)
     await age(store, 3, but=2)
-    for n in range(6):  # each of them is a process of its own
-        await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": n})
-        other = Publisher(store, ring=RING)
-        while await other.sweeper.step():
-            pass
+    await publisher.sweeper.everything()
     assert (await store.read(KEYS.history_of(1))).entries == ()
     assert await kept(store, 2) == [12]
     assert await kept(store, 3) == [2, 3]
@@ -51,16 +53,53 @@ async def test_publishing_another_tenant_sweeps_what_is_too_old(store: Store, pu
     assert await kept(store, 1) == [1]
 
 
-async def test_each_publish_sweeps_one_history(store: Store, publisher: Publisher):
-    await publisher.apply(document(1))
-    await publisher.delete(1)
-    await age(store, 1)
-    for n in range(3):  # its own history, then the deleted one's, in whatever order
-        await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": n})
-        one = Publisher(store, ring=RING)
-        await one.sweeper.step()
-        await one.sweeper.step()
-    assert (await store.read(KEYS.history_of(1))).entries == ()
+GONE = (1, 2, 7)
+
+
+async def long_gone(store: Store, publisher: Publisher) -> None:
+    """Tenants that were deleted long ago."""
+    for tenant in GONE:
+        await publisher.apply(document(tenant))
+        await publisher.delete(tenant)
+        await age(store, tenant)
+
+
+async def left(store: Store) -> list[int]:
+    return [tenant for tenant in GONE if await kept(store, tenant)]
+
+
+async def test_publishing_another_tenant_sweeps_one_history(store: Store, publisher: Publisher):
+    await long_gone(store, publisher)
+    counts = [len(GONE)]
+    while counts[-1] and len(counts) < 100:  # each is a process of its own, and begins anywhere
+        await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": len(counts)})
+        counts.append(len(await left(store)))
+        assert counts[-2] - counts[-1] in (0, 1)
+    assert counts[-1] == 0
+
+
+async def test_a_sweeper_goes_from_one_history_to_the_next(store: Store, publisher: Publisher):
+    await long_gone(store, publisher)
+    await publisher.apply(document(11))
+    sweeper = Publisher(store, ring=RING).sweeper
+    for _ in range(len(GONE) + 2):  # it may begin in the middle of a round
+        await sweeper.step()
+    assert await left(store) == []
+
+
+async def test_a_round_that_began_in_the_middle_is_followed_by_the_rest(
+    store: Store, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+):
+    await long_gone(store, publisher)
+    monkeypatch.setattr(retention, "_PAUSE", 0.01)
+    monkeypatch.setattr(random, "randrange", lambda *_: 15)
+
+    async def swept() -> bool:
+        return await left(store) == []
+
+    async with contextlib.aclosing(Tasks()) as tasks:
+        tasks.start(Publisher(store, ring=RING).sweeper.run(), name="retention")
+        await eventually(swept)
 
 
 async def test_a_deleted_tenant_can_be_brought_back_until_then(store: Store, publisher: Publisher):
