@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ import mooring
 from mooring.discovery.view import View
 from mooring.mirror import Mirror
 from mooring.model import Instance
+from mooring.registry.redis.following import ServiceFeed
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import fleet, namespaced, quick, registry_of
 from tests.waiting import eventually
@@ -34,6 +36,20 @@ async def holds(view: View | Mirror[tuple[str, str], Instance], seconds: float) 
         await asyncio.sleep(0.05)
 
 
+async def just_looked(view: View) -> None:
+    """Until the change channel is heard and the next look is as far away as it can be."""
+    feed = view._retained._feed
+    assert isinstance(feed, ServiceFeed)
+    await eventually(lambda: not feed.deaf)
+    for _ in range(2):  # the first may have been planned before that
+        last = feed.read
+        await eventually(partial(_later, feed, last))
+
+
+def _later(feed: ServiceFeed, than: float) -> bool:
+    return feed.read > than
+
+
 @pytest.mark.timed
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
@@ -44,6 +60,7 @@ async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
         key = getattr(registry_of(hub).keys.of("echo"), kind)
         async with fleet(hub, 2), hub.discover("echo") as view:
             assert len(view.instances) == 2
+            await just_looked(view)
             server.command("SET", key, "something else")
             await eventually(lambda: view.stale, within=5)
             await holds(view, 3)
