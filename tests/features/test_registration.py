@@ -317,6 +317,34 @@ async def test_a_process_held_up_for_three_ttls_comes_back():
         await eventually(listed, within=2)
 
 
+MOMENTS = """
+import asyncio, os
+import mooring
+from mooring import Instance
+from mooring.heartbeat import Decision
+
+async def main():
+    for number in (1, 2):  # as in a container, and in a child that was forked there
+        os.getpid = lambda: number
+        async with mooring.connect() as hub:
+            beats = hub.register(Instance("echo", "10.0.0.1", 80))._beats
+            beats.sent(0.0, Decision.HEARTBEAT_ONLY, {}, crowded=True)
+            print(beats.next_due(0.0))
+
+asyncio.run(main())
+"""
+
+
+def test_each_process_sends_heartbeats_at_moments_of_its_own():
+    """Also if containers give all processes the same number, and if one process forked them."""
+    moments = [
+        moment
+        for _ in range(2)
+        for moment in subprocess.check_output([sys.executable, "-c", MOMENTS], text=True).split()
+    ]
+    assert len({*moments}) == len(moments) == 4
+
+
 FORKED = """
 import asyncio, os, sys
 import mooring
