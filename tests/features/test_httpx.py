@@ -8,6 +8,7 @@ import contextlib
 import gc
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -556,6 +557,19 @@ def backends() -> Iterator[list[Backend]]:
     loop.call_soon_threadsafe(stop.set)
     thread.join()
     loop.close()
+
+
+def test_idle_connections_of_the_blocking_transport_expire_as_early(
+    blocking: mooring.sync.Hub, backends: list[Backend]
+):
+    backend, mounts = backends[0], {"http+mooring://": mooring.httpx.Transport(blocking)}
+    with blocking.register(backend.instance), httpx.Client(mounts=mounts) as using:
+        using.post(ECHO)
+        using.post(ECHO)
+        assert backend.connections == 1
+        time.sleep(1.8)  # time itself is the subject
+        using.post(ECHO)
+        assert backend.connections == 2
 
 
 def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends: list[Backend]):
