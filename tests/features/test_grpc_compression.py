@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -48,25 +49,44 @@ class Counting:
             server.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"wait_for_ready": True}], ids=["at once", "waiting"])
-@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
-async def test_the_compression_of_a_call_reaches_the_wire(kind: str, options: dict[str, bool]):
+BOTH = ("at once", "waiting", "of the channel")
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        *(("asyncio", way) for way in (*BOTH, "keyed")),
+        *(("blocking", way) for way in (*BOTH, "future")),
+    ],
+)
+async def test_the_compression_of_a_call_reaches_the_wire(kind: str, way: str):
+    of_calls: dict[str, Any] = {"timeout": 20, "wait_for_ready": way == "waiting"}
+
+    def options(compression: grpc.Compression | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of the channel, and of the call."""
+        if way == "of the channel":
+            return {"compression": compression}, of_calls
+        of_channels = {"policy": "consistent_hash"} if way == "keyed" else {}
+        return of_channels, {**of_calls, "compression": compression}
+
     def call_blocking(compression: grpc.Compression | None) -> str:
+        of_channel, of_call = options(compression)
         with (
             mooring.sync.connect(url) as hub,
-            mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel,
+            mooring.grpc.channel("etcdv3:///echo", hub=hub, **of_channel) as channel,
         ):
-            stub = pb2_grpc.EchoStub(channel)
-            return str(stub.Say(Word(text=LONG), compression=compression, timeout=20, **options).by)
+            say = pb2_grpc.EchoStub(channel).Say
+            if way == "future":
+                return str(say.future(Word(text=LONG), **of_call).result().by)
+            return str(say(Word(text=LONG), **of_call).by)
 
     async def call(compression: grpc.Compression | None) -> str:
         if kind == "blocking":
             return await asyncio.to_thread(call_blocking, compression)
-        async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub) as channel:
+        of_channel, of_call = options(compression)
+        async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub, **of_channel) as channel:
             await channel.channel_ready()
-            stub = pb2_grpc.EchoStub(channel)
-            said = await stub.Say(Word(text=LONG), compression=compression, timeout=20, **options)
-            return str(said.by)
+            return str((await pb2_grpc.EchoStub(channel).Say(Word(text=LONG), **of_call)).by)
 
     url = "memory://compression"
     async with EchoServer("a") as server:

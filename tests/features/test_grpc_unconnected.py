@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 import mooring
 import mooring.grpc
 import mooring.sync
+from mooring.grpc.blocking.swapping import Route
 from mooring.model import Instance
 from mooring.testing.servers import free_port
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
-from tests.waiting import eventually
+from tests.features.test_grpc_sync import Server
+from tests.waiting import eventually, until
 
 NAMED = [("grpc.ssl_target_name_override", "etcd.test")]
 REFUSED = "Failed to connect to remote host: Connection refused"
@@ -156,3 +159,25 @@ async def test_an_error_that_is_no_status_is_reported_in_words():
         call = pb2_grpc.EchoStub(channel).Say(Word(text="hello"), credentials=token)
         assert await call.code() is grpc.StatusCode.INTERNAL
         assert await call.details() == "Call credentials are only valid on secure channels"
+
+
+def test_a_blocking_call_waits_on_if_the_connection_breaks_before_it_left(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """gRPC reports a break a moment later: until then the channel counts as connected."""
+    monkeypatch.setattr(Route, "ready", property(lambda _: True, lambda *_: None))
+    with (
+        mooring.sync.connect("memory://") as hub,
+        hub.register(Instance("echo", "127.0.0.1", free_port())),
+        mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        say = pb2_grpc.EchoStub(channel).Say
+        with pytest.raises(grpc.RpcError, match=REFUSED):
+            say(Word(text="hello"))
+        answer = pool.submit(say, Word(text="hello"), wait_for_ready=True, timeout=30)
+        until(lambda: answer.running() or answer.done())
+        server = Server("late")
+        with hub.register(Instance("echo", "127.0.0.1", server.port)):
+            assert answer.result().by == "late"
+        server.server.stop(0).wait()
