@@ -65,18 +65,23 @@ def close_on_sigterm(opened: Closable, loop: asyncio.AbstractEventLoop) -> None:
 def _on_sigterm(_: int, interrupted: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another one ends the process at once
     deadline = time.monotonic() + WITHIN
-    closing = _close_all()
+    closing = _begin()
     caller = sys._getframe().f_back
     handler = caller if caller is not interrupted else None
     if not _in_event_loop():
-        _wait(closing, deadline)
+        _wait(closing, deadline, "SIGTERM")
         if handler is None:
             _end()
     # Not `threading.Thread`: the signal may have interrupted this thread while it starts one.
     _thread.start_new_thread(_end_after, (closing, deadline, handler))
 
 
-def _close_all() -> list[Future[None]]:
+def close_all(why: str) -> None:
+    """Close what is open, on every event loop at the same time."""
+    _wait(_begin(), time.monotonic() + WITHIN, why)
+
+
+def _begin() -> list[Future[None]]:
     closing = []
     for reference in _opened.keyrefs():  # a copy: other threads go on
         opened = reference()
@@ -95,18 +100,18 @@ def _in_event_loop() -> bool:
     return True
 
 
-def _wait(closing: Iterable[Future[None]], deadline: float) -> None:
+def _wait(closing: Iterable[Future[None]], deadline: float, why: str) -> None:
     closed, late = wait(closing, timeout=max(deadline - time.monotonic(), 0.0))
     for each in closed:
         if not each.cancelled() and (error := each.exception()) is not None:
-            log.warning("SIGTERM: not closed in order: %s", error)
+            log.warning("%s: not closed in order: %s", why, error)
     if late:
-        log.warning("SIGTERM: not closed within %.0f s", WITHIN)
+        log.warning("%s: not closed within %.0f s", why, WITHIN)
 
 
 def _end_after(closing: Iterable[Future[None]], deadline: float, handler: FrameType | None) -> None:
     try:
-        _wait(closing, deadline)
+        _wait(closing, deadline, "SIGTERM")
         while handler is not None and _runs(handler):
             time.sleep(0.01)
     finally:

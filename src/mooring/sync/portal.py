@@ -19,15 +19,13 @@ from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.callers import BEHIND
-from mooring.registry.termination import close_on_sigterm
+from mooring.registry.termination import close_all, close_on_sigterm
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_WITHIN = 5.0
-"""Seconds that the end of the interpreter waits for what was not closed."""
 _GIVE_UP = 5.0  # seconds that an interrupted caller waits for the end of what it cancelled
 _END = 2.0  # seconds for what still runs to end when the loop does
 
@@ -105,7 +103,7 @@ class Portal:
             except BaseException:
                 self._end()
                 raise
-            atexit.register(self._at_exit)
+            _open.add(self)
             close_on_sigterm(self, self._calls.thread.loop)
             if self._unwanted:
                 self._leave_it()
@@ -142,7 +140,6 @@ class Portal:
             self._changing.release()
 
     def _leave_it(self, within: float | None = None) -> None:
-        atexit.unregister(self._at_exit)
         try:
             with _until(None if within is None else time.monotonic() + within):
                 self.call(self._leave)
@@ -154,17 +151,11 @@ class Portal:
         await self._leave()
 
     def _end(self) -> None:
+        _open.discard(self)
         calls, self._calls = self._calls, None
         assert calls is not None
         ended = asyncio.run_coroutine_threadsafe(calls.aclose(), calls.thread.loop)
         concurrent.futures.wait([ended], timeout=_END)
-
-    def _at_exit(self) -> None:
-        """The interpreter ends, and nobody closed it."""
-        try:
-            self.close(within=EXIT_WITHIN)
-        except Exception as error:  # noqa: BLE001 - an exit handler has nobody to raise it to
-            log.warning("%s: not closed in order at the end of the process: %s", self.name, error)
 
     def call(
         self,
@@ -265,6 +256,7 @@ class LoopThread:
 
     def _at_exit(self) -> None:
         if self.process == os.getpid():
+            close_all("the end of the process")
             self.ended = True
             self.post(self.loop.stop)
             self._thread.join(2 * _END)
@@ -416,6 +408,8 @@ def _left() -> float | None:
 
 
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+_open: set[Portal] = set()
+"""Also if nothing else refers to them: they are closed when the process ends."""
 _inherited: list[object] = []
 
 
@@ -428,6 +422,7 @@ def _begin_anew() -> None:
     global _current, _starting
     _inherited.append(_current)
     _inherited.extend(_portals)
+    _open.clear()
     _current, _starting = None, threading.Lock()
     for portal in tuple(_portals):
         # It may have been held by a thread that is not here.

@@ -27,7 +27,7 @@ from mooring.errors import MooringError
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
-from mooring.sync.portal import EXIT_WITHIN
+from mooring.registry.termination import WITHIN
 from mooring.sync.proxy import within
 from mooring.workers import SharedRegistration, State
 
@@ -118,7 +118,7 @@ class Registered:
                 return
             atexit.unregister(self._at_exit)
             try:
-                with mooring.sync.timeout(linger + EXIT_WITHIN):
+                with mooring.sync.timeout(linger + WITHIN):
                     within(hub, lambda _: shared.drain(linger=linger))
             except (MooringError, TimeoutError) as error:
                 log.warning("the registry was not left in order: %s", error)
