@@ -525,6 +525,7 @@ class Publisher:
         path: str,
         value: mooring.model.JSON,
         *,
+        require: mooring.tenants.work.Require | None = None,
         resent: mooring.tenants.publishing.Resent = ...,
     ) -> list[mooring.tenants.publishing.Difference]: ...
     def remove_common(
