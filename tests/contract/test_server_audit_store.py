@@ -18,6 +18,8 @@ from mooring.server.access.folder import Folder
 from mooring.store import Put, Store, prefix
 from tests.waiting import eventually
 
+ROOT = b"/mooring/audit/"
+
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
@@ -75,18 +77,6 @@ async def test_what_was_written_while_the_store_was_away_comes_later(store: Stor
         await _has(here, [4, 3, 2, 1])
 
 
-async def test_more_than_memory_holds_is_read_from_the_files(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(audit_store, "_WAITING", 10)
-    audit = audit_in(tmp_path)
-    async with AuditStore(store, audit) as here:
-        for number in range(1, 51):
-            audit.append(entry(number))
-        assert len(here._waiting) == 10
-        await _has(here, list(range(50, 0, -1)))
-
-
 async def test_a_flood_of_one_token_removes_nothing_of_others(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -111,6 +101,45 @@ async def test_a_flood_of_one_token_removes_nothing_of_others(
         assert await read(here, token="careful") == [5, 4, 3, 2, 1]
 
 
+async def test_what_the_store_no_longer_keeps_is_not_put_back(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audit_store, "KEPT", 10)
+    monkeypatch.setattr(audit_store, "_SLACK", 1)
+    audit, newer = audit_in(tmp_path / "one"), audit_in(tmp_path / "other")
+    for number in range(1, 6):
+        audit.append(entry(number))
+    for number in range(101, 111):
+        newer.append(entry(number))
+    async with AuditStore(store, newer):
+        await _holds(store, range(101, 111))
+    before = (await store.read(prefix(ROOT))).revision
+    async with AuditStore(store, audit):
+        audit.append(entry(111))
+        await _holds(store, range(102, 112))
+    async with store.watch(prefix(ROOT), after=before) as watch:
+        await store.commit(Put(b"/mooring/audit/end", b""))
+        written: set[bytes] = set()
+        async for batch in watch:
+            written |= {event.key for event in batch.events if event.entry is not None}
+            if b"/mooring/audit/end" in written:
+                break
+    assert {name.split(b"/")[-2] for name in written} == {entry(111).id.encode(), b"audit"}
+
+
+async def test_more_than_memory_holds_is_read_from_the_files(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audit_store, "_WAITING", 10)
+    audit = audit_in(tmp_path)
+    async with AuditStore(store, audit) as here:
+        await eventually(lambda: not here._behind and not here._waiting)
+        for number in range(1, 51):
+            audit.append(entry(number))
+        assert len(here._waiting) == 10
+        await _has(here, list(range(50, 0, -1)))
+
+
 @given(st.lists(st.sampled_from("aaaaabbc"), max_size=60), st.integers(1, 30))
 def test_the_tokens_with_the_most_entries_lose_their_oldest(tokens: list[str], most: int):
     names = [b"/mooring/audit/done/%06d/%s" % (i, t.encode()) for i, t in enumerate(tokens)]
@@ -124,6 +153,16 @@ def test_the_tokens_with_the_most_entries_lose_their_oldest(tokens: list[str], m
             assert after[token] >= max(after.values()) - 1, "only the largest are cut"
             own = [name for name in names if name.endswith(b"/" + token.encode())]
             assert [name for name in own if name in kept] == own[number - after[token] :]
+
+
+async def _holds(store: Store, wanted: range) -> None:
+    ids = {entry(number).id.encode() for number in wanted}
+
+    async def holds() -> bool:
+        names = [found.key for found in (await store.read(prefix(ROOT), keys_only=True)).entries]
+        return {name.split(b"/")[-2] for name in names} == ids
+
+    await eventually(holds)
 
 
 async def _has(reader: AuditStore, wanted: list[int]) -> None:
