@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mooring
+from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
 from mooring.server.fleet import service_history
+from mooring.server.fleet.service_history import ServiceHistory
+from mooring.testing.redis import RedisServer
 from tests.admin import Admin
 from tests.features.test_admin_sharing import given_key
 from tests.waiting import eventually
@@ -121,3 +126,38 @@ class TestOfSeveralServers:
                 async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
                     await eventually(lambda: other.fleet.service(CART) is not None)
                     await becomes(other, {"shop%2Fcart": (False, False)})
+
+    async def test_of_two_that_write_the_first_one_counts(self, store_url: str, tmp_path: Path):
+        a, b = given_key(tmp_path, "a", "b")
+        async with Admin(store_url, folder=a) as one, Admin(store_url, folder=b):
+            store, root = one.hub.store, b"/mooring/services/late/"
+            async with Mirror(RangeFeed(store, mooring.store.prefix(root))) as mirror:
+                pass  # from now on it is behind
+            async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
+                await eventually(lambda: one.fleet.service(CART) is not None)
+                name = root + b"shop%2Fcart"
+                await store.commit(mooring.store.Put(name, b"what another server wrote"))
+                assert one.parts.shared is not None
+                history = ServiceHistory(one.fleet, one.parts.shared.store, "late")
+                await history._write(store, mirror)
+                found = (await store.read(mooring.store.key(name))).first
+                assert found is not None
+                assert found.value == b"what another server wrote"
+
+    async def test_another_registry_beside_the_store_has_its_own(
+        self, store_url: str, tmp_path: Path, redis: Callable[[str], RedisServer]
+    ):
+        a, b = given_key(tmp_path, "a", "b")
+        beside = f"{redis('7.0').url}?namespace={uuid.uuid4().hex}"
+        async with (
+            Admin(store_url, folder=a) as one,
+            Admin(store_url, registry=beside, folder=b) as other,
+        ):
+            async with other.hub.register(Instance(CART, "10.0.0.1", 80)):
+                await becomes(other, {"shop%2Fcart": (False, False)})
+            await becomes(other, {"shop%2Fcart": (True, False)})
+            async with one.hub.register(Instance("mail", "10.0.0.1", 80)):
+                await becomes(one, {"shop%2Fcart": (True, False), "mail": (False, False)})
+        async with Admin(store_url, folder=a) as one:
+            await eventually(lambda: one.fleet.service("mail") is not None)
+            assert one.fleet.service(CART) is None

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import mooring
+from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.server.alerts import running
 from mooring.server.alerts.conditions import Problem
@@ -23,6 +24,7 @@ from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
 from mooring.server.alerts.settings import AlertSettings
+from mooring.store import Delete, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.unit.test_alert_conditions import Seen
 from tests.waiting import eventually
@@ -265,6 +267,29 @@ class TestOfSeveralServers:
             async with self.server(store_url, wrong, hook):
                 await eventually(lambda: len(receiver.told) == 2)
         assert receiver.problems[1:] == [("resolved", "no_instances:cart")]
+
+    async def test_a_server_that_lost_the_duty_and_does_not_know_it_leaves_nothing(
+        self, store_url: str
+    ):
+        async with mooring.connect(store_url) as hub:
+            if store_url.startswith("redis"):
+                lease = cast(RedisRegistry, hub.registry).leader()
+                async with DutyOnRedis(lease, ttl=60.0) as before:
+                    await eventually(lambda: before.mine)
+                    assert not await lease.lead("another", 2.0)
+                assert await lease.lead("another", 2.0), "it resigns when it stops"
+                return
+            async with DutyOnStore(hub, ttl=60.0) as duty:
+                await eventually(lambda: duty.mine)
+                await duty.leave(b"new")
+                leadership = duty._leadership
+                assert leadership is not None
+                await hub.store.commit(Delete(prefix(b"/mooring/alerts/leader/")))
+                await eventually(leadership.lost.is_set)
+                duty._leadership = leadership
+                with pytest.raises(StoreError, match="another server has the duty"):
+                    await duty.leave(b"old")
+                assert await duty.told() == b"new"
 
 
 async def _left(duty: Duty, text: bytes) -> None:
