@@ -357,7 +357,9 @@ class TestShared:
             "common", "history", "2"
         )
         assert "--yes" in terminal.refused("common", "rollback", "1")
-        assert "(version 3)" in terminal.run("common", "rollback", "1", "--yes")
+        done = terminal.try_out("common", "rollback", "1", "--yes")
+        assert done.stdout.splitlines()[-1] == "common settings: 0 to add, 1 to change, 0 to remove"
+        assert done.stderr == "mooring: common settings: as after 1; this is version 3\n"
         assert json.loads(terminal.run("common", "get", "resolver")) == {"httpType": "host"}
         assert "1 removed (version 4)" in terminal.run("common", "unset", "resolver")
         assert terminal.refused("common", "unset", "resolver") == "there is no common/resolver"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,7 +12,6 @@ from mooring.cli import printing
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import count_of, show_json
 from mooring.cli.progress import progress
-from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, warn
 from mooring.cli.tenant.changes import counted, print_changes
 from mooring.cli.tenant.options import (
@@ -23,16 +23,15 @@ from mooring.cli.tenant.options import (
     YesOption,
     expecting,
     must_agree,
-    publisher,
+    publishing,
 )
+from mooring.cli.tenant.publishing import show_differences, show_published
 from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.changes import records
 from mooring.tenants.history import HistoryEntry, differences
 from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
-from mooring.tenants.publisher import Rekeyed
-from mooring.tenants.publishing import Difference
-from mooring.tenants.scribe import Published
+from mooring.tenants.publisher import Publisher, Rekeyed
 from mooring.tenants.secrets import FORMER, Keyring
 
 
@@ -65,7 +64,8 @@ def history(
         return _purged(tenant, number, yes, store, namespace, as_json)
     if not tenant:
         raise typer.BadParameter("say whose history", param_hint="ID")
-    show_history(tenant, run_command(_history(tenant, store, namespace)), number, as_json)
+    entries = publishing(partial(_history, tenant), store, namespace)
+    show_history(tenant, entries, number, as_json)
 
 
 def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_json: bool) -> None:
@@ -107,24 +107,20 @@ def _purged(tenant: int, number: int, yes: bool, store: str, namespace: str, as_
         raise typer.BadParameter("--purge deletes whole histories", param_hint="NUMBER")
     if tenant:
         must_agree(f"Delete the history of tenant {tenant}?", yes)
-    gone = run_command(_purge(tenant, store, namespace))
+    gone = publishing(
+        lambda one: one.purge(tenant) if tenant else one.sweeper.everything(), store, namespace
+    )
     if as_json:
         show_json({"tenant": tenant or None, "entries": gone})
     else:
         typer.echo(f"{count_of(gone, 'entry', 'entries')} deleted")
 
 
-async def _purge(tenant: int, store: str, namespace: str) -> int:
-    async with publisher(store, namespace) as publishing:
-        return await (publishing.purge(tenant) if tenant else publishing.sweeper.everything())
-
-
-async def _history(tenant: int, store: str, namespace: str) -> list[HistoryEntry]:
-    async with publisher(store, namespace) as publishing:
-        entries = await publishing.history(tenant)
-        if not entries and not await publishing.read(tenant):
-            raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
-        return entries
+async def _history(tenant: int, publisher: Publisher) -> list[HistoryEntry]:
+    entries = await publisher.history(tenant)
+    if not entries and not await publisher.read(tenant):
+        raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
+    return entries
 
 
 def _record(entry: HistoryEntry, ring: Keyring) -> Mapping[str, JSON]:
@@ -154,37 +150,34 @@ def rollback(
 
     It shows what changes. In a terminal it asks first; elsewhere it needs --yes.
     """
-    changes = run_command(_diff(tenant, number, store, namespace))
+    roll_back(tenant, number, yes, base, by, text, store, namespace, as_json)
+
+
+def roll_back(
+    owner: Owner,
+    number: int,
+    yes: bool,
+    base: str,
+    by: str,
+    text: str,
+    store: str,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Show what a rollback changes, ask, and do it."""
+    changes = publishing(lambda one: one.diff_rollback(owner, number), store, namespace)
     if not as_json:
-        print_changes(changes)
-        typer.echo(f"tenant {tenant}: {counted(changes)}")
+        show_differences(owner, changes, as_json)
     if changes:
-        must_agree(f"Roll tenant {tenant} back to version {number}?", yes)
-    published = run_command(_rollback(tenant, number, base, by, text, store, namespace))
+        must_agree(f"Roll {named(owner)} back to version {number}?", yes)
+    require = expecting(owner, base)
+    published = publishing(
+        lambda one: one.rollback(owner, number, note=text, require=require), store, namespace, by
+    )
     if as_json:
-        show_json(
-            {
-                "tenant": tenant,
-                "number": published.number or None,
-                "transactions": published.transactions + published.aside,
-                "changes": records(published.changes),
-                "lost": list[JSON](published.lost),
-            }
-        )
+        show_published(published, as_json)
     elif published.changes:
-        note(f"tenant {tenant} is as it was after {number}: this is version {published.number}")
-
-
-async def _diff(tenant: int, number: int, store: str, namespace: str) -> list[Difference]:
-    async with publisher(store, namespace) as publishing:
-        return await publishing.diff_rollback(tenant, number)
-
-
-async def _rollback(
-    tenant: int, number: int, base: str, by: str, text: str, store: str, namespace: str
-) -> Published:
-    async with publisher(store, namespace, by) as publishing:
-        return await publishing.rollback(tenant, number, note=text, require=expecting(tenant, base))
+        note(f"{named(owner)}: as after {number}; this is version {published.number}")
 
 
 def rekey(
@@ -197,7 +190,7 @@ def rekey(
 
     It may be stopped and run again. Exits with 1 if something could not be decrypted.
     """
-    rekeyed = run_command(_rekey(by, store, namespace))
+    rekeyed = publishing(_rekey, store, namespace, by)
     if as_json:
         show_json(
             {
@@ -216,7 +209,6 @@ def rekey(
     note(f"all passwords are under the current key: {FORMER} may go once nobody else needs it")
 
 
-async def _rekey(by: str, store: str, namespace: str) -> Rekeyed:
-    async with publisher(store, namespace, by) as publishing:
-        with progress("rekeyed") as told:
-            return await publishing.rekey(told)
+async def _rekey(publisher: Publisher) -> Rekeyed:
+    with progress("rekeyed") as told:
+        return await publisher.rekey(told)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
 
 import typer
 
-from mooring.cli.reaching import reach
+from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import hear, note, printable
 from mooring.errors import Conflict, InvalidRequest
 from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
 from mooring.tenants.publisher import Publisher, Require
 from mooring.tenants.publishing import Held, Parts
+
+T = TypeVar("T")
 
 TenantArgument = Annotated[
     int, typer.Argument(metavar="ID", min=1, max=MAX_ID, help="the number of the tenant")
@@ -37,11 +38,17 @@ NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="why, fo
 YesOption = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
 
-@asynccontextmanager
-async def publisher(store: str, namespace: str, by: str = "") -> AsyncIterator[Publisher]:
-    hear("mooring.tenants.scribe", "mooring.tenants.publisher")
-    async with reach(store, "tree") as hub:
-        yield hub.publisher(namespace=namespace, by=by)
+def publishing(
+    work: Callable[[Publisher], Awaitable[T]], store: str, namespace: str, by: str = ""
+) -> T:
+    """What some work with a publisher returns."""
+
+    async def run() -> T:
+        hear("mooring.tenants.scribe", "mooring.tenants.publisher")
+        async with reach(store, "tree") as hub:
+            return await work(hub.publisher(namespace=namespace, by=by))
+
+    return run_command(run())
 
 
 def expecting(owner: Owner, base: str) -> Require | None:

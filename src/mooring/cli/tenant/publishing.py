@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -13,7 +14,6 @@ import typer
 from mooring.cli.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.printing import count_of, show_json
 from mooring.cli.progress import progress
-from mooring.cli.reaching import run_command
 from mooring.cli.telling import note, printable, warn
 from mooring.cli.tenant.changes import counted, print_changes
 from mooring.cli.tenant.options import (
@@ -26,7 +26,7 @@ from mooring.cli.tenant.options import (
     expecting,
     how_to_roll_back,
     must_agree,
-    publisher,
+    publishing,
 )
 from mooring.errors import (
     Conflict,
@@ -38,6 +38,7 @@ from mooring.errors import (
     TenantError,
     TooLarge,
 )
+from mooring.model import JSON
 from mooring.tenants.changes import records
 from mooring.tenants.document import Document
 from mooring.tenants.files import SUFFIXES, load_all, read_all
@@ -70,7 +71,7 @@ def diff(
     Exits with 0 if nothing would change, with 3 if something would.
     """
     documents = _documents(files)
-    found = run_command(_diff(documents, store, namespace))
+    found = publishing(partial(_diff, documents), store, namespace)
     for document, differences in found:
         show_differences(document.tenant, differences, as_json)
     if any(differences for _, differences in found):
@@ -78,10 +79,9 @@ def diff(
 
 
 async def _diff(
-    documents: Sequence[Named], store: str, namespace: str
+    documents: Sequence[Named], publisher: Publisher
 ) -> list[tuple[Document, list[Difference]]]:
-    async with publisher(store, namespace) as publishing:
-        return [(each.document, await publishing.diff(each.document)) for each in documents]
+    return [(each.document, await publisher.diff(each.document)) for each in documents]
 
 
 def show_differences(tenant: Owner, differences: Sequence[Difference], as_json: bool) -> None:
@@ -118,7 +118,7 @@ def publish(
     require = expecting(documents[0].document.tenant, base) if documents else None
     batch = Batch(documents, text, require, dry_run=dry_run)
     try:
-        run_command(_publish(batch, by, store, namespace))
+        publishing(partial(_publish, batch), store, namespace, by)
     finally:  # what was published is shown, also if the store went away
         for done in batch.in_order():
             if dry_run:
@@ -144,7 +144,7 @@ class Batch:
     def in_order(self) -> list[Published]:
         return [self._done[place] for place in sorted(self._done)]
 
-    async def run(self, publishing: Publisher, told: Callable[[int, int | None], None]) -> None:
+    async def run(self, publisher: Publisher, told: Callable[[int, int | None], None]) -> None:
         """Publish all. A tenant whose name another one holds is tried again after the others:
         one of them may have given it up."""
         waiting = list(range(len(self._documents)))
@@ -152,7 +152,7 @@ class Batch:
         try:
             while waiting:
                 before = len(self._done)
-                await self._pass(publishing, waiting, told)
+                await self._pass(publisher, waiting, told)
                 taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
                 waiting = sorted(taken) if len(self._done) > before and not self._dry_run else []
         finally:  # also if the store went away
@@ -164,7 +164,7 @@ class Batch:
 
     async def _pass(
         self,
-        publishing: Publisher,
+        publisher: Publisher,
         places: Sequence[int],
         told: Callable[[int, int | None], None],
     ) -> None:
@@ -177,7 +177,7 @@ class Batch:
                     return
                 self.failures.pop(place, None)
                 try:
-                    self._done[place] = await self._one(publishing, self._documents[place].document)
+                    self._done[place] = await self._one(publisher, self._documents[place].document)
                 except _OF_ONE_TENANT as error:
                     self.failures[place] = error
                 except MooringError as error:
@@ -189,10 +189,10 @@ class Batch:
         if stopped:
             raise stopped[0]
 
-    async def _one(self, publishing: Publisher, document: Document) -> Published:
+    async def _one(self, publisher: Publisher, document: Document) -> Published:
         if not self._dry_run:
-            return await publishing.apply(document, note=self._text, require=self._require)
-        changes = await publishing.diff(document, require=self._require)
+            return await publisher.apply(document, note=self._text, require=self._require)
+        changes = await publisher.diff(document, require=self._require)
         return Published(document.tenant, tuple(changes))
 
 
@@ -200,10 +200,9 @@ _OF_ONE_TENANT = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknow
 """Errors that say nothing about the other tenants."""
 
 
-async def _publish(batch: Batch, by: str, store: str, namespace: str) -> None:
-    async with publisher(store, namespace, by) as publishing:
-        with progress("published") as told:
-            await batch.run(publishing, told)
+async def _publish(batch: Batch, publisher: Publisher) -> None:
+    with progress("published") as told:
+        await batch.run(publisher, told)
 
 
 def show_published(published: Published, as_json: bool) -> None:
@@ -214,6 +213,7 @@ def show_published(published: Published, as_json: bool) -> None:
                 "number": published.number or None,
                 "transactions": published.transactions + published.aside,
                 "changes": records(published.changes),
+                "lost": list[JSON](published.lost),
             }
         )
         return
@@ -279,34 +279,28 @@ def delete(
 
     In a terminal it asks first; elsewhere it needs --yes.
     """
-    parts = run_command(_look(tenant, store, namespace))
+    parts = publishing(lambda one: one.read(tenant), store, namespace)
+    if not parts:
+        raise NotConfigured(f"there is no tenant {tenant}")
     if not Keyring.from_environment().current and _has_open_secrets(parts):
         warn(
             f"tenant {tenant} has secrets that no rollback brings back, since {CURRENT[0]} is not "
             "set: the history keeps none in clear text"
         )
     must_agree(f"Delete {called(tenant, parts)} with its {_in_words(parts)}?", yes)
-    published, before = run_command(_delete(tenant, base, by, text, store, namespace))
+    work = partial(_delete, tenant, base, text)
+    published, before = publishing(work, store, namespace, by)
     show_published(published, as_json)
     if before is not None:
         note(f"to undo: {printable(how_to_roll_back(tenant, before, namespace))}")
 
 
-async def _look(tenant: int, store: str, namespace: str) -> Parts:
-    async with publisher(store, namespace) as publishing:
-        parts = await publishing.read(tenant)
-    if not parts:
-        raise NotConfigured(f"there is no tenant {tenant}")
-    return parts
-
-
 async def _delete(
-    tenant: int, base: str, by: str, text: str, store: str, namespace: str
+    tenant: int, base: str, text: str, publisher: Publisher
 ) -> tuple[Published, int | None]:
     """What it did, and the version before it; None if that is not kept."""
-    async with publisher(store, namespace, by) as publishing:
-        published = await publishing.delete(tenant, note=text, require=expecting(tenant, base))
-        known = versions(await publishing.history(tenant))
+    published = await publisher.delete(tenant, note=text, require=expecting(tenant, base))
+    known = versions(await publisher.history(tenant))
     return published, max((each for each in known if each < published.number), default=None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,9 +12,8 @@ import typer
 from mooring.cli import printing
 from mooring.cli.options import JSONOption, NamespaceOption, RevealOption, StoreOption
 from mooring.cli.printing import show_json, words
-from mooring.cli.reaching import run_command
 from mooring.cli.telling import note
-from mooring.cli.tenant.history import show_history
+from mooring.cli.tenant.history import roll_back, show_history
 from mooring.cli.tenant.options import (
     BaseOption,
     ByOption,
@@ -21,8 +21,7 @@ from mooring.cli.tenant.options import (
     NumberArgument,
     YesOption,
     expecting,
-    must_agree,
-    publisher,
+    publishing,
 )
 from mooring.cli.tenant.publishing import show_differences, show_published
 from mooring.errors import InvalidRequest, NotConfigured
@@ -30,10 +29,9 @@ from mooring.model import JSON
 from mooring.tenants.changes import UNREADABLE
 from mooring.tenants.files import read_value
 from mooring.tenants.hiding import masked_field
-from mooring.tenants.history import HistoryEntry
-from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, area_of, field_of
-from mooring.tenants.publishing import Difference, Held, Unread
-from mooring.tenants.scribe import Published
+from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
+from mooring.tenants.publisher import Publisher
+from mooring.tenants.publishing import Held, Unread
 
 HEALTH = "health"
 """The name of the health sentinel among the common settings."""
@@ -57,7 +55,7 @@ def application(area: Area, about: str) -> typer.Typer:
         as_json: JSONOption = False,
     ) -> None:
         """Show the settings, or one of them as JSON. Secrets are masked."""
-        found, health = run_command(_read(area, store, namespace))
+        found, health = publishing(partial(_read, area), store, namespace)
         shown = {
             path.removeprefix(AREAS[area]): _shown(path, value, reveal)
             for path, value in sorted(found.parts.items())
@@ -103,11 +101,20 @@ def application(area: Area, about: str) -> typer.Typer:
             )
         path = f"{AREAS[area]}{name}"
         wanted = _typed(value)
+        require = expecting(area, base)
         if dry_run:
-            found = run_command(_diff(path, wanted, base, store, namespace))
+            found = publishing(
+                lambda one: one.diff_common(path, wanted, require=require), store, namespace
+            )
             show_differences(area, found, as_json)
             return
-        show_published(run_command(_put(path, wanted, base, by, text, store, namespace)), as_json)
+        published = publishing(
+            lambda one: one.put_common(path, wanted, note=text, require=require),
+            store,
+            namespace,
+            by,
+        )
+        show_published(published, as_json)
 
     @app.command()
     def unset(
@@ -122,7 +129,12 @@ def application(area: Area, about: str) -> typer.Typer:
         """Remove one of the settings. The history keeps it."""
         health = area == "common" and name == HEALTH
         path = SENTINEL if health else f"{AREAS[area]}{name}"
-        published = run_command(_remove(path, base, by, text, store, namespace))
+        published = publishing(
+            lambda one: one.remove_common(path, note=text, require=expecting(area, base)),
+            store,
+            namespace,
+            by,
+        )
         if health:
             note("the health sentinel is removed: the next publish writes it again")
         else:
@@ -138,7 +150,8 @@ def application(area: Area, about: str) -> typer.Typer:
         as_json: JSONOption = False,
     ) -> None:
         """Show who changed the settings, when, and what, oldest first."""
-        show_history(area, run_command(_history(area, store, namespace)), number, as_json)
+        entries = publishing(lambda one: one.history(area), store, namespace)
+        show_history(area, entries, number, as_json)
 
     @app.command()
     def rollback(
@@ -155,13 +168,7 @@ def application(area: Area, about: str) -> typer.Typer:
 
         It shows what changes. In a terminal it asks first; elsewhere it needs --yes.
         """
-        changes = run_command(_diff_rollback(area, number, store, namespace))
-        if not as_json:
-            show_differences(area, changes, as_json)
-        if changes:
-            must_agree(f"Roll the {area} settings back to version {number}?", yes)
-        work = _rollback(area, number, base, by, text, store, namespace)
-        show_published(run_command(work), as_json)
+        roll_back(area, number, yes, base, by, text, store, namespace, as_json)
 
     return app
 
@@ -173,7 +180,7 @@ platform = application("platform", "The configuration of the platform")
 @common.command()
 def beat(store: StoreOption = "", namespace: NamespaceOption = NAMESPACE) -> None:
     """Write the health sentinel: the time at which a publisher last worked."""
-    run_command(_beat(store, namespace))
+    publishing(lambda one: one.beat(), store, namespace)
 
 
 def _typed(value: str) -> JSON:
@@ -187,50 +194,5 @@ def _shown(path: str, value: JSON | Unread, reveal: bool) -> JSON:
     return value if reveal else masked_field(field_of(path), value)
 
 
-async def _read(area: Area, store: str, namespace: str) -> tuple[Held, JSON]:
-    async with publisher(store, namespace) as publishing:
-        return await publishing.look(area), await publishing.health()
-
-
-async def _diff(path: str, value: JSON, base: str, store: str, namespace: str) -> list[Difference]:
-    require = expecting(area_of(path), base)
-    async with publisher(store, namespace) as publishing:
-        return await publishing.diff_common(path, value, require=require)
-
-
-async def _put(
-    path: str, value: JSON, base: str, by: str, text: str, store: str, namespace: str
-) -> Published:
-    require = expecting(area_of(path), base)
-    async with publisher(store, namespace, by) as publishing:
-        return await publishing.put_common(path, value, note=text, require=require)
-
-
-async def _remove(
-    path: str, base: str, by: str, text: str, store: str, namespace: str
-) -> Published:
-    require = expecting(area_of(path), base)
-    async with publisher(store, namespace, by) as publishing:
-        return await publishing.remove_common(path, note=text, require=require)
-
-
-async def _history(area: Area, store: str, namespace: str) -> list[HistoryEntry]:
-    async with publisher(store, namespace) as publishing:
-        return await publishing.history(area)
-
-
-async def _diff_rollback(area: Area, number: int, store: str, namespace: str) -> list[Difference]:
-    async with publisher(store, namespace) as publishing:
-        return await publishing.diff_rollback(area, number)
-
-
-async def _rollback(
-    area: Area, number: int, base: str, by: str, text: str, store: str, namespace: str
-) -> Published:
-    async with publisher(store, namespace, by) as publishing:
-        return await publishing.rollback(area, number, note=text, require=expecting(area, base))
-
-
-async def _beat(store: str, namespace: str) -> None:
-    async with publisher(store, namespace) as publishing:
-        await publishing.beat()
+async def _read(area: Area, publisher: Publisher) -> tuple[Held, JSON]:
+    return await publisher.look(area), await publisher.health()
