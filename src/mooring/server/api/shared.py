@@ -10,14 +10,7 @@ import msgspec
 
 from mooring.errors import NotConfigured
 from mooring.server.access.principals import need
-from mooring.server.api.tenant_history import (
-    RollingBack,
-    Version,
-    VersionDetail,
-    history,
-    rollback,
-    version,
-)
+from mooring.server.api.tenant_history import history_endpoints
 from mooring.server.api.tenants import (
     NO_STORE,
     PublishedShown,
@@ -35,7 +28,6 @@ from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
-from mooring.server.http.paging import Page
 from mooring.tenants.diversion import of_value
 from mooring.tenants.hiding import clear_secrets_of, is_hidden, masked_field
 from mooring.tenants.keys import AREAS, COMMON, Area, field_of, joined
@@ -237,34 +229,12 @@ ENDPOINTS = (
         answers={200: PublishedShown},
         fails=(412,),
     ),
-    Endpoint(
-        "GET",
-        f"{AREA}/history",
+    *history_endpoints(
+        AREA,
         LOOKING,
-        history,
-        "Who changed what of that which all tenants share, oldest first",
-        query=Page,
-        answers={200: list[Version]},
-        fails=(NO_STORE,),
-    ),
-    Endpoint(
-        "GET",
-        f"{AREA}/history/{{version}}",
-        LOOKING,
-        version,
-        "What a version changed",
-        answers={200: VersionDetail},
-        fails=(NO_STORE,),
-    ),
-    Endpoint(
-        "POST",
-        f"{AREA}/rollback",
         CHANGING,
-        rollback,
-        "Make an area what it was after a version of its history. 409, 412: see PUT",
-        body=RollingBack,
-        answers={200: PublishedShown},
-        fails=(412,),
+        what="an area",
+        whose="Who changed what of that which all tenants share, oldest first",
     ),
     Endpoint(
         "POST",

@@ -10,6 +10,7 @@ import msgspec
 from mooring.display import quoted
 from mooring.errors import NotConfigured
 from mooring.model import JSON
+from mooring.server.access.principals import Need
 from mooring.server.api.tenants import (
     LOOKING,
     NO_STORE,
@@ -113,15 +114,7 @@ async def version(call: Call) -> Answer:
     changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
     return Answer(
         VersionDetail(
-            version=told.version,
-            at=told.at,
-            by=told.by,
-            action=told.action,
-            note=told.note,
-            paths=told.paths,
-            interrupted=told.interrupted,
-            restorable=told.restorable,
-            changes=msgspec.convert(changes, list[PartChange]),
+            **msgspec.structs.asdict(told), changes=msgspec.convert(changes, list[PartChange])
         )
     )
 
@@ -164,34 +157,47 @@ async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> 
                 raise Refused(409, "conflict", f"{named(tenant)}: {diverted}")
 
 
-ENDPOINTS = (
-    Endpoint(
-        "GET",
-        f"{TENANT}/history",
-        LOOKING,
-        history,
-        "Who changed what of a tenant, oldest first; also of one that was deleted",
-        query=Page,
-        answers={200: list[Version]},
-        fails=(NO_STORE,),
-    ),
-    Endpoint(
-        "GET",
-        f"{TENANT}/history/{{version}}",
-        LOOKING,
-        version,
-        "What a version changed",
-        answers={200: VersionDetail},
-        fails=(NO_STORE,),
-    ),
-    Endpoint(
-        "POST",
-        f"{TENANT}/rollback",
-        PUBLISHING,
-        rollback,
-        "Make a tenant what it was after a version of its history. 409, 412: see PUT",
-        body=RollingBack,
-        answers={200: PublishedShown},
-        fails=(412,),
-    ),
+def history_endpoints(
+    place: str, looking: Need, changing: Need, *, what: str, whose: str
+) -> tuple[Endpoint, ...]:
+    """The history of what lies at a place of the API, and the way back."""
+    return (
+        Endpoint(
+            "GET",
+            f"{place}/history",
+            looking,
+            history,
+            whose,
+            query=Page,
+            answers={200: list[Version]},
+            fails=(NO_STORE,),
+        ),
+        Endpoint(
+            "GET",
+            f"{place}/history/{{version}}",
+            looking,
+            version,
+            "What a version changed",
+            answers={200: VersionDetail},
+            fails=(NO_STORE,),
+        ),
+        Endpoint(
+            "POST",
+            f"{place}/rollback",
+            changing,
+            rollback,
+            f"Make {what} what it was after a version of its history. 409, 412: see PUT",
+            body=RollingBack,
+            answers={200: PublishedShown},
+            fails=(412,),
+        ),
+    )
+
+
+ENDPOINTS = history_endpoints(
+    TENANT,
+    LOOKING,
+    PUBLISHING,
+    what="a tenant",
+    whose="Who changed what of a tenant, oldest first; also of one that was deleted",
 )
