@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+import yaml
 
-from mooring.validation import in_words
+from mooring.validation import in_words, yaml_in_words
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,6 +30,11 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
         (b'{"port": 1, "name": "long"}', "the body: name must have at most 3 characters"),
         (b'{"port": 1, "weight": "x"}', "the body: weight must be a number or null, not text"),
         (b'{"port": 1, "state": "x"}', "the body: state 'x' is not an allowed value"),
+        (
+            b'{"port": 1, "state": "\\u001b\\u00ff"}',
+            "the body: state '<U+001B>ÿ' is not an allowed value",
+        ),
+        (b'{"port": 1, "\\u001b": 1}', "the body has an unknown field <U+001B>"),
         (
             b'{"port": 1, "enabled": 1}',
             "the body: enabled must be true or false, not a whole number",
@@ -57,3 +63,19 @@ def test_no_backtick_of_msgspec_is_left(value: Any, kind: Any):
         words = in_words(error, "it")
         assert "`" not in words
         assert "Expected" not in words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "expected the node content, but found '<stream end>', line 1, column 5"),
+        ("a: 'hunter2", "found unexpected end of stream, line 1, column 12"),
+        ("a: !hunter2 1", "could not determine a constructor for the tag …, line 1, column 4"),
+        ("a: \x00", "unacceptable character #x0000: special characters are not allowed"),
+        ("a: \tb", "found character … that cannot start any token, line 1, column 4"),
+    ],
+)
+def test_why_a_text_is_not_yaml(text: str, words: str):
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.safe_load(text)
+    assert yaml_in_words(caught.value) == words

@@ -27,6 +27,7 @@ from mooring.heartbeat import configuration
 from mooring.heartbeat.configuration import Seconds
 from mooring.heartbeat.policy import Policy
 from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, canonical
+from mooring.validation import yaml_in_words
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +123,8 @@ def load(source: str | Path, environ: Mapping[str, str] | None = None) -> Regist
         )
     except OSError as error:
         raise InvalidRequest(f"{where} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{where} is no YAML: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidRequest(f"{where} is no YAML: {yaml_in_words(error)}") from error
     if not isinstance(document, Mapping | None):
         raise InvalidRequest(f"{where} must hold settings below `registry:`")
     return parse(document or {}, environ)

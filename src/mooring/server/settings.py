@@ -27,7 +27,7 @@ from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.settings import parse as parse_checks
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import Keys
-from mooring.validation import in_words
+from mooring.validation import in_words, yaml_in_words
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"
@@ -173,9 +173,9 @@ def _read(file: Path) -> dict[Any, Any]:
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is no text in UTF-8: {error.reason}") from error
+        raise InvalidRequest(f"{file} is no text in UTF-8") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidRequest(f"{file} is no YAML: {error}") from error
+        raise InvalidRequest(f"{file} is no YAML: {yaml_in_words(error)}") from error
     if not isinstance(told, dict):
         raise InvalidRequest(f"{file} must hold settings like `http: {HTTP}`")
     return told

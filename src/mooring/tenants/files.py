@@ -17,6 +17,7 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.document import Document, parse
 from mooring.tenants.rules import check_plain
+from mooring.validation import yaml_in_words, yaml_place
 
 _MERGED = 10_000  # fields of a map into which others are merged: they multiply
 
@@ -124,7 +125,7 @@ def _loaded(text: str, *, as_json: bool) -> list[object]:
     except InvalidRequest:
         raise
     except yaml.YAMLError as error:
-        raise InvalidRequest(f"not YAML: {_why(error)}") from None
+        raise InvalidRequest(f"not YAML: {yaml_in_words(error)}") from None
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
     except RecursionError:
@@ -142,23 +143,6 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _why(error: yaml.YAMLError) -> str:
-    """In one line. What the file says is left out, for it may be a password."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        told = re.sub(r"'([^']*)'", _unless_said, error.problem or "malformed")
-        return f"{told}{_place(error.problem_mark)}"
-    return str(error).partition("\n")[0]
-
-
-def _place(mark: yaml.Mark | None) -> str:
-    return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _unless_said(quoted: re.Match[str]) -> str:
-    """A sign or a <token> of YAML as it is; a word may be the file's."""
-    return quoted[0] if len(quoted[1]) <= 1 or quoted[1].startswith("<") else "…"
-
-
 class _Loader(yaml.SafeLoader):
     """YAML in which a key that stands twice is a mistake, and what looks like a date is text."""
 
@@ -169,7 +153,7 @@ class _Loader(yaml.SafeLoader):
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
             if name in seen:
                 raise InvalidRequest(
-                    f"{quoted(key.value, 60)} stands there twice{_place(key.start_mark)}"
+                    f"{quoted(key.value, 60)} stands there twice{yaml_place(key.start_mark)}"
                 )
             seen.add(name)
         return node
