@@ -231,3 +231,9 @@ class Unavailable(StoreError):
 
 class OutcomeUnknown(StoreError):
     """The reply was lost: the write may have happened or not. Look before trying again."""
+
+
+def misplaced(error: OSError) -> bool:
+    """Whether a path was named wrongly: its folder is missing, or it is a folder itself."""
+    wrong = FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError
+    return isinstance(error, wrong)

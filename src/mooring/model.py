@@ -167,9 +167,7 @@ def check_text(what: str, value: object) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{what} {quoted(value)} is half a character: it cannot be written"
-        ) from None
+        raise InvalidRequest(f"{what} {quoted(value)} is not UTF-8: it cannot be written") from None
 
 
 def check_metadata(metadata: object) -> None:

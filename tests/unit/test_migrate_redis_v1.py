@@ -432,7 +432,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str):
     with pytest.raises(MigrationError, match="is not there"):
         verified.read(path)
     path.write_text(text)
-    with pytest.raises(MigrationError, match="is not what `verify` writes"):
+    with pytest.raises(InvalidRequest, match="is not what `verify` writes"):
         verified.read(path)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.errors import InvalidRequest, OutcomeUnknown, OutOfSpace, StoreError
+from mooring.errors import InvalidRequest, OutcomeUnknown, OutOfSpace
 from mooring.hub import open_store
 from mooring.server.access import folder as folder_module
 from mooring.server.access import sessions as sessions_module
@@ -305,7 +305,7 @@ class TestFolder:
 
     def test_one_that_cannot_be_made_says_what_to_do(self, tmp_path: Path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(StoreError, match="--data"):
+        with pytest.raises(InvalidRequest, match="--data"):
             Folder(tmp_path / "file" / "data").prepare()
 
     def test_where_the_server_is_nobody_else_says(self, folder: Folder):

@@ -231,6 +231,7 @@ def reach(data: Path | None, server: str, tls: TLS, *, insecure: bool) -> Server
         from mooring.server.settings import data_folder
     except ImportError as error:
         raise MissingExtra("mooring token", "server") from error
+    tls.context()  # wrong files are reported before anything else is looked for
     folder = Folder(data.absolute() if data else data_folder())
     token = os.environ.get("MOORING_TOKEN", "").strip()
     if not token.isascii() or not token.isprintable():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from mooring.errors import MooringError
+from mooring.errors import InvalidRequest, MooringError, misplaced
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -68,6 +68,8 @@ def writing(file: Path | None, *, mode: int = 0o666) -> Iterator[TextIO]:
         raise typer.Exit(UNREAD) from None
     except OSError as error:
         name = file or "standard output"
+        if file is not None and misplaced(error):
+            raise InvalidRequest(f"{name} cannot be written: name a file in a folder") from error
         raise MooringError(f"{name} cannot be written: {error.strerror}") from error
 
 

@@ -17,7 +17,7 @@ from mooring.cli.admin import (
     ServerOption,
     reach,
 )
-from mooring.cli.options import JSONOption
+from mooring.cli.options import JSONOption, seconds
 from mooring.cli.printing import show, show_json
 from mooring.cli.telling import note, printable
 from mooring.display import quoted
@@ -55,6 +55,8 @@ def create(
     """Make a token and print it, once."""
     if role not in ROLES:
         raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
+    if expires != "never":
+        seconds("--expires", expires)
     wanted = {
         "name": name,
         "role": role,

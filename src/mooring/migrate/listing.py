@@ -5,6 +5,7 @@ One JSON object a line; the first, its header, says of which migration it is, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mooring.errors import MigrationError
+from mooring.errors import InvalidRequest, MigrationError, MooringError, misplaced
 
 H = TypeVar("H", bound=msgspec.Struct)
 L = TypeVar("L", bound=msgspec.Struct)
@@ -33,9 +34,10 @@ def write(path: Path, header: msgspec.Struct, lines: Iterable[msgspec.Struct]) -
             os.fsync(output.fileno())
         unfinished.replace(path)
     except OSError as error:
-        raise MigrationError(f"{path} cannot be written: {error.strerror}") from error
+        raise _cannot(path, "written", error) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
 
 
 def discard(path: Path) -> None:
@@ -43,11 +45,11 @@ def discard(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise MigrationError(f"{path} cannot be removed: {error.strerror}") from error
+        raise _cannot(path, "removed", error) from error
 
 
 def read(path: Path, header: type[H], line: type[L], *, format: str) -> tuple[H, list[L]]:
-    """Raises `MigrationError` where it is not there, or no such file."""
+    """Raises `MigrationError` where it is not there, and `InvalidRequest` for any other file."""
     try:
         first, *rest = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
         head = msgspec.convert(first, header)
@@ -57,9 +59,14 @@ def read(path: Path, header: type[H], line: type[L], *, format: str) -> tuple[H,
             f"{path} is not there: nothing is deleted before `verify` found no difference"
         ) from None
     except OSError as error:
-        raise MigrationError(f"{path} cannot be read: {error.strerror}") from error
+        raise _cannot(path, "read", error) from error
     except ValueError as error:  # no JSON, no text, or other JSON
-        raise MigrationError(f"{path} is not what `verify` writes: {error}") from error
+        raise InvalidRequest(f"{path} is not what `verify` writes: name that file") from error
     if first["format"] != format:
         raise MigrationError(f"{path} is of another version: run `verify` again")
     return head, lines
+
+
+def _cannot(path: Path, what: str, error: OSError) -> MooringError:
+    kind = InvalidRequest if misplaced(error) else MigrationError
+    return kind(f"{path} cannot be {what}: {error.strerror}")

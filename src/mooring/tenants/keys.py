@@ -29,6 +29,7 @@ import msgspec
 
 from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.model import check_text
 from mooring.store.contract import Range, between, prefix
 
 NAMESPACE = "jxt"
@@ -93,6 +94,7 @@ class Keys:
         self.namespace = joined(namespace)
         if not self.namespace:
             raise InvalidRequest("the namespace of the tenants is empty: give it a name")
+        check_text("the namespace of the tenants", self.namespace)
         self._tenants = f"{self.namespace}/tenants/"
         self.all = between(f"{self._tenants}1".encode(), f"{self._tenants}:".encode())
         """The parts of all tenants: their ids begin with a digit, the indexes do not."""
@@ -126,11 +128,13 @@ class Keys:
 
     def index(self, kind: IndexKind, name: str) -> bytes:
         """`name` as people write it: a code, a name, a host, an FTP user."""
+        check_text("the name of a tenant's index", name)
         return f"{self._tenants}_index/{kind}/{_indexed(kind, name)}".encode()
 
     def as_written(self, kind: IndexKind, name: str) -> bytes:
         """Where another publisher may have written it: names unescaped, codes and hosts in the case
         that they have."""
+        check_text("the name of a tenant's index", name)
         if kind != "by-name":
             name = name.replace("/", "%2F")
         return f"{self._tenants}_index/{kind}/{name}".encode()

@@ -110,7 +110,10 @@ def _request(url: str, headers: list[str]) -> Typed:
         if not colon or not name.strip():
             raise typer.BadParameter(f"{quoted(text)} is not NAME:VALUE", param_hint="--header")
         sent.append((name.strip(), value.strip()))
-    where = urlsplit(url if "//" in url or not url else f"//{url}")
+    try:
+        where = urlsplit(url if "//" in url or not url else f"//{url}")
+    except ValueError:
+        raise typer.BadParameter(f"{quoted(url)} is no URL", param_hint="--url") from None
     if where.netloc and not any(name.lower() == "host" for name, _ in sent):
         sent.append(("Host", where.netloc.rpartition("@")[2]))
     return Typed(unquote(where.path), where.query, sent)

@@ -76,9 +76,7 @@ def _packed(command: tuple[Argument, ...], what: str) -> bytes:
         return packed
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise InvalidRequest(
-            f"{what}: {quoted(half)} is half a character: it cannot be sent"
-        ) from error
+        raise InvalidRequest(f"{what}: {quoted(half)} is not UTF-8: it cannot be sent") from error
 
 
 async def send(

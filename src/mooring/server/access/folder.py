@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from mooring.errors import InvalidRequest, StoreError
+from mooring.errors import InvalidRequest, MooringError, StoreError, misplaced
 from mooring.replacement import replacing
 
 ADMIN_TOKEN = "admin-token"
@@ -99,12 +99,13 @@ class Folder:
 
     def prepare(self) -> None:
         """Make the folder and the admin token where they are not there. Raises `StoreError` for a
-        folder that cannot be used, and `InvalidRequest` for one that others could write to."""
+        folder that cannot be used, and `InvalidRequest` for what is no folder, or one that others
+        could write to."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.check()
         except OSError as error:
-            raise self.unusable(error) from error
+            raise self._no_folder(error) from error
         self._make(self.admin_token, new_token())
         self.read_admin_token()
 
@@ -229,13 +230,13 @@ class Folder:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """While this process is the server of the folder. Raises `StoreError` if another one is,
-        which changes nothing, and if the folder cannot be used."""
+        which changes nothing, and if the folder cannot be used; `InvalidRequest` for no folder."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self.path / _RUNNING, flags, 0o600)
         except OSError as error:
-            raise self.unusable(error) from error
+            raise self._no_folder(error) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,9 +284,13 @@ class Folder:
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
+    def _no_folder(self, error: OSError) -> MooringError:
+        unusable = self.unusable(error)
+        return InvalidRequest(str(unusable)) if misplaced(error) else unusable
+
     def unusable(self, error: OSError) -> StoreError:
         return StoreError(
-            f"{self.path} cannot keep the server's tokens and audit ({error.strerror}): name "
+            f"{self.path} cannot keep the server's tokens and audit: {error.strerror}. Name "
             "another folder with --data, or serve without HTTP (--http off)"
         )
 

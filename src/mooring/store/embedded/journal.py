@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from mooring.display import readable
-from mooring.errors import StoreError
+from mooring.errors import InvalidRequest, InvalidURL, StoreError, misplaced
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded import file_lock
 from mooring.store.embedded.host import new_cluster_id
@@ -85,7 +85,7 @@ class Journal:
         self.path = path
         self._process = os.getpid()
         if path.is_dir():
-            raise StoreError(f"{path} is a folder: name a file in it")
+            raise InvalidURL(f"{path} is a folder: name a file in it")
         self.writable = not _is_file(path) or _may_write(path)
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
@@ -205,6 +205,8 @@ def _open(path: Path) -> tuple[int, sqlite3.Connection]:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = file_lock.acquire(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
+        if misplaced(error):
+            raise InvalidURL(f"{path.parent} is not a folder: name a file in a folder") from error
         raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
     with _closing_on_error(path, owner) as opened:
         path.touch(mode=0o600)
@@ -392,6 +394,9 @@ def backup(path: Path, target: Path) -> None:
         try:
             file, name = mkstemp(".unfinished", f"{target.name}.", target.parent)
         except OSError as error:
+            if misplaced(error):
+                text = f"{target} cannot be written: name a file in a folder"
+                raise InvalidRequest(text) from error
             raise StoreError(f"{target} cannot be written: {error.strerror}") from error
         try:
             # As a URL, which may name any file: SQLite takes text for a path, and not all are.
@@ -423,7 +428,7 @@ def _sync_folder(folder: Path) -> None:
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection to a file that is there. What it raises is told in words."""
     if not _is_file(path):
-        raise StoreError(f"{path} is not there, or no file: name the file of a store")
+        raise InvalidRequest(f"{path} is not there, or no file: name the file of a store")
     database = None
     try:
         database = _connect_for_reading(path)
