@@ -16,7 +16,7 @@ from mooring.hub import Hub
 from mooring.mirror import Change, Update
 from mooring.model import Status, now
 from mooring.registry.contract import Registry
-from mooring.server.fleet import live
+from mooring.server.fleet import live, services
 from mooring.server.fleet.live import Fleet
 from mooring.server.fleet.summary import NUMBERS, Tally
 from tests.waiting import eventually
@@ -229,7 +229,7 @@ async def test_a_service_that_only_has_a_name_is_forgotten_after_a_while(
         for name in fleet.names():
             known = fleet.service(name)
             assert known is not None
-            known.since = now() - datetime.timedelta(seconds=live.FORGOTTEN + 1)
+            known.since = now() - datetime.timedelta(seconds=services.FORGOTTEN + 1)
         fleet.take_names(["described"])
         assert fleet.names() == ["described", "lives"]
         monkeypatch.setattr(live, "_EMPTY", 1)
@@ -439,7 +439,7 @@ async def test_a_service_whose_last_instance_left_in_order_is_forgotten_sooner(
     await eventually(lambda: all(each and each.emptied for each in known))
     for each in known:
         assert each is not None
-        each.emptied = now() - datetime.timedelta(seconds=live.FORGOTTEN_IN_ORDER + 1)
+        each.emptied = now() - datetime.timedelta(seconds=services.FORGOTTEN_IN_ORDER + 1)
         each.lost = each.name == "lost"
     fleet.take_names([])
     assert fleet.names() == ["lost"]

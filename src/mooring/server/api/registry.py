@@ -20,9 +20,10 @@ from mooring.names import split_service
 from mooring.server.access.principals import DISCOVERING, READING, need
 from mooring.server.api.known import not_found
 from mooring.server.api.overview import EventShown
-from mooring.server.fleet.live import Fleet, Known
+from mooring.server.fleet.live import Fleet
 from mooring.server.fleet.rendering import Page as Written
 from mooring.server.fleet.rendering import array
+from mooring.server.fleet.services import Known
 from mooring.server.fleet.summary import (
     UNOBSERVED,
     Health,

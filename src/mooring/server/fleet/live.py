@@ -16,90 +16,27 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
 
-import msgspec
-
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
 from mooring.server.fleet.departures import Departure, Signs
 from mooring.server.fleet.history import History, Sample
-from mooring.server.fleet.rendering import Rendering, Stamp
+from mooring.server.fleet.rendering import Rendering
 from mooring.server.fleet.sampling import Sampling
+from mooring.server.fleet.services import Known, Remembered
 from mooring.server.fleet.summary import UNOBSERVED, Observed
 from mooring.server.fleet.summary import moment as moment_of
 from mooring.server.fleet.timeline import Event, Kind, Timeline, told
 
 log = logging.getLogger(__name__)
 
-FORGOTTEN = 86_400.0
-"""Seconds after which a service is forgotten that has no instances and is not described."""
-FORGOTTEN_IN_ORDER = 3_600.0
-"""The same of one whose last instance left in order."""
 _EMPTY = 2_000
-"""Such services that are remembered at the most."""
-
-
-class Remembered(msgspec.Struct, frozen=True):
-    """A service as a server last saw it."""
-
-    emptied: Time | None = None
-    """When its last instance went; None while it has some."""
-    lost: bool = False
-    """Whether that one was lost, and did not leave in order."""
+"""Services without instances that are remembered at the most."""
 
 
 Callback = Callable[[Collection[tuple[str, str]]], None]
 """Called with the service and the id of each instance that changed; an empty id stands for the
 service itself, nothing at all for the picture as a whole. It must not block."""
-
-
-class Known:
-    """A service that is known."""
-
-    __slots__ = (
-        "_instances",
-        "absent",
-        "changed",
-        "emptied",
-        "kept",
-        "lost",
-        "name",
-        "remembered",
-        "sampled",
-        "since",
-        "version",
-    )
-
-    def __init__(self, name: str, since: Time, version: int = 0) -> None:
-        self.name = name
-        self.since = since
-        """Since when this server knows it."""
-        self.changed = since
-        self.emptied: Time | None = None
-        """When its last instance went; None while it has some, or if it never had one."""
-        self.lost = False
-        """Whether that one was lost, and did not leave in order."""
-        self.absent = False
-        """Whether it had no instance when this server started, and none since."""
-        self.remembered = False
-        """Whether it had instances when a server last saw it, but none since this one started."""
-        self.kept = False
-        """Whether the registry kept its name since it has no instances: if it does no longer, the
-        service was forgotten, by whichever server."""
-        self.version = version
-        """Goes up with each change of it."""
-        self.sampled = 0
-        """Goes up with what is found out of it without a change: silence, response times."""
-        self._instances: dict[str, Instance] = {}
-
-    @property
-    def instances(self) -> Mapping[str, Instance]:
-        return MappingProxyType(self._instances)
-
-    @property
-    def stamp(self) -> Stamp:
-        """Another one whenever something else is shown of it."""
-        return self.version, self.sampled
 
 
 class Fleet:
@@ -451,7 +388,7 @@ class Fleet:
         gone = [
             name
             for number, (since, name) in enumerate(empty)
-            if number < over or (moment - since).total_seconds() >= _lasts(self._known[name])
+            if number < over or (moment - since).total_seconds() >= self._known[name].lasts
         ]
         for name in gone:
             self._forget(name)
@@ -525,11 +462,3 @@ def _lateness(seen: Observed) -> str:
     if seen.missing:
         return "missing from the registry"
     return f"heartbeat late: silent for {seen.silence or 0:.0f} s" if seen.late else "heard again"
-
-
-def _lasts(known: Known) -> float:
-    """Seconds for which a service is remembered that has no instances and is not described; none
-    where it was described while it had none: somebody took that out."""
-    if known.kept:
-        return 0.0
-    return FORGOTTEN if known.emptied is None or known.lost else FORGOTTEN_IN_ORDER

@@ -24,7 +24,7 @@ from mooring.server.fleet.summary import (
 from mooring.server.http.answers import encode
 
 if TYPE_CHECKING:
-    from mooring.server.fleet.live import Known
+    from mooring.server.fleet.services import Known
 
 _ANSWERS = 500
 _ANSWERED_BYTES = 32 * 1024 * 1024

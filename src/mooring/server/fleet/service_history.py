@@ -22,7 +22,8 @@ from mooring.errors import Conflict, StoreError
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.names import is_service
 from mooring.server.access.records import ROOT
-from mooring.server.fleet.live import Fleet, Known, Remembered
+from mooring.server.fleet.live import Fleet
+from mooring.server.fleet.services import Known, Remembered
 from mooring.store import Delete, Entry, Put, Store, key, prefix, unchanged
 from mooring.tasks import Tasks
 
