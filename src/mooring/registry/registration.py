@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self, cast
+from typing import Self
 
 import msgspec
 
 from mooring import telemetry
 from mooring.addresses import reachable_host
-from mooring.display import describe, quoted
+from mooring.display import describe
 from mooring.errors import (
     AccessDenied,
     Closed,
@@ -38,12 +37,9 @@ from mooring.model import (
     Config,
     Instance,
     RegistrationState,
-    State,
-    Status,
-    check_json,
-    now,
 )
 from mooring.registry.contract import Registry
+from mooring.registry.record import Metrics, Record
 from mooring.registry.termination import close_on_sigterm
 from mooring.tasks import Backoff, Tasks, cleanup
 
@@ -59,20 +55,6 @@ LINGER = 2.0
 """Seconds after which every consumer that can hear of it has heard that an instance drains."""
 _STANDING: tuple[RegistrationState, ...] = ("registering", "registered", "suspended", "draining")
 """The states in which it may have a record."""
-
-
-class Metrics(Protocol):
-    """Where an instance's metrics come from."""
-
-    def start(self) -> None:
-        """Begin, where that has not begun."""
-
-    @property
-    def metrics(self) -> Mapping[str, object]:
-        """By collector; only what JSON can hold."""
-
-    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when there are new ones; what is returned ends it."""
 
 
 class Registration:
@@ -94,25 +76,18 @@ class Registration:
         "_closing",
         "_config",
         "_config_callbacks",
-        "_dirty",
         "_end_metrics",
         "_enrolment",
         "_entered",
         "_failed",
         "_fresh",
-        "_healthy",
-        "_instance",
         "_labels",
         "_leaving",
-        "_life",
-        "_lost_fields",
-        "_merged",
         "_metrics",
-        "_own_metrics",
         "_phase",
         "_process",
         "_reason",
-        "_registered_at",
+        "_record",
         "_registry",
         "_settled",
         "_state",
@@ -135,7 +110,7 @@ class Registration:
     ) -> None:
         if not instance.host:
             instance = msgspec.structs.replace(instance, host=reachable_host())
-        self._instance, self._lost_fields = registry.prepare(instance)
+        self._record = Record(registry, instance, metrics)
         self._registry, self._ttl, self._wait = registry, ttl, wait
         self._beats = Beats(
             policy or Policy(),
@@ -143,11 +118,6 @@ class Registration:
             seed=hash((_SEED, os.getpid())),
         )
         self._metrics = metrics
-        self._own_metrics: dict[str, JSON] = {}
-        self._merged: dict[str, JSON] | None = None
-        self._life: State = "up"
-        self._healthy = True
-        self._registered_at = now()
         self._state: RegistrationState = "closed"
         self._phase: RegistrationState = "registering"
         self._fresh = True
@@ -160,18 +130,17 @@ class Registration:
         self._config = NO_CONFIG
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._dirty = False
         self._trouble = self._reason = ""
         self._failed: Exception | None = None
         self._tasks = Tasks()
         self._process = os.getpid()
         self._end_metrics: Callable[[], None] = lambda: None
-        self._labels = (self._instance.service, self._instance.id)
+        self._labels = (self._record.instance.service, self._record.instance.id)
 
     @property
     def instance(self) -> Instance:
         """The instance as it is registered: with its id, incarnation and status."""
-        return self._record()
+        return self._record.as_of_now()
 
     @property
     def state(self) -> RegistrationState:
@@ -219,33 +188,9 @@ class Registration:
 
         `metrics` are the service's own, beside those that are collected.
         """
-        if healthy is not None and not isinstance(healthy, bool):
-            raise InvalidRequest(f"healthy is true or false, not {quoted(healthy)}")
-        if metrics is not None:
-            if not isinstance(metrics, Mapping):
-                raise InvalidRequest(f"metrics are values by name, not {quoted(metrics)}")
-            what = f"the metrics of {self._instance.service}"
-            check_json(what, metrics, finite=False)
-        said = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
-        changed = {name: value for name, value in said.items() if value is not None}
-        if changed:
-            after = msgspec.structs.replace(self._instance, **changed)
-            self._instance, lost = self._registry.prepare(after)
-            self._dirty = True
-            self._tell_lost(lost)
-        if healthy is not None and healthy != self._healthy:
-            self._healthy, self._dirty = healthy, True
-        if metrics is not None:
-            self._own_metrics, self._merged = copy.deepcopy(dict(metrics)), None
-        if not self._registry.guarantees.describes and (metrics or not self._healthy):
-            self._tell_lost(["status"])
+        fields = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
+        self._record.update(healthy=healthy, metrics=metrics, fields=fields)
         self._wake.set()
-
-    def _tell_lost(self, fields: list[str]) -> None:
-        """Say once what others will never hear of it."""
-        if new := [field for field in fields if field not in self._lost_fields]:
-            self._lost_fields += new
-            log.warning("%s %s: the registry cannot hold its %s", *self._labels, ", ".join(new))
 
     async def __aenter__(self) -> Self:
         if self._closing is not None:
@@ -253,9 +198,8 @@ class Registration:
         if self._metrics is not None:
             self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())
-        enrolment = self._registry.enrol(self._instance, ttl=self._ttl)
-        lost, self._lost_fields = self._lost_fields, []
-        self._tell_lost(lost)
+        enrolment = self._registry.enrol(self._record.instance, ttl=self._ttl)
+        self._record.tell_lost()
         self._enrolment, self._entered = enrolment, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
         enrolment.subscribe(self._look)
@@ -263,7 +207,7 @@ class Registration:
         if self._metrics is not None:
             self._end_metrics = self._metrics.subscribe(self._collected)
         self._enter("registering")
-        self._tasks.start(self._keep(), name=f"registration of {self._instance.id}")
+        self._tasks.start(self._keep(), name=f"registration of {self._labels[1]}")
         try:
             async with asyncio.timeout(self._wait):
                 await self._settled.wait()
@@ -281,7 +225,7 @@ class Registration:
         return self
 
     def _collected(self) -> None:
-        self._merged = None
+        self._record.collected()
         self._wake.set()
 
     async def registered(self) -> None:
@@ -357,8 +301,8 @@ class Registration:
         while not self._enrolment.disturbed:
             self._wake.clear()
             moment = time.monotonic()
-            decision = self._beats.decide(moment, self._current_metrics())
-            if self._dirty:
+            decision = self._beats.decide(moment, self._record.metrics)
+            if self._record.changed:
                 decision = Decision.METADATA_UPDATE
             if decision is not Decision.NO_UPDATE:
                 await self._send(decision)
@@ -371,12 +315,12 @@ class Registration:
                 timer.cancel()
 
     async def _send(self, decision: Decision, *, put: bool = False) -> None:
-        metrics = self._current_metrics()
+        metrics, changed = self._record.metrics, self._record.changed
         moment = time.monotonic()
-        dirty, self._dirty = self._dirty, False
+        self._record.changed = False
         self._beats.began()
         try:
-            record = self._record(metrics)
+            record = self._record.as_of_now()
             if put:
                 await self._enrolment.put(record, fresh=self._fresh)
                 self._fresh = False
@@ -385,29 +329,10 @@ class Registration:
                 await self._enrolment.beat(record, update=update)
         except BaseException:
             self._beats.failed()
-            self._dirty = self._dirty or dirty
+            self._record.changed = self._record.changed or changed
             raise
         crowded = put or time.monotonic() - moment > _CROWDED
         self._beats.sent(moment, decision, metrics, crowded=crowded)
-
-    def _current_metrics(self) -> dict[str, JSON]:
-        if self._merged is None:
-            collected = self._metrics.metrics if self._metrics else {}
-            self._merged = {**cast("Mapping[str, JSON]", collected), **self._own_metrics}
-        return self._merged
-
-    def _record(self, metrics: Mapping[str, JSON] | None = None) -> Instance:
-        status = Status(
-            state=self._life,
-            healthy=self._healthy,
-            registered_at=self._registered_at,
-            updated_at=now(),
-            metrics=self._current_metrics() if metrics is None else metrics,
-        )
-        record = copy.copy(self._instance)
-        # What is in it was checked when it was made: to replace it would check it all again.
-        msgspec.structs.force_setattr(record, "status", status)
-        return record
 
     def _look(self) -> None:
         """The enrolment has something to tell."""
@@ -424,7 +349,7 @@ class Registration:
                     log.exception("%s %s: a subscriber failed", *self._labels)
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
-        if self._life == "draining" and phase in _STANDING:
+        if self._record.state == "draining" and phase in _STANDING:
             phase = "draining"
         self._phase = phase
         self._show(self._enrolment.suspended if phase == "registered" else "", why)
@@ -475,7 +400,7 @@ class Registration:
             try:
                 await self._tasks.aclose()
                 self._enter("draining")
-                self._life = "draining"
+                self._record.state = "draining"
                 await cleanup(self._leave(), within=grace / 2)
             finally:
                 self._leaving.set()
@@ -505,7 +430,7 @@ class Registration:
         finally:
             if stays and self._failed is None and self._closing is None:
                 keeping = self._keep(stands=stands)
-                self._tasks.start(keeping, name=f"draining of {self._instance.id}")
+                self._tasks.start(keeping, name=f"draining of {self._labels[1]}")
 
     async def aclose(self, *, within: float = _WITHDRAW_WITHIN) -> None:
         """Deregister, within a few seconds whatever the store does; then it expires by itself. Who
