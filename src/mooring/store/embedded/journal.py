@@ -170,7 +170,7 @@ class Journal:
         self.close()
         try:
             self._owner, self._database = _open(self.path)
-        except StoreError as error:
+        except (StoreError, InvalidURL) as error:
             self._owner, self._database = _open_for_reading(self.path)
             raise NotWritable(str(error)) from error
         meta = dict(self._database.execute(SQL["get_meta"]))
@@ -433,6 +433,8 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         database = _connect_for_reading(path)
         yield database
+    except InvalidRequest:
+        raise
     except (*_DAMAGE, OSError) as error:
         raise StoreError(f"{path} cannot be read as a store: {_words(error)}") from error
     finally:
