@@ -67,6 +67,7 @@ async def test_clients_are_spread_again_after_a_rolling_restart(
             await stack.enter_async_context(Mirror(RangeFeed(store, prefix(PREFIX))))
         await eventually(partial(left, stores, ""))
         before = [serving(store) for store in stores]
+        assert set(before) == {member.address for member in cluster.members}
         for member in cluster.members:
             member.kill()
             await eventually(partial(left, stores, member.address))
