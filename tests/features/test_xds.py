@@ -18,6 +18,7 @@ import mooring
 from mooring.connections import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub, connect
+from mooring.store import Delete, everything
 from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS, metrics, proto
 from mooring.xds.bootstrap import Identity, for_grpc
@@ -96,6 +97,16 @@ async def test_a_channel_follows_instances_that_come_and_go(hub: Hub, bootstrap:
             await caller.hears("a", "b")
             await first.aclose()
             await caller.hears("b")
+            assert caller.errors == []
+
+
+async def test_an_instance_whose_record_vanished_is_still_called(hub: Hub, bootstrap: Path):
+    async with answering("a") as port:
+        await hub.registry.enter(mooring.Instance(SERVICE, host="127.0.0.1", port=port), ttl=60)
+        async with Caller(f"xds:///{SERVICE}", bootstrap=bootstrap) as caller:
+            await caller.hears("a")
+            await hub.store.commit(Delete(everything()))
+            await caller.hears("a", of=300)
             assert caller.errors == []
 
 

@@ -76,6 +76,23 @@ def test_a_moment_of_0_believes_it_at_once():
     assert shown.at(1) == []
 
 
+def test_the_times_that_the_documentation_promises():
+    left, vanished = Shown(one(1)), Shown(one(1))
+    left.put(one(1, state="draining"), at=0)
+    left.remove(1, at=0)
+    vanished.remove(1, at=0)
+    assert (left.at(2.4), left.at(2.5)) == ([1], [])
+    assert (vanished.at(9.9), vanished.at(10)) == ([1], [])
+
+
+def test_keeping_needs_no_moment():
+    shown = Shown(one(1), hold=0, empty="keep")
+    shown.put(one(1, state="draining"), at=1)
+    shown.remove(1, at=2)
+    assert shown.at(1000) == [1]
+    assert "the last list is kept" in shown.retention.reason
+
+
 def test_one_that_leaves_others_behind_is_gone_at_once():
     shown = Shown(one(1), one(2))
     shown.remove(1, at=1)
