@@ -148,6 +148,23 @@ def test_threads_serve_and_register_in_the_same_order():
         assert hub.registry.instances("echo").instances == ()
 
 
+def test_a_blocking_server_stays_registered_as_draining_while_it_lingers():
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+
+    def states() -> list[str]:
+        return [each.status.state for each in blocking.registry.instances("echo").instances]
+
+    def lingered() -> float:
+        until(lambda: states() == ["draining"], within=5)
+        return until(lambda: states() == [])
+
+    with mooring.sync.connect("memory://") as blocking, ThreadPoolExecutor(1) as pool:
+        with serve_and_register(server, blocking, here(port), linger=1.5):
+            observing = pool.submit(lingered)
+        assert observing.result() > 0.75
+
+
 class Calls:
     """Calls without a pause until a server stops: how many were answered, and why others failed."""
 
