@@ -22,11 +22,11 @@ import mooring.registry.contract
 import mooring.session
 import mooring.store
 import mooring.store.contract
+import mooring.tenants.committing
 import mooring.tenants.document
 import mooring.tenants.history
 import mooring.tenants.keys
 import mooring.tenants.live
-import mooring.tenants.publisher
 import mooring.tenants.publishing
 import mooring.tenants.rekeying
 import mooring.tenants.secrets
@@ -499,7 +499,7 @@ class Publisher:
     def change(
         self,
         tenant: mooring.tenants.keys.Owner,
-        change: mooring.tenants.publisher.Change,
+        change: mooring.tenants.committing.Change,
         *,
         action: str = "publish",
         note: str = "",

@@ -2,8 +2,9 @@
 
 what lies where             keys · hosts · values · secrets · hiding · tenant
 a file, and its rules       document · files · rules · merging
-publishing, decided         publishing · indexing · stages · history · encryption
-publishing, done            publisher · scribe · erasing · rekeying · settings · work · finding
+publishing, decided         publishing · indexing · stages · history · undoing · settings
+publishing, done            publisher · committing · scribe · work · encryption · erasing · rekeying
+keeping and finding         retention · finding
 reading, decided            reading · snapshot · claims · resolver
 reading, done               provider · outlook · pacing · copy · live · caches · context
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 
 from mooring.errors import Conflict, OutcomeUnknown, StoreError
@@ -21,6 +22,7 @@ from mooring.tenants.scribe import Scribe, Seen
 
 log = logging.getLogger(__name__)
 
+_BESIDE = 1.0  # seconds between two histories that a publisher looks at beside its own work
 _TRIES = 20  # lost races in a row with publishers of the same tenant
 _PAUSE = 1.0  # seconds between two histories that `run` looks at
 _ROUND = 3600.0  # seconds between two rounds of `run`
@@ -34,6 +36,17 @@ class Sweeper:
         # Publishers that live briefly begin anywhere, so that together they reach every tenant.
         self._after = f"{keys.namespace}/_history/{random.randrange(1, 10**6)}".encode()
         self._begun = False
+        self._stepped = float("-inf")
+
+    async def beside_a_publish(self) -> None:
+        """Sweep the next history, unless that was done a moment ago. A failure is no error."""
+        if time.monotonic() - self._stepped < _BESIDE:
+            return
+        self._stepped = time.monotonic()
+        try:
+            await self.step()
+        except StoreError as error:
+            log.debug("histories of tenants: not swept: %s", error)
 
     async def step(self) -> bool:
         """Sweep the next history; False at the end of a round. It costs a small read or two, and a

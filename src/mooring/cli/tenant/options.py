@@ -44,7 +44,7 @@ def publishing(
     """What some work with a publisher returns."""
 
     async def run() -> T:
-        hear("mooring.tenants.scribe", "mooring.tenants.publisher")
+        hear("mooring.tenants.scribe", "mooring.tenants.committing")
         async with reach(store, "tree") as hub:
             return await work(hub.publisher(namespace=namespace, by=by))
 
