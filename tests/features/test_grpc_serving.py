@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -246,3 +248,61 @@ def test_signals_are_for_the_main_thread():
             with pytest.raises(InvalidRequest, match="main thread"):
                 pool.submit(serving.until_stopped).result()
             until(lambda: serving.registrations[0].state == "registered")
+
+
+SERVING = """
+import asyncio, os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import mooring
+import mooring.grpc
+import mooring.sync
+from tests.features.grpc_echo.servers import EchoServer
+
+def in_child():
+    url = "memory://child"
+    with mooring.sync.connect(url) as hub, hub.register(mooring.Instance("echo", "127.0.0.1", 1)):
+        with mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel:
+            try:
+                channel.unary_unary("/echo.Echo/Say")(b"", timeout=5)
+            except grpc.RpcError as error:
+                os._exit(0 if "gRPC does not survive that" in error.details() else 2)
+    os._exit(3)
+
+def fork():
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        asyncio._set_running_loop(None)
+        in_child()
+    assert os.waitpid(child, 0)[1] == 0
+
+async def serve():
+    server = EchoServer("a")
+    me = mooring.Instance("echo", "127.0.0.1", server.port)
+    async with mooring.connect("memory://") as hub:
+        async with mooring.grpc.serve_and_register(server.server, hub, me, linger=0):
+            fork()
+
+def serve_with_threads():
+    server = grpc.server(ThreadPoolExecutor(2))
+    me = mooring.Instance("echo", "127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    with mooring.sync.connect("memory://") as hub:
+        with mooring.grpc.serve_and_register(server, hub, me, linger=0):
+            fork()
+
+serve_with_threads() if "threads" in sys.argv else asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize("how", ["asyncio", "threads"])
+def test_a_child_forked_from_a_server_is_told_that_grpc_does_not_outlive_it(how: str):
+    run = subprocess.run(
+        [sys.executable, "-c", SERVING, how],
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

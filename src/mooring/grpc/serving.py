@@ -22,6 +22,7 @@ from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.registration import LINGER, Registration
 from mooring.registry.shutdown import until_stopped
+from mooring.store.etcd.forks import tracked
 from mooring.sync.proxy import Blocking
 from mooring.tasks import cleanup
 
@@ -78,9 +79,9 @@ def serve_and_register(
         raise InvalidRequest(f"instance is a mooring.Instance, or several, not {quoted(instance)}")
     given = (health or Health(), grace, linger)
     if isinstance(server, grpc.aio.Server) and isinstance(hub, Hub):
-        return Serving(server, hub, instances, *given)
+        return Serving(tracked(server), hub, instances, *given)
     if isinstance(server, grpc.Server) and isinstance(hub, Blocking):
-        return BlockingServing(server, hub, instances, *given)
+        return BlockingServing(tracked(server), hub, instances, *given)
     raise InvalidRequest(
         "a server of grpc.aio goes with a hub of mooring.connect, and one of grpc.server with a "
         f"hub of mooring.sync.connect: not {type(server).__name__} with {type(hub).__name__}"

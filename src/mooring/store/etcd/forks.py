@@ -50,7 +50,7 @@ def guard() -> None:
 
 
 def tracked(channel: C) -> C:
-    """The same channel, remembered for as long as it exists."""
+    """The same channel or server, remembered for as long as it exists."""
     global _running
     _channels.add(channel)
     _running = True
@@ -61,9 +61,10 @@ def check_process() -> None:
     """Before each new channel. Raises `InvalidRequest` if gRPC ran when this process was forked."""
     if _inherited:
         raise InvalidRequest(
-            "a gRPC channel (to etcd, or to a service) was open when this process was forked, and "
-            "gRPC does not survive that: close all hubs before the fork, connect after it only "
-            "(in gunicorn's post_fork, say), or start processes with the method spawn"
+            "a gRPC channel (to etcd, or to a service) or a gRPC server was open when this process "
+            "was forked, and gRPC does not survive that: close all hubs and servers before the "
+            "fork, connect after it only (in gunicorn's post_fork, say), or start processes with "
+            "the method spawn"
         )
 
 
