@@ -24,6 +24,7 @@ from mooring.server.api import endpoints
 from mooring.server.http.endpoint import SAFE, Endpoint
 from tests.acceptance.serving import Served
 from tests.admin import Admin
+from tests.wording import PYTHONS
 
 PATIENCE = 60.0
 
@@ -213,7 +214,11 @@ def asked(
     with contextlib.closing(http.client.HTTPConnection(*server.place, timeout=PATIENCE)) as to:
         to.request(method, path, body, headers or {})
         answer = to.getresponse()
-        return Said(answer.status, answer.read(), answer.headers)
+        said = Said(answer.status, answer.read(), answer.headers)
+    if said.status >= 400 and said.body.startswith(b"{"):
+        message = json.loads(said.body)["error"]["message"]
+        assert not PYTHONS.search(message), message
+    return said
 
 
 @contextlib.contextmanager
@@ -330,7 +335,17 @@ class TestBodies:
                 found = json.loads(answer.read())
                 assert answer.status in (400, 401, 403, 404), (each.path, body[:50], found)
                 assert found["error"]["message"]
+                assert not PYTHONS.search(found["error"]["message"])
         connection.close()
+
+    def test_garbage_in_a_path_is_answered_in_words(self, server: Watched):
+        garbage = "x%1B%5B31m%27%22%E2%80%AE%C2%9B"
+        headers = {**authorized(server), "Content-Type": "application/json"}
+        for each in TABLE:
+            for text in (garbage, f"{garbage}%FF", f"{garbage}%00") if each.parameters else ():
+                path = each.path.format(**dict.fromkeys(each.parameters, text))
+                body = b"{}" if each in TAKING else None
+                assert asked(server, each.method, path, body, headers).status < 500, path
 
     def test_what_calls_itself_something_else_is_not_looked_at(self, server: Watched):
         body = b'{"name": "a form", "role": "admin"}'

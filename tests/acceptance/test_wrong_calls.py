@@ -21,6 +21,7 @@ from mooring.cli import app
 from mooring.hub import open_store
 from mooring.store import Put
 from tests.acceptance import many_calls
+from tests.wording import PYTHONS
 
 STORE = "--store=memory://calls"
 SERVER = "--server=https://127.0.0.1:1"
@@ -171,7 +172,6 @@ def test_a_wrong_call_exits_with_2_and_a_failure_with_1(calls: str, code: int, f
 
 
 GARBAGE = "x\x1b[31m\udcff\u202e'\""
-PYTHONS = re.compile(r"\\x|\\u|b'|b\"|Expected `|<class|Traceback|<unicode string>|\bNone\b")
 ENDLESS = {"serve", "demo", "watch", "bridge", "cleanup", "register", "elect", "lock", "wait"}
 """Commands that may go on for ever if they are called with what looks like garbage."""
 
