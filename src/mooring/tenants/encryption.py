@@ -7,24 +7,22 @@ passwords of other programs, and the marker says what was found.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, Undecipherable
-from mooring.store.contract import Check, Put, Range, Store, Write, key, unchanged
+from mooring.store.contract import Check, Entry, Put, Store, Write, key, unchanged
 from mooring.tenants.keys import Keys, Owner, kind_of, named
-from mooring.tenants.pacing import slices
+from mooring.tenants.pacing import read_in_slices
 from mooring.tenants.publishing import NOTHING_RESENT, Parts, Resent
 from mooring.tenants.secrets import CURRENT, Keyring
 
 _SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
 _SAMPLE = 1000  # entries that are looked at each time although all were looked through once
-_PAGE = 5000  # entries that are read at a time
 
 
 class Marker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -106,10 +104,13 @@ async def judged(
 
 
 async def _looked_through(store: Store, keys: Keys, *, sample: bool) -> Marker:
-    async with contextlib.aclosing(_encrypted(store, keys, sample=sample)) as found:
-        async for each in found:
-            return Marker(each.key_id)
-    return Marker(clear=True)
+    if sample:
+        page = await store.read(keys.all, limit=_SAMPLE)
+        first = next(_sealed(page.entries), None)
+    else:
+        async with contextlib.aclosing(_encrypted(store, keys)) as found:
+            first = await anext(found, None)
+    return Marker(clear=True) if first is None else Marker(first.key_id)
 
 
 async def _foreign_key(
@@ -128,21 +129,24 @@ async def _foreign_key(
     return foreign
 
 
-async def _encrypted(
-    store: Store, keys: Keys, *, sample: bool = False
-) -> AsyncGenerator[Sealed, None]:
+async def _encrypted(store: Store, keys: Keys) -> AsyncGenerator[Sealed, None]:
     """The encrypted passwords of all tenants."""
-    rest: Range = keys.all
-    while True:
-        page = await store.read(rest, limit=_SAMPLE if sample else _PAGE)
-        for some in slices(page.entries):
-            for entry in some:
-                if _SEALED.search(entry.value) and (sealed := _sealed(entry.value)).text:
-                    yield sealed
-            await asyncio.sleep(0)
-        if sample or not page.more:
-            return
-        rest = Range(page.entries[-1].key + b"\0", rest.end)
+    async with contextlib.aclosing(read_in_slices(store, keys.all)) as pieces:
+        async for entries in pieces:
+            for sealed in _sealed(entries):
+                yield sealed
+
+
+def _sealed(entries: Iterable[Entry]) -> Iterator[Sealed]:
+    for entry in entries:
+        if _SEALED.search(entry.value):
+            try:
+                value = msgspec.json.decode(entry.value)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            fields = value if isinstance(value, dict) else {}
+            if text := fields.get("passwordEncrypted"):
+                yield Sealed(str(text), str(fields.get("passwordKeyId") or ""))
 
 
 def _fields(parts: Parts, path: str) -> dict[str, object]:
@@ -165,13 +169,3 @@ def _marker(raw: bytes) -> Marker:
         return msgspec.json.decode(raw, type=Marker)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Marker()
-
-
-def _sealed(raw: bytes) -> Sealed:
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        value = None
-    fields = value if isinstance(value, dict) else {}
-    told = (str(fields.get(name) or "") for name in ("passwordEncrypted", "passwordKeyId"))
-    return Sealed(*told)

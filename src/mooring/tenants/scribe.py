@@ -31,6 +31,7 @@ from mooring.store.contract import (
 from mooring.tenants.history import UNREADABLE, HistoryEntry, steps
 from mooring.tenants.indexing import ANY_CASE, claims, holder
 from mooring.tenants.keys import IndexEntry, Keys, Owner, named
+from mooring.tenants.pacing import read_in_slices
 from mooring.tenants.publishing import (
     ROOM,
     Held,
@@ -219,13 +220,15 @@ class Scribe:
 
     async def leading(self, tenant: Owner) -> dict[bytes, Entry]:
         """All that leads to a tenant: every index has to be looked at."""
-        found = (await self.store.read(self.keys.indexes)).entries
-        return {
-            entry.key: entry
-            for entry in found
-            if holder(entry.value) == tenant
-            and isinstance(self.keys.understand(entry.key), IndexEntry)
-        }
+        found: dict[bytes, Entry] = {}
+        async for some in read_in_slices(self.store, self.keys.indexes):
+            found |= {
+                entry.key: entry
+                for entry in some
+                if holder(entry.value) == tenant
+                and isinstance(self.keys.understand(entry.key), IndexEntry)
+            }
+        return found
 
     async def make_sure(self, work: Work, seen: Seen) -> bool:
         """After lost answers: whether all was written. Raises `OutcomeUnknown` where that cannot be

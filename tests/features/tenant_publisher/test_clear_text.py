@@ -53,8 +53,8 @@ async def test_encrypted_passwords_of_other_programs_count(store: Store, keyless
 
 async def many(store: Store, last: bytes = b"{}") -> None:
     """More tenants than one page has, and this at the end of them."""
-    for some in range(51):
-        numbers = range(10_000 + some * 100, 10_100 + some * 100)
+    for some in range(101):
+        numbers = range(100_000 + some * 100, 100_100 + some * 100)
         await store.commit(*(Put(KEYS.part(number, "storage"), b"{}") for number in numbers))
     await store.commit(Put(KEYS.part(9, "database/query"), last))
 

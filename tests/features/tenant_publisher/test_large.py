@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import cast
 
 import pytest
@@ -16,6 +17,7 @@ from mooring.errors import (
 )
 from mooring.model import JSON
 from mooring.store import Committed, Put, Store
+from mooring.tasks import Tasks
 from mooring.tenants.document import parse
 from mooring.tenants.publisher import Publisher
 from tests.features.tenant_files import (
@@ -271,3 +273,26 @@ class TestTooMuchForOneTransaction:
         assert len({change.path for change in told.changes}) == 401
         assert (await other.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 9}
         await whole(store)
+
+
+async def test_deleting_one_of_many_does_not_hold_up_the_event_loop(
+    store: Store, publisher: Publisher
+):
+    for some in range(100):
+        numbers = range(some * 100 + 1, some * 100 + 101)
+        await store.commit(
+            *(Put(KEYS.index("by-code", f"c{number}"), b'{"id":%d}' % number) for number in numbers)
+        )
+    await publisher.put(50_000, "meta", {"code": "one", "name": "One"})
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with contextlib.aclosing(Tasks()) as tasks:
+        tasks.start(count(), name="turns")
+        await publisher.delete(50_000)
+    assert turns >= 40, "one for each 250 indexes"
