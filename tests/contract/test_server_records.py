@@ -70,6 +70,17 @@ async def test_what_one_server_writes_the_others_know(store: Store):
         await eventually(lambda: other.get("a") == Right("operator"))
 
 
+async def test_a_record_that_another_server_made_a_moment_ago_is_found(store: Store):
+    behind = Records(store, KEY, "rights", Right)  # it follows nothing yet
+    async with reading(store) as one:
+        await one.create("a", Right("viewer"))
+        assert behind.get("a") is None
+        assert await behind.find("a") == behind.get("a") == Right("viewer")
+        assert await behind.find("b") is None
+        await store.commit(Put(ROOT + b"forged", b'{"role":"admin"}'))
+        assert await behind.find("forged") is None
+
+
 async def test_a_record_may_expire(store: Store):
     async with reading(store) as records:
         await records.create("a", Right("viewer"), ttl=1)

@@ -162,6 +162,16 @@ class Records(Generic[T]):
         held = self._held.get(id)
         return None if held is None else held.content
 
+    async def find(self, id: str) -> T | None:
+        """As `get`; asks the store for one that is unknown here, as it may be a moment old. Raises
+        what the store raises."""
+        if id not in self._held:
+            entry = (await self._store.read(key(self._name(id)))).first
+            found = None if entry is None else self._opened(id, entry)
+            if found is not None:
+                self._held[id] = found
+        return self.get(id)
+
     def all(self) -> Mapping[str, T]:
         return MappingProxyType({id: held.content for id, held in self._held.items()})
 

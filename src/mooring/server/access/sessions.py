@@ -67,6 +67,13 @@ class Kept:
             issued = self.records.get(sha256)
         return None if issued is None or self._clock() >= issued.until else issued
 
+    async def find(self, sha256: str) -> Issued | None:
+        """As `get`, also of one that another server made a moment ago. Raises what the store
+        raises."""
+        if sha256 not in self._here and self.records is not None:
+            await self.records.find(sha256)
+        return self.get(sha256)
+
     async def add(self, issued: Issued) -> str:
         """Keep it in the store, or here if that is away; what the browser shows."""
         await self._make_room()
@@ -131,7 +138,7 @@ class Sessions:
         """Begin a session with a code, which is used up on every server; its principal and the
         cookie. None for one that is unknown, used, expired, or of a token that is no longer valid.
         Raises what the store raises."""
-        issued = self._codes.get(digest(code))
+        issued = await self._codes.find(digest(code))
         if issued is None or not await self._codes.remove(digest(code)):
             return None
         token = self._tokens.current(issued.sha256)
