@@ -301,7 +301,7 @@ def test_a_folder_that_is_no_good_is_told_before_it_starts(tmp_path: Path):
     (tmp_path / "file").write_text("")
     serve = ["serve", "--store=memory://", "--etcd=off", "--http=127.0.0.1:0"]
     done = mooring_command(*serve, f"--data={tmp_path}/file/data")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--data" in done.stderr
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()

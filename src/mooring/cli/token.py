@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import typer
 
+from mooring import durations
 from mooring.cli.admin import (
     TLS,
     CAOption,
@@ -17,7 +18,7 @@ from mooring.cli.admin import (
     ServerOption,
     reach,
 )
-from mooring.cli.options import JSONOption, seconds
+from mooring.cli.options import JSONOption
 from mooring.cli.printing import show, show_json
 from mooring.cli.telling import note, printable
 from mooring.display import quoted
@@ -56,7 +57,7 @@ def create(
     if role not in ROLES:
         raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
     if expires != "never":
-        seconds("--expires", expires)
+        durations.parse(expires)
     wanted = {
         "name": name,
         "role": role,
