@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.options import StoreOption
+from mooring.cli.printing import count_of
 from mooring.cli.progress import progress
 from mooring.cli.reaching import named_or_local
 from mooring.cli.running import run
@@ -113,7 +114,7 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
     left_out = f", {skipped} on a lease left out (--leased takes them)" if skipped else ""
     if own:
         left_out += f", {own} of Mooring's servers left out (they are of use in this store only)"
-    typer.echo(f"{written} keys{left_out}", err=True)
+    typer.echo(count_of(written, "key") + left_out, err=True)
 
 
 async def _import(where: StoreURL, puts: list[Put]) -> None:
@@ -124,4 +125,4 @@ async def _import(where: StoreURL, puts: list[Put]) -> None:
                 await store.commit(*batch)
                 done += len(batch)
                 told(done, len(puts))
-    typer.echo(f"{len(puts)} keys", err=True)
+    typer.echo(count_of(len(puts), "key"), err=True)

@@ -258,7 +258,7 @@ def precondition(call: Call, base: str = "", path: str = "") -> Require:
         if unwanted and exists and matches(unwanted, etag):
             message = f"{path or named(owner)} exists already: open it and edit it instead"
             raise Refused(412, "conflict", message)
-        moved = f"{named(owner)} was changed since: look at it again, and merge"
+        moved = f"{named(owner)}: changed since you read it; read it again and merge your change"
         if expected and not ((exists or is_area(owner)) and matches(expected, etag)):
             raise Refused(412, "conflict", moved)
         if base and base != there.revision:
