@@ -164,7 +164,7 @@ async def _register(
     async with reach(store, layout, registry=registry) as hub:
         stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if not as_json:
-            hear("mooring.addresses", "mooring.registry.registration", "mooring.registry.redis")
+            hear("mooring.addresses", "mooring.registry")
         if not instance.ephemeral and on_redis(hub) is None:
             warn("--persistent has no effect on a store: a silent instance goes with its lease")
             instance = msgspec.structs.replace(instance, ephemeral=True)
