@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import random
 import sqlite3
+import sys
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -63,6 +65,24 @@ async def serving(**options: Any) -> AsyncIterator[tuple[WireServer, Methods]]:
         methods(server.address) as calls,
     ):
         yield server, calls
+
+
+_FEW_FILES = """
+import asyncio, resource, sys
+from mooring.connections import ConnectionLimit
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.host import MemoryHost
+from mooring.store.embedded.wire.server import WireServer
+
+async def main():
+    limit = ConnectionLimit(3, exempt=())
+    async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0", connections=limit) as server:
+        print(server.port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+asyncio.run(main())
+"""
 
 
 class TestLogins:
@@ -405,6 +425,18 @@ class TestLifetime:
                 assert still_open(many) == 3
             assert caplog.text.count("127.0.0.1 has 3 connections open") == 1
             await eventually(lambda: limit.accept(("127.0.0.1", 1)) is not None)
+
+    async def test_an_address_that_takes_all_open_files_keeps_only_what_it_may_have(self):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _FEW_FILES, stdin=PIPE, stdout=PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(await process.stdout.readline())
+        with connected(port, 300) as many:
+            await eventually(lambda: still_open(many) == 3)
+        process.stdin.close()
+        assert await process.wait() == 0
 
     async def test_a_call_that_is_never_sent_whole_does_not_hold_it_up(self):
         async with (

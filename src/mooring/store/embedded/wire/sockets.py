@@ -6,6 +6,8 @@ that gRPC accepts them, before any TLS handshake. When it stops, it resets the c
 that come at that moment, and their clients read CANCELLED, as if they had cancelled them: a watch
 of etcd's Go client then ends instead of resuming. So connections are ended here, at the socket,
 which every client reads as UNAVAILABLE.
+
+All this works without a free descriptor: an address that takes the last one must be limited too.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 
 from mooring.connections import ConnectionLimit
 
@@ -27,6 +31,7 @@ SWEEP = 0.25
 
 _FLUSH = 0.05  # seconds in which gRPC writes the answers that it has
 _LOOKS = 50  # hundredths of a second for clients to close their side
+_NUMBERS = 1 << 20  # descriptors at most, on a system that sets no limit
 
 
 class Sockets:
@@ -35,6 +40,10 @@ class Sockets:
     def __init__(self, port: int, limit: ConnectionLimit) -> None:
         self._port, self._limit = port, limit
         self._known: dict[tuple[int, int], str | None] = {}  # by descriptor and inode
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._spare = os.dup(self._null)
+        for descriptor in (self._null, self._spare):
+            weakref.finalize(self, os.close, descriptor)
 
     async def watch(self) -> None:
         """End connections beyond the limit, for ever."""
@@ -48,7 +57,7 @@ class Sockets:
             seen.add(identity)
             if identity in self._known:
                 continue
-            with _copy(identity[0], self._port) as connection:
+            with self._copy(identity[0]) as connection:
                 self._known[identity] = ""
                 if connection is None or _is_listening(connection):
                     continue
@@ -78,38 +87,47 @@ class Sockets:
 
     def _all(self, *, listening: bool = False) -> Iterator[socket.socket]:
         for descriptor, _ in _sockets():
-            with _copy(descriptor, self._port) as connection:
+            with self._copy(descriptor) as connection:
                 if connection is not None and _is_listening(connection) == listening:
                     yield connection
+
+    @contextlib.contextmanager
+    def _copy(self, descriptor: int) -> Iterator[socket.socket | None]:
+        """The socket, if it is bound to the port. It is a copy: gRPC may close its own meanwhile,
+        and the next file gets that number."""
+        copy = None
+        try:
+            os.dup2(descriptor, self._spare, inheritable=False)
+            copy = socket.socket(fileno=self._spare)
+            internet = copy.family in (socket.AF_INET, socket.AF_INET6)
+            stream = internet and copy.type == socket.SOCK_STREAM
+            bound = stream and copy.getsockname()[1] == self._port
+        except OSError:
+            bound = False
+        try:
+            yield copy if bound else None
+        finally:
+            if copy is not None:
+                copy.detach()
+            os.dup2(self._null, self._spare, inheritable=False)
 
 
 def _sockets() -> list[tuple[int, int]]:
     """The descriptors of this process that are sockets, each with its inode."""
     found = []
-    for name in os.listdir("/dev/fd"):
+    for descriptor in _descriptors():
         with contextlib.suppress(OSError):
-            status = os.fstat(int(name))
+            status = os.fstat(descriptor)
             if stat.S_ISSOCK(status.st_mode):
-                found.append((int(name), status.st_ino))
+                found.append((descriptor, status.st_ino))
     return found
 
 
-@contextlib.contextmanager
-def _copy(descriptor: int, port: int) -> Iterator[socket.socket | None]:
-    """The socket, if it is bound to a port. It is a copy: gRPC may close its own meanwhile, and the
-    next file gets that number."""
-    copy = None
+def _descriptors() -> Iterable[int]:
     try:
-        copy = socket.socket(fileno=os.dup(descriptor))
-        internet = copy.family in (socket.AF_INET, socket.AF_INET6)
-        bound = internet and copy.type == socket.SOCK_STREAM and copy.getsockname()[1] == port
-    except OSError:
-        bound = False
-    try:
-        yield copy if bound else None
-    finally:
-        if copy is not None:
-            copy.close()
+        return [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:  # to list them takes a descriptor; if none is free, all numbers are in use
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _NUMBERS))
 
 
 def _is_listening(one: socket.socket) -> bool:
