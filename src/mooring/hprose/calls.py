@@ -56,9 +56,9 @@ class Calls:
         self._unusable: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._read_at = 0.0
+        self._read_at = self._updated_at = 0.0
         self._listing: Listing | None = None
-        """What was last read beside the view; None if it could not be read."""
+        """What was read after the last update of the view; None if nothing was."""
         self._closed = False
 
     @property
@@ -79,9 +79,8 @@ class Calls:
         self._view.subscribe(self._follow)
         return self
 
-    def _follow(self, update: Update[str, Instance]) -> None:
-        if update.resync:  # the store may count anew
-            self._listing = None
+    def _follow(self, _: Update[str, Instance]) -> None:
+        self._listing, self._updated_at = None, time.monotonic()
         self._learn()
 
     async def aclose(self) -> None:
@@ -90,11 +89,10 @@ class Calls:
         await self._view.aclose()
 
     def _learn(self) -> None:
-        """The servers as the view has them, which keeps those that vanished. What was read at a
-        later time than the view has come to is added to them."""
-        seen = self._view.seen
-        instances = {each.id: each for each in seen.instances}
-        if self._listing is not None and self._listing.mark > seen.mark:
+        """Take the servers from the view, which keeps those that vanished. A list that was read
+        after the last update of the view adds to them."""
+        instances = {each.id: each for each in self._view.instances}
+        if self._listing is not None:
             instances.update((each.id, each) for each in self._listing.instances)
         clients: dict[str, HproseClient] = {}
         unusable: dict[str, str] = {}
@@ -191,7 +189,10 @@ class Calls:
                 return
             began = time.monotonic()
             try:
-                self._listing = await self._registry.instances(self.domain)
+                listing = await self._registry.instances(self.domain)
+                # An update during the read may be newer than the list. If it is older, the next
+                # update follows.
+                self._listing = listing if self._updated_at < began else None
                 self._learn()
             except Closed:
                 raise
