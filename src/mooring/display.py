@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import ssl
 
 LONGEST = 200
 """Characters of a value that a message shows."""
@@ -57,6 +60,13 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     return _KINDS.get(kind, f"an object of type {kind.__name__}")
 
 
+def reason(error: OSError) -> str:
+    """Why a call of the system failed. Libraries add addresses to its text in Python's notation."""
+    if error.errno is None or isinstance(error, socket.gaierror | ssl.SSLError):
+        return error.strerror or str(error)  # their numbers are not those of the system
+    return os.strerror(error.errno)
+
+
 def describe(error: BaseException) -> str:
     """An exception in words, without the name of its type."""
     if isinstance(error, KeyError) and error.args:
@@ -64,7 +74,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, UnicodeError):
         return "the text is not UTF-8"
     if isinstance(error, OSError) and error.strerror:
-        text = error.strerror
+        text = reason(error)
         return f"{printable(str(error.filename))}: {text}" if error.filename else text
     if text := str(error).strip().partition("\n")[0]:
         return printable(text)

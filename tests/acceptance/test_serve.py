@@ -30,6 +30,7 @@ from mooring.testing.etcd import EtcdServer
 from tests.acceptance.serving import Served
 from tests.acceptance.test_cli import mooring_command
 from tests.waiting import eventually
+from tests.wording import PYTHONS
 
 
 def get(url: str, trust: ssl.SSLContext | None = None) -> tuple[int, str]:
@@ -179,6 +180,21 @@ def test_a_port_that_is_taken_is_named():
             done = mooring_command("serve", "--store=memory://", f"{flag}={address}", other)
             assert done.returncode == 1
             assert address in done.stderr
+            assert not PYTHONS.search(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("192.0.2.1", "Cannot assign requested address"), ("nix.invalid", "the host is unknown")],
+)
+def test_a_host_at_which_it_cannot_listen_is_named(host: str, why: str):
+    address = f"{host}:7480"
+    done = mooring_command(
+        "serve", "--store=memory://", f"--http={address}", "--etcd=off", "--insecure"
+    )
+    assert done.returncode == 1
+    expected = f"mooring: cannot listen at {address} ({why}): choose another with --http"
+    assert done.stderr.splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize(

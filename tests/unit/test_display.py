@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,9 @@ def test_a_key_in_a_message_is_text():
             "/x<U+001B>: No such file or directory",
         ),
         (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(113, "Connect call failed ('10.0.0.1', 2379)"), "No route to host"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "wrong version number"), "wrong version number"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "the text is not UTF-8"),
         (TimeoutError(), "timeout error"),
         (RuntimeError("first\nsecond"), "first"),

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mooring.connections import ConnectionLimit
+from mooring.display import reason
 from mooring.errors import InvalidRequest, StoreError
 from mooring.server.settings import ServerSettings, split
 from mooring.tasks import Tasks
@@ -47,16 +48,18 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
     host, port = split("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        place = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
         listening = _Listening(
-            socket.create_server((host, port), family=family, backlog=1024),
+            socket.create_server(place, family=family, backlog=1024),
             settings.connections.limit(),
             refusal=b"" if settings.tls else _ANSWER % b"429 Too Many Requests",
         )
     except OSError as error:
+        why = "the host is unknown" if isinstance(error, socket.gaierror) else reason(error)
         raise StoreError(
-            f"cannot listen at {settings.http} ({error.strerror}): choose another with --http"
+            f"cannot listen at {settings.http} ({why}): choose another with --http"
         ) from error
-    except (TypeError, UnicodeError) as error:
+    except UnicodeError as error:
         raise InvalidRequest(f"--http {settings.http}: {host} is no host's name") from error
     # Connections have it from here. asyncio sets it only on sockets that name their protocol, which
     # this one does not; without it every answer waits 40 ms for the client to acknowledge its head.

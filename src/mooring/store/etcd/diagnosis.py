@@ -12,7 +12,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
-from mooring.display import quoted
+from mooring.display import quoted, reason
 from mooring.store.etcd.settings import TLS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -67,7 +67,7 @@ async def _look(address: str, tls: TLS | None) -> Problem | None:
     except OSError as error:
         if isinstance(error, ConnectionError):  # it hung up on us
             return await _mismatch(address, tls)
-        return Problem(f"{address} cannot be reached: {error.strerror or error}", final=False)
+        return Problem(f"{address} cannot be reached: {reason(error)}", final=False)
     if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
         return None
     return await _mismatch(address, tls, greeting)
