@@ -156,6 +156,8 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
     for face in ("http", "etcd", "xds", "quota"):
         if told.get(face) is False:
             told[face] = "off"  # as YAML reads an `off` without quotes
+    if type(told.get("quota")) is int:
+        told["quota"] = quoted(told["quota"])
     try:
         settings = msgspec.convert(told, ServerSettings)
     except msgspec.ValidationError as error:
