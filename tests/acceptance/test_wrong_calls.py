@@ -94,6 +94,7 @@ login {v} --cert {f}/none                             --cert
 login {v} --key {f}/none                              name that with --cert
 token create a --role nix                             there is no role 'nix'
 token create a --role admin --expires x               write it like 10s
+token create a --role viewer --tenant 0               Invalid value for '--tenant'
 xds bootstrap                                         name one of --grpc and --envoy
 xds bootstrap --envoy --listen nix                    write it like 127.0.0.1:10000
 migrate jxt verify {s} --verified {f}/text/x          cannot be

@@ -63,6 +63,7 @@ NONSENSE = [
     {"name": "a", "role": "viewer", "groups": "Common"},
     {"name": "a", "role": "viewer", "tenants": ["x"]},
     {"name": "a", "role": "viewer", "tenants": [-1]},
+    {"name": "a", "role": "viewer", "tenants": [0]},
     {"name": "a", "role": "viewer", "more": 1},
     [],
     b"",

@@ -23,6 +23,7 @@ from mooring.cli.printing import show, show_json
 from mooring.cli.telling import note, printable
 from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.tenants.keys import MAX_ID
 
 ROLES = ("viewer", "operator", "admin", "service")
 
@@ -40,7 +41,8 @@ def create(
         list[str] | None, typer.Option("--group", metavar="GROUP", help="only in this group")
     ] = None,
     tenant: Annotated[
-        list[int] | None, typer.Option("--tenant", metavar="ID", help="only for this tenant")
+        list[int] | None,
+        typer.Option("--tenant", metavar="ID", min=1, max=MAX_ID, help="only for this tenant"),
     ] = None,
     expires: Annotated[
         str, typer.Option(metavar="DURATION", help="after how long: 30d, 12h, never")

@@ -16,6 +16,7 @@ from mooring.server.http.calls import Call
 from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 from mooring.server.http.paging import Page, cut
+from mooring.tenants.keys import MAX_ID
 
 NEVER = "never"
 ADMINISTERING = need("admin", "everything")
@@ -56,7 +57,7 @@ class TokenWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         list[Annotated[str, msgspec.Meta(max_length=255)]], msgspec.Meta(max_length=1000)
     ] = []
     tenants: Annotated[
-        list[Annotated[int, msgspec.Meta(ge=0, le=10**18)]], msgspec.Meta(max_length=1000)
+        list[Annotated[int, msgspec.Meta(ge=1, le=MAX_ID)]], msgspec.Meta(max_length=1000)
     ] = []
     expires: Annotated[str, msgspec.Meta(max_length=40)] = "90d"
     """After how long it is of no more use (`30d`, `12h`), or `never`."""
