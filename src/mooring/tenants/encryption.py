@@ -1,8 +1,8 @@
 """Whether the passwords below a namespace are encrypted, so that none is added in clear text.
 
 A marker beside the tenants says so, with the id of the key. A publisher that writes an encrypted
-password leaves it there. Without a marker, all tenants are looked through once for encrypted
-passwords of other programs, and the marker says what was found.
+password leaves it there. Without a marker, a publish in clear text looks through all tenants for
+encrypted passwords of other programs, and marks what it finds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from mooring.tenants.publishing import NOTHING_RESENT, Parts, Resent
 from mooring.tenants.secrets import CURRENT, Keyring
 
 _SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
-_SAMPLE = 1000  # entries that are looked at each time although all were looked through once
 
 
 class Marker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     key_id: str = ""
     """The key of the encrypted passwords; empty: unknown."""
-    clear: bool = False
-    """Whether no password was encrypted when all were looked through."""
 
 
 class Sealed(NamedTuple):
@@ -71,16 +68,22 @@ async def judged(
     entry = (await store.read(key(keys.encryption))).first
     at = 0 if entry is None else entry.modified
     there = known = None if entry is None else _marker(entry.value)
+    ours = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
     problem = ""
     if clear and refuse:
-        if known is None or known.clear:
-            known = await _looked_through(store, keys, sample=known is not None)
-        if not known.clear:
+        known = there or await _in_use(store, keys)
+        if known is None and sealed:
             problem = (
-                f"{clear[0]}.password would be stored in clear text, but other passwords are "
+                f"{clear[0]}.password would be stored in clear text, but that of {sealed[0]} is "
                 f"encrypted: set {CURRENT[0]}{ring.remark}"
             )
-    ours = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
+        if known is not None:
+            which = f" with the key {known.key_id}" if known.key_id else ""
+            problem = (
+                f"{clear[0]}.password would be stored in clear text, but {keys.namespace} has or "
+                f"had passwords that are encrypted{which}: set {CURRENT[0]}{ring.remark}, or "
+                f"delete {keys.encryption.decode()} if none is left"
+            )
     if ring.borrowed and ring.current in ours and not problem:
         foreign = await _foreign_key(store, keys, ring, known)
         if foreign is not None:
@@ -90,7 +93,7 @@ async def judged(
                 f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key "
                 f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
             )
-    if sealed and not problem and (known is None or known.clear or ring.current in ours):
+    if sealed and not problem and (known is None or ring.current in ours):
         known = Marker(ring.current if ring.current in ours else next(iter(ours)))
     new = known is not None and known != there
     writes = (Put(keys.encryption, msgspec.json.encode(known)),) if new else ()
@@ -103,14 +106,12 @@ async def judged(
     return Passwords(clear, writes, checks)
 
 
-async def _looked_through(store: Store, keys: Keys, *, sample: bool) -> Marker:
-    if sample:
-        page = await store.read(keys.all, limit=_SAMPLE)
-        first = next(_sealed(page.entries), None)
-    else:
-        async with contextlib.aclosing(_encrypted(store, keys)) as found:
-            first = await anext(found, None)
-    return Marker(clear=True) if first is None else Marker(first.key_id)
+async def _in_use(store: Store, keys: Keys) -> Marker | None:
+    """The key of the first encrypted password; None if there is none."""
+    async with contextlib.aclosing(_encrypted(store, keys)) as found:
+        async for first in found:
+            return Marker(first.key_id)
+    return None
 
 
 async def _foreign_key(

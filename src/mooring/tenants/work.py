@@ -10,9 +10,10 @@ import msgspec
 from mooring.errors import OutcomeUnknown, StoreError
 from mooring.store.contract import Check, Write
 from mooring.tenants.encryption import Passwords
-from mooring.tenants.hiding import clear_secrets_of
-from mooring.tenants.keys import Owner, field_of, is_area, named
+from mooring.tenants.hiding import clear_secrets_of, is_hidden
+from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.publishing import Difference, Held, Parts, Unread
+from mooring.tenants.rules import FIELDS
 from mooring.tenants.secrets import CURRENT
 
 Require = Callable[[Held], None]
@@ -142,13 +143,12 @@ class Work:
                 f"no encryption key is set: the password of {', '.join(clear)} is stored in clear "
                 f"text (set {CURRENT[0]})"
             )
-        for each in self.changes if is_area(self.tenant) else ():
-            if not isinstance(each.after, Unread) and (
-                secrets := clear_secrets_of(field_of(each.path), each.after)
-            ):
+        for each in self.changes if self.action != "rekey" else ():
+            if secrets := _in_clear_text(each):
                 which = f": {', '.join(secrets)}" if any(secrets) else ""
                 yield (
-                    f"{each.path}{which} is stored in clear text: shared settings are not encrypted"
+                    f"{each.path}{which} is stored in clear text: only passwords of databases are "
+                    "encrypted"
                 )
 
     def published(self) -> Published:
@@ -161,3 +161,18 @@ class Work:
             self.lost if self.changes else (),
             tuple(self.remarks()),
         )
+
+
+def _in_clear_text(change: Difference) -> tuple[str, ...]:
+    """The secrets of a part that are never encrypted, by their fields."""
+    value = change.after
+    if isinstance(value, Unread):
+        return ()
+    if isinstance(value, dict):
+        known = FIELDS.get(kind_of(change.path), {})  # a password that is encrypted, or a hash
+        value = {
+            field: inner
+            for field, inner in value.items()
+            if field not in known or not is_hidden(field)
+        }
+    return clear_secrets_of(field_of(change.path), value)

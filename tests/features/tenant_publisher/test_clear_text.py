@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import msgspec
 import pytest
 
@@ -12,7 +10,7 @@ from mooring.model import JSON
 from mooring.store import Committed, Delete, Put, Store, key
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
-from tests.features.tenant_files import KEYS, Interrupted, document
+from tests.features.tenant_files import KEYS, document
 from tests.features.tenant_publisher.support import NO_KEY, RING, Commit, hooked, value
 
 OTHER = b"o" * 32
@@ -80,26 +78,24 @@ async def test_they_count_wherever_they_are_and_are_looked_for_once(
         await keyless.apply(document(2))
 
 
-async def test_if_none_is_encrypted_all_are_looked_at_only_once(store: Store):
-    class Counting(Interrupted):
-        pages = 0
-
-        async def read(self, range, **options):
-            self.pages += KEYS.all.start <= range.start < KEYS.all.end
-            return await self._store.read(range, **options)
-
+async def test_those_that_another_program_writes_later_count_wherever_they_are(
+    store: Store, keyless: Publisher
+):
     await many(store)
-    counting = Counting(store, 9, "")
-    keyless = Publisher(cast(Store, counting), ring=NO_KEY, by="bob")
     await keyless.put(2, "database/query", database())
-    assert counting.pages == 2
-    assert await value(store, KEYS.encryption) == {"clear": True}
-    await keyless.put(3, "database/query", database())
-    assert counting.pages == 3, "only the first page, in which another program may have written"
-    await Publisher(store, ring=RING).put(4, "database/query", database())
-    assert await value(store, KEYS.encryption) == {"keyId": RING.current}
-    with pytest.raises(InvalidRequest, match="clear text"):
-        await keyless.put(5, "database/query", database())
+    await store.commit(Put(KEYS.part(999_999, "database/query"), sealed()))
+    with pytest.raises(InvalidRequest, match=f"clear text.*with the key {RING.current}"):
+        await keyless.put(3, "database/query", database())
+    assert await keyless.read(3) == {}
+
+
+async def test_an_encrypted_password_in_the_same_publish_counts(store: Store, keyless: Publisher):
+    parts = {"query": database(), "files": msgspec.json.decode(sealed())}
+    parts["files"]["database"] = "y"
+    with pytest.raises(InvalidRequest, match=r"clear text.*that of database/files is encrypted"):
+        await keyless.apply(document(2, database=parts))
+    assert await keyless.read(2) == {}
+    await keyless.apply(document(2))
 
 
 async def test_an_empty_encrypted_password_does_not_count(store: Store, keyless: Publisher):
@@ -108,14 +104,23 @@ async def test_an_empty_encrypted_password_does_not_count(store: Store, keyless:
     await keyless.apply(document(2))
 
 
-async def test_it_is_refused_after_the_encrypted_one_moved_out_of_the_sample(
+async def test_after_the_last_encrypted_one_is_gone_the_refusal_says_what_to_do(
     store: Store, publisher: Publisher, keyless: Publisher
 ):
-    """The marker says so, however many tenants there are."""
+    """The marker stays. A key always helps, and so does deleting the marker."""
     await publisher.apply(document(1))
-    await store.commit(Delete(key(KEYS.part(1, "database/query"))))
-    with pytest.raises(InvalidRequest, match="clear text"):
+    await publisher.delete(1)
+    with pytest.raises(InvalidRequest) as refused:
         await keyless.apply(document(2))
+    assert str(refused.value) == (
+        "tenant 2: database/query.password would be stored in clear text, but jxt has or had "
+        f"passwords that are encrypted with the key {RING.current}: set MOORING_ENCRYPTION_KEY, or "
+        "delete jxt/_encryption if none is left"
+    )
+    await Publisher(store, ring=Keyring([OTHER])).apply(document(2))
+    await publisher.delete(2)
+    await store.commit(Delete(key(KEYS.encryption)))
+    await keyless.apply(document(2))
 
 
 async def test_without_encrypted_passwords_it_is_stored_with_a_warning(
@@ -144,6 +149,26 @@ async def test_secrets_that_all_tenants_share_are_stored_with_a_warning(
     done = await publisher.put_common("platform/configs/theme", {"colour": "blue"})
     removed = await publisher.remove_common("platform/configs/mail")
     assert done.remarks == removed.remarks == ()
+    assert "clear text" not in caplog.text
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+async def test_other_secrets_of_a_tenant_are_stored_with_a_warning(
+    store: Store, encrypted: bool, caplog: pytest.LogCaptureFixture
+):
+    publisher = Publisher(store, ring=RING if encrypted else NO_KEY)
+    await publisher.apply(document(1, database={}))
+    value: JSON = {"driver": "x", "database": "y", "extra": {"replicaPassword": "pw"}}
+    done = await publisher.put(1, "database/query", value)
+    told = "database/query: replicaPassword is stored in clear text"
+    assert told in caplog.text
+    assert [told in remark for remark in done.remarks] == [True]
+    done = await publisher.put(1, "storage", {"extra": {"secretKey": "pw", "region": "eu"}})
+    assert ["storage: secretKey is stored" in remark for remark in done.remarks] == [True]
+    caplog.clear()
+    hashed = await publisher.put(1, "ftp/one", {"passwordHash": "$2a$10$x"})
+    removed = await publisher.remove(1, "storage")
+    assert hashed.remarks == removed.remarks == ()
     assert "clear text" not in caplog.text
 
 

@@ -418,8 +418,8 @@ export const SENTENCES = [
     "未设置加密密钥：$1 的密码以明文存储（请设置 $2）",
   ],
   [
-    /^(.*) is stored in clear text: shared settings are not encrypted$/,
-    "$1 以明文存储：共享设置不加密",
+    /^(.*) is stored in clear text: only passwords of databases are encrypted$/,
+    "$1 以明文存储：只有数据库密码会加密",
   ],
   [/^too large for one transaction, written in (\d+)$/, "对一个事务来说太大，已分 $1 个事务写入"],
   [/^readers may have seen it in between$/, "读取方可能看到了中间状态"],
