@@ -22,12 +22,16 @@ CONFIG: dict[str, JSON] = {
     "limit": 5,
     "mirror": "https://u:hunter2@mirror.example",
     "smtp": {"host": "mail", "auth": "hunter2", "tries": 3},
+    "lines": ["-----BEGIN PRIVATE KEY-----", "hunter2", "-----END PRIVATE KEY-----"],
+    "numbered": {"1": "-----BEGIN PRIVATE KEY-----", "2": "hunter2"},
 }
 SHOWN: dict[str, JSON] = {
     "db_password": MASK,
     "limit": 5,
     "mirror": f"https://u:{MASK}@mirror.example",
     "smtp": {"host": "mail", "auth": MASK, "tries": 3},
+    "lines": [MASK, MASK, MASK],
+    "numbered": {"1": MASK, "2": MASK},
 }
 
 
@@ -159,9 +163,24 @@ async def test_a_mask_that_is_sent_back_keeps_what_is_there(admin: Admin, echo: 
     assert await kept(admin) == {**CONFIG, "limit": 6, "smtp": smtp}
     assert "hunter2" not in str(noted(admin))
     # A mask of which there is nothing is no secret.
-    for change in ({"new_token": MASK}, {"mirror": f"https://u:{MASK}@evil.example"}):
+    for change in (
+        {"new_token": MASK},
+        {"mirror": f"https://u:{MASK}@evil.example"},
+        {"lines": [MASK, MASK]},
+        {"numbered": {"3": MASK}},
+        {"cert": MASK},
+    ):
         assert "masked" in error(await edit(admin, {"set": change}), 400)
     assert await kept(admin) == {**CONFIG, "limit": 6, "smtp": smtp}
+
+
+async def test_the_audit_of_one_line_of_a_private_key_does_not_show_it(admin: Admin, echo: None):
+    lines: dict[str, JSON] = {"k1": "-----BEGIN PRIVATE KEY-----", "k2": "hunter2"}
+    await admin.hub.registry.configure("Common/echo", set=lines)
+    for change in ({"set": {"k2": MASK, "limit": 7}}, {"set": {"k2": "hunter3"}}):
+        told(await edit(admin, change))
+        assert "hunter" not in str(noted(admin))
+    assert (await kept(admin))["k2"] == "hunter3"
 
 
 async def test_a_secret_in_a_configuration_goes_nowhere_else_by_its_mask(admin: Admin, echo: None):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring import Instance
+from mooring.cli.instances import record, without_secrets
 from mooring.model import JSON, Config, State, Status, applied
 from mooring.server.fleet import summary as summary_module
 from mooring.server.fleet.summary import (
@@ -152,6 +153,15 @@ def test_a_private_key_in_metrics_is_masked():
     one = at(1, status=Status(metrics={"tls": {"bundle": pem, "days": 3}}))
     assert "MIIE" not in encode(instance_detail(one)).decode()
     assert "MIIE" not in encode(instance_metrics(one)).decode()
+
+
+def test_a_private_key_whose_lines_are_fields_is_masked():
+    pem = {"a": "-----BEGIN PRIVATE KEY-----", "b": "MIIE", "c": "-----END PRIVATE KEY-----"}
+    config = Config(metadata=pem, values={**pem, "list": [*pem.values()]})
+    one = at(1, status=Status(metrics={**pem}), metadata=pem, config=config)
+    assert "MIIE" not in encode(instance_detail(one)).decode()
+    assert "MIIE" not in encode(instance_metrics(one)).decode()
+    assert "MIIE" not in str(record(without_secrets(one)))
 
 
 def test_an_instance_that_is_not_checked_is_healthy():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -20,13 +22,17 @@ from mooring.tenants.hiding import (
 from mooring.tenants.secrets import MASK
 
 
+def encoded(value: JSON) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 @pytest.mark.parametrize("kind", ["PRIVATE KEY", "RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"])
 def test_a_private_key_is_masked_under_any_name(kind: str):
     pem = f"-----BEGIN {kind}-----\nMIIEvQ\n-----END {kind}-----\n"
-    assert masked({"cert": pem, "a": [f"x {pem} y"], "b": pem[:30]}) == {
+    assert masked({"cert": pem, "a": [f"x {pem} y"], "b": "c"}) == {
         "cert": f"{MASK}\n",
         "a": [f"x {MASK}\n y"],
-        "b": MASK if len(f"-----BEGIN {kind}-----") <= 31 else pem[:30],
+        "b": "c",
     }
     assert masked_text(pem.partition("-----END")[0]) == MASK, "one that was cut off, too"
     assert holds_secret({"cert": pem})
@@ -54,7 +60,7 @@ def test_a_private_key_is_masked_in_any_format_and_at_any_place(pem: str):
         "a": MASK,
         "b": [f"x {MASK} y", {"c": MASK}],
     }
-    within = masked({"json": msgspec.json.encode({"a": [pem]}).decode()})
+    within = masked({"json": encoded({"a": [pem]})})
     assert within == {"json": f'{{"a":["{MASK}"]}}'}
     assert holds_secret([{"a": pem}])
     assert [*clear_secrets({"a": {"b": pem}})] == ["a.b"]
@@ -67,6 +73,34 @@ def test_a_private_key_that_is_the_name_of_a_field_is_masked(pem: str):
     assert holds_secret(told)
     assert [*clear_secrets(told)] == [f"a.{MASK}"]
     assert holds_mask(masked(told)), "written back, it would cost the key"
+
+
+@pytest.mark.parametrize("pem", KEYS.values(), ids=KEYS)
+def test_a_private_key_whose_lines_are_elements_is_masked(pem: str):
+    texts = re.split(r"\r?\n|\\n", pem)
+    lines: list[JSON] = [*texts]
+    by_number: dict[str, JSON] = {f"line {n}": line for n, line in enumerate(lines)}
+    by_line: dict[str, JSON] = dict.fromkeys(texts, 1)
+    values: list[JSON] = [lines, by_number, by_line, {"a": lines}, {"a": {"b": by_number}}]
+    for told in (*values, values):
+        assert "MIIEvQ".lower() not in str(masked(told)).lower()
+        assert "MIIEvQ".lower() not in str(masked({"json": encoded(told)})).lower()
+        assert holds_secret(told)
+        assert holds_mask(masked(told)), "written back, it would cost the key"
+    assert masked({"a": lines, "b": "c"}) == {"a": [MASK] * len(lines), "b": "c"}
+    assert masked({**by_number, "weight": 5, "none": None, "more": ["x"]}) == {
+        **dict.fromkeys(by_number, MASK),
+        "weight": 5,
+        "none": None,
+        "more": MASK,
+    }
+    assert [*clear_secrets({"a": lines, "b": {"c": by_number}})] == ["a", "b.c"]
+    assert [*clear_secrets(by_number)] == [*by_number]
+
+
+def test_a_mask_is_found_under_any_name():
+    values: list[JSON] = [{"a": MASK}, {"a": [f"x {MASK}"]}, MASK, [MASK, "x"]]
+    assert all(map(holds_mask, values))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +142,7 @@ def test_what_its_name_calls_secret_is_masked(field: str):
     assert masked({field: None}) == {field: None}
     assert holds_secret([{"a": {field: 1}}])
     assert holds_mask({"a": [{field: MASK}]})
-    assert not holds_mask({"a": MASK, field: "x"})
+    assert not holds_mask({"a": "y", field: "x"})
 
 
 @pytest.mark.parametrize(

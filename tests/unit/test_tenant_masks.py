@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.cli.tenant.changes import lines
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
-from mooring.tenants.document import parse
+from mooring.tenants.changes import record
+from mooring.tenants.document import parse, written
 from mooring.tenants.hiding import holds_mask
 from mooring.tenants.masks import restored, shown
 from mooring.tenants.publishing import Parts, Unread, differences
@@ -66,7 +68,7 @@ def test_masks_in_a_list_that_was_edited_are_not_guessed():
     assert holds_mask(dict(restored(document, there).sections["meta"]))
 
 
-words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+words = st.text(st.characters(codec="utf-8", exclude_characters=f"\0{MASK}"), max_size=8)
 texts = st.sampled_from(["https://u:pw@h", "password=1", '{"token": "x"}', '{"token": ""}'])
 trees: st.SearchStrategy[JSON] = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | words | texts,
@@ -102,3 +104,28 @@ def test_a_password_in_an_address_is_masked_and_kept():
     sent = restored(parse({"id": 7, "database": {"orders": orders}}), parts)
     with pytest.raises(InvalidRequest, match="masked"):
         sent.applied(parts, RING)
+
+
+LINES: list[JSON] = ["-----BEGIN PRIVATE KEY-----", "MIIEvQ", "-----END PRIVATE KEY-----"]
+BY_NUMBER: dict[str, JSON] = {f"line{n}": line for n, line in enumerate(LINES)}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"a": LINES}, {"a": BY_NUMBER}, {"a": [BY_NUMBER]}, BY_NUMBER],
+    ids=["list", "map", "map in a list", "fields"],
+)
+def test_the_lines_of_a_private_key_are_masked_and_kept(extra: dict[str, JSON]):
+    meta = {"code": "acme", "name": "Acme"}
+    parts = made({**FILE, "meta": {**meta, "extra": extra}})
+    told = shown(7, parts).document
+    assert "MIIEvQ" not in str(told)
+    assert "Acme" in str(told)
+    assert differences(parts, restored(parse(told), parts).applied(parts, RING)) == []
+    with pytest.raises(InvalidRequest, match="masked"):
+        restored(parse(told), {}).applied({}, RING)
+    assert "MIIEvQ" not in str(written(7, parts)), "what a publish keeps is left out"
+    after = made({**FILE, "meta": {**meta, "extra": {"a": "b", "line1": "guess"}}})
+    for one, other in ((parts, after), (after, parts), ({}, parts)):
+        for difference in differences(one, other):
+            assert "MIIEvQ" not in str([record(difference), *lines(difference)])

@@ -25,7 +25,7 @@ from mooring.display import quoted
 from mooring.errors import RegistryError
 from mooring.hub import Hub
 from mooring.model import JSON
-from mooring.tenants.hiding import holds_mask, masked_field, masked_name
+from mooring.tenants.hiding import holds_mask, masked_fields
 
 app = typer.Typer(help="What the operator says: get, set, unset.", no_args_is_help=True)
 
@@ -48,7 +48,7 @@ def get(
     if reveal:
         note(f"the secrets of {_subject(service, instance)} are shown in clear text")
     else:
-        fields = _masked(fields)
+        fields = masked_fields(fields)
     if not key:
         _show(fields, as_json)
     elif key not in fields:
@@ -90,7 +90,7 @@ def set_values(
         if holds_mask({name: value}):
             raise typer.BadParameter(f"{name} is masked: give the secret itself, or leave it out")
     told = run_command(_configure(service, instance, new, (), store, registry, layout))
-    _show(_masked(told), as_json)
+    _show(masked_fields(told), as_json)
 
 
 @app.command()
@@ -105,7 +105,7 @@ def unset(
 ) -> None:
     """Take values back, and print what is still set."""
     told = run_command(_configure(service, instance, {}, tuple(keys), store, registry, layout))
-    _show(_masked(told), as_json)
+    _show(masked_fields(told), as_json)
 
 
 async def _configure(
@@ -140,10 +140,6 @@ def _typed(text: str) -> JSON:
     except msgspec.DecodeError:
         return text
     return value
-
-
-def _masked(fields: Fields) -> Fields:
-    return {masked_name(name): masked_field(name, value) for name, value in fields.items()}
 
 
 def _subject(service: str, instance: str) -> str:

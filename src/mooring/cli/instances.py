@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -24,7 +24,7 @@ from mooring.cli.telling import note
 from mooring.display import quoted
 from mooring.errors import RegistryError
 from mooring.model import JSON, Config, Instance, RecordedMetadata, Time, now
-from mooring.tenants.hiding import masked_field, masked_name
+from mooring.tenants.hiding import masked_fields
 
 _SPARE = ("protocol", "ports", "metadata")
 _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
@@ -82,19 +82,20 @@ async def _deregister(
 
 
 def without_secrets(instance: Instance) -> Instance:
-    """The instance as people are shown it: the secrets in its metadata and config are masked."""
-    config = instance.config
+    """The instance as people are shown it: the secrets in what it and operators say are masked."""
+    config, status = instance.config, instance.status
     return msgspec.structs.replace(
         instance,
         metadata=RecordedMetadata(_masked(instance.metadata)),
         config=msgspec.structs.replace(
-            config, metadata=_masked(config.metadata), values=_masked(config.values)
+            config, metadata=_masked(config.metadata), values=masked_fields(config.values)
         ),
+        status=msgspec.structs.replace(status, metrics=masked_fields(status.metrics)),
     )
 
 
-def _masked(fields: Mapping[str, JSON]) -> dict[str, Any]:
-    return {masked_name(name): masked_field(name, value) for name, value in fields.items()}
+def _masked(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {name: str(value) for name, value in masked_fields(metadata).items()}
 
 
 def record(instance: Instance) -> dict[str, JSON]:

@@ -23,7 +23,7 @@ from mooring.cli.telling import hear, note, printable
 from mooring.discovery.view import View
 from mooring.mirror import Change
 from mooring.model import JSON, Instance
-from mooring.tenants.hiding import masked_field, masked_name
+from mooring.tenants.secrets import MASK
 
 Action = Literal["added", "removed", "updated"]
 
@@ -101,16 +101,15 @@ def event_of(change: Change[str, Instance]) -> Event | None:
     if change.before is None:
         return Event("added", without_secrets(change.after), {})
     before, after = _facts(change.before), _facts(change.after)
+    shown = without_secrets(change.after)
+    was, now = _facts(without_secrets(change.before)), _facts(shown)
     changed = {
-        masked_name(name): (_masked(name, before), _masked(name, after))
+        told: (was.get(told, ""), now.get(told, ""))
         for name in {**before, **after}
         if before.get(name) != after.get(name)
+        for told in [name if name in was or name in now else MASK]
     }
-    return Event("updated", without_secrets(change.after), changed) if changed else None
-
-
-def _masked(name: str, facts: Mapping[str, str]) -> str:
-    return str(masked_field(name, facts.get(name, "")))
+    return Event("updated", shown, changed) if changed else None
 
 
 def _facts(instance: Instance) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from mooring.model import JSON
-from mooring.tenants.hiding import is_hidden, masked, masked_field
+from mooring.tenants.hiding import is_hidden, is_split_key, masked, masked_field
 from mooring.tenants.history import is_closed
 from mooring.tenants.keys import field_of
 from mooring.tenants.publishing import Difference, Unread
@@ -24,7 +24,7 @@ class FieldChange(NamedTuple):
     before: JSON | Unread
     after: JSON | Unread
     hidden: bool = False
-    """Whether the whole part is secret."""
+    """Whether it is secret as a whole, whatever its name."""
 
     @property
     def action(self) -> Action:
@@ -81,14 +81,16 @@ def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator
     if before == after and not isinstance(before, Unread):
         return
     maps = isinstance(before, dict) and isinstance(after, dict)
-    if not maps or is_closed(before) or is_closed(after):
+    split = is_split_key(before) or is_split_key(after)
+    if not maps or is_closed(before) or is_closed(after) or (split and place):
         yield FieldChange(place, before, after)
         return
     assert isinstance(before, dict)
     assert isinstance(after, dict)
     for name in {**before, **after}:
         inner = f"{place}.{name}" if place else name
-        yield from _within(inner, before.get(name), after.get(name))
+        for change in _within(inner, before.get(name), after.get(name)):
+            yield change._replace(hidden=True) if split else change
 
 
 def record(difference: Difference) -> Mapping[str, JSON]:

@@ -24,7 +24,7 @@ from mooring.display import quoted
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.names import nearest
-from mooring.tenants.hiding import clear_secrets, holds_secret, is_secret, masked
+from mooring.tenants.hiding import clear_secrets, holds_secret, is_secret, is_split_key, masked
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
 from mooring.tenants.merging import merged
 from mooring.tenants.publishing import Parts, Resent
@@ -152,9 +152,17 @@ def written(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str, JS
     return document
 
 
+def hidden_extra(kind: str, value: Mapping[str, JSON]) -> set[str]:
+    """The fields of a part that are not known and hold a secret, or lines of a private key."""
+    extra = {name: inner for name, inner in value.items() if name not in (*FIELDS[kind], *IDENTITY)}
+    split = is_split_key(extra)
+    return {name for name, inner in extra.items() if split or holds_secret({name: inner})}
+
+
 def _fields(kind: str, value: Mapping[str, JSON], secrets: bool) -> dict[str, JSON]:
     known: dict[str, JSON] = {}
     extra: dict[str, JSON] = {}
+    hidden = () if secrets else hidden_extra(kind, value)
     for name, inner in value.items():
         repeats = name in IDENTITY and (kind, name) != ("database", "username")
         if repeats or inner is None or (name == "passwordKeyId" and not secrets):
@@ -162,6 +170,6 @@ def _fields(kind: str, value: Mapping[str, JSON], secrets: bool) -> dict[str, JS
         if name in FIELDS[kind]:
             if secrets or not is_secret(name):
                 known[name] = inner
-        elif secrets or not holds_secret({name: inner}):
+        elif name not in hidden:
             extra[name] = inner
     return known | ({EXTRA: extra} if extra else {})

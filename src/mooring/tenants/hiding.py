@@ -9,7 +9,7 @@ looks at, for anybody may have written it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -33,8 +33,8 @@ _HARMLESS = re.compile(r"key_?id$", re.IGNORECASE)
 
 _PRIVATE_KEY = re.compile(  # in PEM, in the format of SSH2, or in that of PuTTY
     r"(?:(?<!-)-{4,}+ ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,}+"
-    r"(.*?)(?:(?<!-)-{4,}+ ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,}+|\Z))"
-    r"|PuTTY-User-Key-File-\d(.*?)(?:Private-(?:MAC|Hash): ?[0-9A-F]*|\Z)",
+    r"(.*?)((?<!-)-{4,}+ ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,}+|\Z))"
+    r"|PuTTY-User-Key-File-\d(.*?)(Private-(?:MAC|Hash): ?[0-9A-F]*|\Z)",
     re.DOTALL | re.IGNORECASE,
 )
 _SPACE = re.compile(r"\s")
@@ -60,17 +60,34 @@ def is_hidden(field: str) -> bool:
     )
 
 
+def is_split_key(value: object) -> bool:
+    """Whether an element of a list or map begins a private key and does not end it: the others may
+    be the rest of its lines."""
+    if isinstance(value, Mapping):
+        return any(map(_begins_key, (*value, *value.values())))
+    return isinstance(value, list) and any(map(_begins_key, value))
+
+
+def _begins_key(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and _may_hold_key(value)
+        and any(not (key[2] or key[4]) for key in _PRIVATE_KEY.finditer(value))
+    )
+
+
+def _may_be_line(value: JSON) -> bool:
+    return isinstance(value, str | dict | list) and value != ""
+
+
 def holds_mask(value: JSON, deep: int = DEEPEST) -> bool:
     """Whether a value was masked for people: written back, it would cost the secret."""
     if isinstance(value, dict | list):
         within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
         return deep > 0 and any(
-            MASK in name or (is_hidden(name) and inner == MASK) or holds_mask(inner, deep - 1)
-            for name, inner in within
+            MASK in name or holds_mask(inner, deep - 1) for name, inner in within
         )
-    if not isinstance(value, str) or MASK not in value:
-        return False
-    return MASK in _secrets(value) or holds_mask(_structure(value), deep)
+    return isinstance(value, str) and MASK in value
 
 
 def holds_secret(value: JSON, deep: int = DEEPEST) -> bool:
@@ -92,6 +109,9 @@ def clear_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator
     if not isinstance(value, dict):
         if place and _is_clear(value, deep):
             yield place
+        return
+    if is_split_key(value):
+        yield from (place,) if place else map(masked_name, value)
         return
     for name, inner in value.items():
         shown = masked_name(name)
@@ -131,12 +151,24 @@ def masked(value: JSON, deep: int = DEEPEST) -> JSON:
     if isinstance(value, dict | list) and deep <= 0:
         return MASK
     if isinstance(value, dict):
-        return {
-            masked_name(name): masked_field(name, inner, deep - 1) for name, inner in value.items()
-        }
+        return masked_fields(value, deep - 1)
     if isinstance(value, list):
-        return [masked(inner, deep - 1) for inner in value]
+        split = is_split_key(value)
+        return [MASK if split and _may_be_line(each) else masked(each, deep - 1) for each in value]
     return masked_text(value) if isinstance(value, str) else value
+
+
+def masked_fields(fields: Mapping[str, JSON], deep: int = DEEPEST) -> dict[str, JSON]:
+    """The fields of a map for people."""
+    if any(map(_begins_key, fields)):
+        return {MASK: MASK}
+    split = is_split_key(fields)
+    return {
+        masked_name(name): MASK
+        if split and _may_be_line(inner)
+        else masked_field(name, inner, deep)
+        for name, inner in fields.items()
+    }
 
 
 def masked_field(name: str, value: JSON, deep: int = DEEPEST) -> JSON:
@@ -176,7 +208,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     """A text with masks for its secrets, and these."""
     found: list[str] = []
     if _may_hold_key(text):
-        found += ((key[1] or key[2] or "").strip() for key in _PRIVATE_KEY.finditer(text))
+        found += ((key[1] or key[3] or "").strip() for key in _PRIVATE_KEY.finditer(text))
         text = _PRIVATE_KEY.sub(MASK, text)
     if "://" in text and "@" in text:
         first, *rest = text.split("://")

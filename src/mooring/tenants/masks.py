@@ -10,8 +10,14 @@ import msgspec
 
 from mooring.errors import Undecipherable
 from mooring.model import JSON
-from mooring.tenants.document import Document, written
-from mooring.tenants.hiding import holds_secret, is_hidden, masked_field, masked_text
+from mooring.tenants.document import Document, hidden_extra, written
+from mooring.tenants.hiding import (
+    holds_secret,
+    is_hidden,
+    is_split_key,
+    masked_fields,
+    masked_text,
+)
 from mooring.tenants.keys import field_of, kind_of, name_of
 from mooring.tenants.merging import PASSWORD
 from mooring.tenants.publishing import Parts, Unread
@@ -58,16 +64,21 @@ def _add_secrets(
 ) -> None:
     if value.get("password") or value.get("passwordEncrypted"):
         place["password"] = MASK if ring is None else _opened(path, value, ring, problems)
-    for name, inner in value.items():
-        if name in PASSWORD or inner in (None, "") or not holds_secret({name: inner}):
-            continue
-        told = inner if ring is not None else masked_field(name, inner)
+    extra = hidden_extra(kind, value)
+    hidden = {
+        name: inner
+        for name, inner in value.items()
+        if name not in PASSWORD
+        and inner not in (None, "")
+        and (name in extra or (name in FIELDS[kind] and holds_secret({name: inner})))
+    }
+    for name, inner in (hidden if ring is not None else masked_fields(hidden)).items():
         if name in FIELDS[kind]:
-            place[name] = told
+            place[name] = inner
         else:
-            extra = place.setdefault(EXTRA, {})
-            assert isinstance(extra, dict)
-            extra[name] = told
+            told = place.setdefault(EXTRA, {})
+            assert isinstance(told, dict)
+            told[name] = inner
 
 
 def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
@@ -115,14 +126,19 @@ def unmasked(value: JSON, there: object) -> JSON:
     so does one within a text that is otherwise another."""
     if isinstance(value, dict):
         held = there if isinstance(there, dict) else {}
+        split = is_split_key(held)
         return {
             name: held[name]
-            if is_hidden(name) and inner == MASK and held.get(name) not in (None, "")
+            if (split or is_hidden(name)) and inner == MASK and held.get(name) not in (None, "")
             else unmasked(inner, held.get(name))
             for name, inner in value.items()
         }
     if isinstance(value, list) and isinstance(there, list) and len(value) == len(there):
-        return [unmasked(*pair) for pair in zip(value, there, strict=True)]
+        split = is_split_key(there)
+        return [
+            held if split and inner == MASK else unmasked(inner, held)
+            for inner, held in zip(value, there, strict=True)
+        ]
     if isinstance(value, str) and isinstance(there, str) and value == masked_text(there):
         return there
     return value

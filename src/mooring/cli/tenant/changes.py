@@ -11,7 +11,7 @@ import typer
 from mooring.cli.telling import printable
 from mooring.model import JSON
 from mooring.tenants.changes import UNREADABLE, Action, FieldChange, action_of, changed_fields
-from mooring.tenants.hiding import is_hidden, masked
+from mooring.tenants.hiding import is_hidden, is_split_key, masked
 from mooring.tenants.history import is_closed
 from mooring.tenants.keys import field_of, kind_of
 from mooring.tenants.publishing import Difference, Unread
@@ -44,9 +44,11 @@ def lines(difference: Difference) -> Iterator[tuple[Action, str]]:
         yield action, f"{path}: {_SENSITIVE[action]}"
     elif action == "add" and isinstance(after, dict):
         yield "add", path
+        split = is_split_key(after)
         for name, inner in after.items():
             if not _repeats(path, name) and inner is not None:
-                yield "add", f"    {name}: {_shown(name, inner)}"
+                shown = "(sensitive value)" if split else _shown(name, inner)
+                yield "add", f"    {name}: {shown}"
     else:
         value = before if after is None else after
         yield action, path if isinstance(value, dict) else f"{path}: {_text(value)}"

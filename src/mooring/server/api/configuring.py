@@ -106,9 +106,11 @@ def _diverted(
 ) -> Diversion | None:
     """A secret that stays while its place changes, in all that holds: `below` is the service's
     word, where that on an instance is edited. What falls back to it is no secret that stays."""
-    shown_below = {**fields(below), **{name: below[name] for name in gone if name in below}}
-    kept = {name: value for name, value in fields(before).items() if name not in gone}
-    return of_config(_over(below, before), _over(shown_below, {**kept, **told}))
+    masks_below = {
+        name: value if name in gone else masked_field(name, value) for name, value in below.items()
+    }
+    kept = {name: masked_field(name, value) for name, value in before.items() if name not in gone}
+    return of_config(_over(below, before), _over(masks_below, {**kept, **told}))
 
 
 def _fallen(

@@ -132,8 +132,9 @@ def note(
 ) -> None:
     """For the audit: what it was, what it is to be, and why."""
     after = {**set, **dict.fromkeys(unset)}
-    call.notes["before"] = fields({name: before.get(name) for name in after})
-    call.notes["after"] = fields(after)
+    was, is_now = fields(before), fields({**before, **after})
+    call.notes["before"] = {name: was.get(name) for name in fields(after)}
+    call.notes["after"] = {name: is_now.get(name) for name in fields(after)}
     if reason := getattr(call.query, "reason", ""):
         call.notes["reason"] = reason
 

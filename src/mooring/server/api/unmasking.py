@@ -11,7 +11,7 @@ from mooring.model import JSON
 from mooring.server.http.answers import Answer
 from mooring.server.http.calls import Call
 from mooring.server.http.errors import Refused
-from mooring.tenants.hiding import masked_field, masked_name
+from mooring.tenants.hiding import masked_fields
 
 
 class Unmasking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ def may_unmask(call: Call) -> bool:
 
 def fields(told: Mapping[str, JSON]) -> dict[str, Any]:
     """Fields as everybody is shown them, who may see them at all."""
-    return {masked_name(name): masked_field(name, value) for name, value in told.items()}
+    return masked_fields(told)
 
 
 def configuration(call: Call, told: Mapping[str, JSON]) -> Answer:

@@ -17,7 +17,7 @@ import msgspec
 
 from mooring.model import JSON, Config, Instance, State, Time
 from mooring.server.http.answers import shown
-from mooring.tenants.hiding import masked_field, masked_name
+from mooring.tenants.hiding import masked_fields
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -302,16 +302,16 @@ def config_shown(config: Config) -> dict[str, JSON]:
         told["zone"] = config.zone
     if config.metadata:
         told["metadata"] = dict(config.metadata)
-    return {masked_name(name): masked_field(name, told[name]) for name in sorted(told)}
+    return masked_fields(dict(sorted(told.items())))
 
 
 def metadata_shown(metadata: Mapping[str, str]) -> dict[str, str]:
     """What an instance says of itself, without its secrets."""
-    return {masked_name(name): str(masked_field(name, metadata[name])) for name in sorted(metadata)}
+    return {name: str(value) for name, value in metrics_shown(metadata).items()}
 
 
 def metrics_shown(metrics: Mapping[str, JSON]) -> dict[str, JSON]:
-    return {masked_name(name): masked_field(name, metrics[name]) for name in sorted(metrics)}
+    return masked_fields(dict(sorted(metrics.items())))
 
 
 def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> InstanceDetail:
