@@ -462,7 +462,8 @@ class TestConfiguring:
 
     async def test_secrets_are_masked_unless_they_are_asked_for(self, hub: Hub, run: Run):
         pem = "-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----"
-        secrets: dict[str, JSON] = {"password": "s3cret", "tls": {"cert": [pem]}}
+        lines: list[JSON] = [*pem.split("\n")]
+        secrets: dict[str, JSON] = {"password": "s3cret", "tls": {"cert": [pem]}, "lines": lines}
         instance = Instance("orders", "10.0.0.7", 1, metadata={"apiToken": "s3cret"})
         async with hub.register(instance):
             await hub.registry.configure("orders", set=secrets)
@@ -472,13 +473,16 @@ class TestConfiguring:
             assert "in clear text" in shown.stderr
             one = await asyncio.to_thread(run, "config", "get", "orders", "password", "--reveal")
             assert ok(one) == "s3cret\n"
-            listed = await asyncio.to_thread(run, "instances", "orders", "--json", "--reveal")
-            (found,) = objects(listed)
-            assert found["metadata"] == {"apiToken": "s3cret"}
-            assert found["config"] == secrets
-            masked = await asyncio.to_thread(run, "config", "set", "orders", f"password={MASK}")
-            assert masked.returncode == 2
-            assert "password is masked" in masked.stderr
+            for command in ("instances", "resolve"):
+                listed = await asyncio.to_thread(run, command, "orders", "--json", "--reveal")
+                (found,) = objects(listed)
+                assert found["metadata"] == {"apiToken": "s3cret"}
+                assert found["config"] == secrets
+                assert "in clear text" in listed.stderr
+            for name, text in (("password", MASK), ("cert", MASK), ("lines", f'["{MASK}"]')):
+                masked = await asyncio.to_thread(run, "config", "set", "orders", f"{name}={text}")
+                assert masked.returncode == 2
+                assert f"{name} is masked" in masked.stderr
         assert await hub.registry.config("orders") == secrets
 
     async def _are_masked(self, run: Run) -> None:

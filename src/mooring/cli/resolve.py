@@ -16,6 +16,7 @@ from mooring.cli.options import (
     JSONOption,
     LayoutOption,
     RegistryOption,
+    RevealOption,
     ServiceArgument,
     StoreOption,
     TagOption,
@@ -58,8 +59,9 @@ def resolve(
     registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
+    reveal: RevealOption = False,
 ) -> None:
-    """Print HOST:PORT of an instance to call.
+    """Print HOST:PORT of an instance to call; with --json all of it, secrets masked.
 
     Exits with 1 if there is none.
     """
@@ -71,7 +73,9 @@ def resolve(
     picked = _picks(rotation, key, count)
     if len(picked) < count:
         note(f"{service} has {len(picked)} of {count} instances that may be called")
-    _show_addresses(picked, protocol, as_json)
+    if reveal and as_json:
+        note(f"the secrets of {service} are shown in clear text")
+    _show_addresses(picked, protocol, as_json, reveal)
 
 
 async def _listed(service: str, store: str, registry: str, layout: str) -> tuple[Instance, ...]:
@@ -90,7 +94,9 @@ def _picks(rotation: Rotation, key: str, count: int) -> list[Instance]:
     return list(picked.values())
 
 
-def _show_addresses(found: Sequence[Instance], protocol: str, as_json: bool) -> None:
+def _show_addresses(
+    found: Sequence[Instance], protocol: str, as_json: bool, reveal: bool = False
+) -> None:
     def address(instance: Instance) -> str:
         return instance.address_for(protocol)
 
@@ -98,7 +104,10 @@ def _show_addresses(found: Sequence[Instance], protocol: str, as_json: bool) -> 
         show(
             found,
             {},
-            lambda each: {"address": address(each), **record(without_secrets(each))},
+            lambda each: {
+                "address": address(each),
+                **record(each if reveal else without_secrets(each)),
+            },
             as_json=True,
         )
         return
