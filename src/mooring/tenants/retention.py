@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable
 
-from mooring.errors import Conflict, OutcomeUnknown, StoreError
+from mooring.errors import Conflict, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.contract import Delete, Range, Store, Write, between, unchanged
 from mooring.tasks import Backoff
 from mooring.tenants.keys import Keys, Owner, is_area, is_id
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _BESIDE = 1.0  # seconds between two histories that a publisher looks at beside its own work
 _TRIES = 20  # lost races in a row with publishers of the same tenant
 _PAUSE = 1.0  # seconds between two histories that `run` looks at
+_LONGEST = 60.0  # seconds between two tries while the store fails
 _ROUND = 3600.0  # seconds between two rounds of `run`
 
 
@@ -58,8 +59,12 @@ class Sweeper:
             self._begun = True
             return False if begun else await self.step()
         self._begun = True
-        self._after = self._keys.history_of(owner).end
-        await self.sweep(owner)
+        before, self._after = self._after, self._keys.history_of(owner).end
+        try:
+            await self.sweep(owner)
+        except Unavailable:
+            self._after = before  # the next step resumes here
+            raise
         return True
 
     async def _next(self) -> Owner | None:
@@ -124,11 +129,14 @@ class Sweeper:
     async def run(self) -> None:
         """Sweep for ever, slowly."""
         whole = False  # the first round begins anywhere, and the rest follows at once
+        backoff = Backoff(_PAUSE, _LONGEST)
         while True:
             try:
                 more = await self.step()
             except StoreError as error:
                 log.debug("histories of tenants: not swept: %s", error)
-                more = False
+                await asyncio.sleep(backoff.next())
+                continue
+            backoff.reset()
             await asyncio.sleep(_PAUSE if more or not whole else _ROUND)
             whole = whole or not more

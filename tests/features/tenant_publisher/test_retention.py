@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from mooring.errors import NotConfigured
-from mooring.store import Put, Store
+from mooring.errors import NotConfigured, Unavailable
+from mooring.store import Committed, Put, Range, Snapshot, Store
+from mooring.store.contract import Write
 from mooring.tasks import Tasks
 from mooring.tenants import retention
 from mooring.tenants.document import parse
@@ -100,6 +103,61 @@ async def test_a_round_that_began_in_the_middle_is_followed_by_the_rest(
     async with contextlib.aclosing(Tasks()) as tasks:
         tasks.start(Publisher(store, ring=RING).sweeper.run(), name="retention")
         await eventually(swept)
+
+
+class Shaky:
+    """A store that cannot be reached for some of its calls: the first, fourth, ninth…"""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.calls = store, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def _call(self) -> None:
+        self.calls += 1
+        if math.isqrt(self.calls) ** 2 == self.calls:
+            raise Unavailable("the store was not reached")
+
+    async def read(self, range: Range, **options: Any) -> Snapshot:
+        self._call()
+        return await self._store.read(range, **options)
+
+    async def commit(self, *writes: Write, **options: Any) -> Committed:
+        self._call()
+        return await self._store.commit(*writes, **options)
+
+
+async def test_a_round_resumes_where_the_store_was_away(
+    store: Store, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+):
+    await long_gone(store, publisher)
+    monkeypatch.setattr(retention, "_PAUSE", 0.01)
+    monkeypatch.setattr(random, "randrange", lambda *_: 0)
+    shaky = Shaky(store)
+
+    async def swept() -> bool:
+        return await left(store) == []
+
+    async with contextlib.aclosing(Tasks()) as tasks:
+        sweeper = Publisher(cast(Store, shaky), ring=RING).sweeper
+        tasks.start(sweeper.run(), name="retention")
+        await eventually(swept)
+    assert shaky.calls > 4, "it failed in the middle, too"
+
+
+async def test_a_history_is_not_left_out_if_the_store_was_away(
+    store: Store, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+):
+    await long_gone(store, publisher)
+    monkeypatch.setattr(random, "randrange", lambda *_: 0)
+    shaky = Shaky(store)
+    sweeper = Publisher(cast(Store, shaky), ring=RING).sweeper
+    more = True
+    while more:
+        with contextlib.suppress(Unavailable):
+            more = await sweeper.step()
+    assert await left(store) == []
 
 
 async def test_a_deleted_tenant_can_be_brought_back_until_then(store: Store, publisher: Publisher):
