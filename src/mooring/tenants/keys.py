@@ -85,12 +85,17 @@ class CommonPart(msgspec.Struct, frozen=True):
     path: str
 
 
+def default_namespace() -> str:
+    """What the environment sets, or `jxt`."""
+    return os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
+
+
 class Keys:
     """The keys below one namespace: by default what the environment sets, or `jxt`."""
 
     def __init__(self, namespace: str | None = None) -> None:
         if namespace is None:
-            namespace = os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
+            namespace = default_namespace()
         self.namespace = joined(namespace)
         if not self.namespace:
             raise InvalidRequest("the namespace of the tenants is empty: give it a name")

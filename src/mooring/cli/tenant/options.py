@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
@@ -11,7 +12,7 @@ import typer
 from mooring.cli.reaching import reach, run_command
 from mooring.cli.telling import hear, note, printable
 from mooring.errors import Conflict, InvalidRequest
-from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
+from mooring.tenants.keys import MAX_ID, Owner, default_namespace, joined, named
 from mooring.tenants.publisher import Publisher, Require
 from mooring.tenants.publishing import Held, Parts
 
@@ -88,5 +89,6 @@ def called(tenant: int, parts: Parts) -> str:
 
 
 def how_to_roll_back(tenant: int, number: int, namespace: str) -> str:
-    elsewhere = "" if namespace == NAMESPACE else f" --namespace {namespace}"
+    default = joined(namespace) == joined(default_namespace())
+    elsewhere = "" if default else f" --namespace {shlex.quote(namespace)}"
     return f"mooring tenant rollback {tenant} {number}{elsewhere}"
