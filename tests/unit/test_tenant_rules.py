@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Any
 
 import pytest
@@ -351,3 +352,65 @@ def test_what_concerns_all_tenants_has_rules_too():
     for path, value, told in broken:
         with pytest.raises(InvalidRequest, match=told):
             checked_common(path, value)
+
+
+INVISIBLE = (
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u2065\u2800\u3164\uffa0\ufff0"
+)
+
+
+@pytest.mark.parametrize("letter", INVISIBLE, ids=[f"{ord(letter):04X}" for letter in INVISIBLE])
+def test_a_name_has_no_invisible_characters(letter: str):
+    for name in (letter, f"O{letter}ne", f"One{letter}"):
+        with pytest.raises(InvalidRequest, match=rf"invisible character U\+{ord(letter):04X}"):
+            checked(1, "meta", {**META, "name": name})
+
+
+@pytest.mark.parametrize(
+    "name", ["\ufe0f", "\ufe0fOne", "One \ufe0f", "中\ufe00\ufe00", "\U000e0100"]
+)
+def test_a_variation_selector_without_a_character_is_invisible(name: str):
+    with pytest.raises(InvalidRequest, match=r"invisible character U\+(FE0[0F]|E0100)"):
+        checked(1, "meta", {**META, "name": name})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "☕\ufe0f Café",
+        "1\ufe0f\u20e3 first",
+        "❤\ufe0f\u200d🔥",
+        "葛\U000e0100飾",
+        "한국",
+        "ᄒ\u1161ᆫ",
+        "ខ្មែរ",
+        "ᠮᠣᠩ",
+    ],
+)
+def test_a_name_may_be_of_any_script(name: str):
+    checked(1, "meta", {**META, "name": name})
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("a\u202eb", "<U+202E>b' contains the invisible character U+202E"),
+        ("mail/\u3164", "contains the invisible character U+3164"),
+        ("a\nb", "contains a control character"),
+        ("a/../b", "must not contain . or .. as a segment"),
+        ("..", "must not contain . or .. as a segment"),
+        ("a/.", "must not contain . or .. as a segment"),
+        (" a", "begins or ends with a space"),
+        ("a/ b", "begins or ends with a space"),
+        ("a" * 300 + "/" + "b" * 300, "is longer than 512 characters"),
+    ],
+)
+def test_a_platform_key_is_validated_like_a_name(key: str, problem: str):
+    with pytest.raises(InvalidRequest, match=re.escape(problem)) as refused:
+        checked_common(f"platform/configs/{key}", 1)
+    assert str(refused.value).startswith("'platform/configs/")
+
+
+@pytest.mark.parametrize("key", ["mail", "mail/smtp-password", "a.b", "..a", "邮件 1", "x_Y"])
+def test_any_other_platform_key_is_valid(key: str):
+    assert checked_common(f"platform/configs/{key}", 1) == 1

@@ -24,8 +24,19 @@ Rule = Callable[[JSON], str]
 _CODE = re.compile(r"[A-Za-z0-9_]+")
 _USER = re.compile(r"[A-Za-z0-9._-]+")
 _SERVICE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_JOINER = re.compile("(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])")
-"""A zero-width joiner or non-joiner within a word, as Persian, Hindi and emoji write it."""
+_VARIATION = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_WITHIN = re.compile(
+    "(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])"
+    rf"|(?<=[^\s\u200c\u200d{_VARIATION}])[{_VARIATION}]"
+)
+"""Invisible characters that belong to a name: a zero-width joiner or non-joiner within a word, as
+Persian, Hindi and emoji write it, and a variation selector after a character."""
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\uffa0\ufff0-\ufff8"
+    f"\U000e0000-\U000e0fff{_VARIATION}]"
+)
+"""Characters that are not shown (Unicode's Default_Ignorable_Code_Point, and the empty Braille
+pattern) although their category is not Cf."""
 _LONGEST = 512  # characters of a name or user: it becomes a key
 _DEEPEST = 50  # maps and lists within one another
 _MOST = 100_000  # values within one another: a file of a few lines can stand for billions
@@ -98,8 +109,8 @@ def _name(value: JSON) -> str:
         return "begins or ends with a space"
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
         return "contains a control character"
-    for letter in _JOINER.sub("", value):
-        if unicodedata.category(letter) == "Cf":
+    for letter in _WITHIN.sub("", value):
+        if unicodedata.category(letter) == "Cf" or _BLANK.match(letter):
             code = f"U+{ord(letter):04X}"
             return f"contains the invisible character {code}, which can make it look like another"
     return ""
@@ -110,6 +121,13 @@ def _directory(value: JSON) -> str:
     if not problem and ".." in re.split(r"[/\\]", str(value)):
         return "must not contain .. as a segment: it leads out of the storage"
     return problem
+
+
+def _key(key: str) -> str:
+    segments = key.split("/")
+    if not {".", ".."}.isdisjoint(segments):
+        return "must not contain . or .. as a segment"
+    return next((problem for each in (key, *segments) if (problem := _name(each))), "")
 
 
 def host(value: JSON) -> str:
@@ -247,11 +265,14 @@ def _identity(tenant: int, path: str) -> dict[str, JSON]:
 
 
 def checked_common(path: str, value: JSON) -> JSON:
-    """The same for what concerns all tenants; of the platform's configuration anything goes."""
+    """The same for what concerns all tenants. A platform setting may have any value."""
     check_plain(path, value)
     if holds_mask({field_of(path): value}):
         raise InvalidRequest(f"{path} holds a secret that is masked: write what it is")
-    return value if path.startswith(PLATFORM) else _checked_fields(path, path, value)
+    if not path.startswith(PLATFORM):
+        return _checked_fields(path, path, value)
+    _refuse(quoted(path), _key(path.removeprefix(PLATFORM)))
+    return value
 
 
 def check_plain(about: str, value: object) -> None:
