@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -251,31 +252,48 @@ def test_signals_are_for_the_main_thread():
 
 
 SERVING = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import mooring
 import mooring.grpc
 import mooring.sync
-from tests.features.grpc_echo.servers import EchoServer
+from tests.features.grpc_echo.servers import BlockingEcho, EchoServer, Word, pb2_grpc
 
-def in_child():
+def refused():
     url = "memory://child"
     with mooring.sync.connect(url) as hub, hub.register(mooring.Instance("echo", "127.0.0.1", 1)):
         with mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel:
             try:
                 channel.unary_unary("/echo.Echo/Say")(b"", timeout=5)
             except grpc.RpcError as error:
-                os._exit(0 if "gRPC does not survive that" in error.details() else 2)
-    os._exit(3)
+                assert "gRPC does not survive that" in error.details(), error
+                assert "del server" in error.details(), error
+                return
+    raise AssertionError("it was not refused")
 
-def fork():
+def answered():
+    server = grpc.server(ThreadPoolExecutor(2))
+    pb2_grpc.add_EchoServicer_to_server(BlockingEcho("child"), server)
+    me = mooring.Instance("echo", "127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    with mooring.sync.connect("memory://child") as hub:
+        with mooring.grpc.serve_and_register(server, hub, me, linger=0):
+            with mooring.grpc.channel("etcdv3:///echo", hub=hub) as channel:
+                answer = pb2_grpc.EchoStub(channel).Say(Word(text="hello"), timeout=10)
+    assert answer.by == "child"
+
+def fork(in_child, ending=os._exit):
     child = os.fork()
     if not child:
         signal.alarm(20)
         asyncio._set_running_loop(None)
-        in_child()
+        try:
+            in_child()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        ending(0)
     assert os.waitpid(child, 0)[1] == 0
 
 async def serve():
@@ -283,26 +301,47 @@ async def serve():
     me = mooring.Instance("echo", "127.0.0.1", server.port)
     async with mooring.connect("memory://") as hub:
         async with mooring.grpc.serve_and_register(server.server, hub, me, linger=0):
-            fork()
+            fork(refused)
+    return server
 
 def serve_with_threads():
     server = grpc.server(ThreadPoolExecutor(2))
     me = mooring.Instance("echo", "127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
     with mooring.sync.connect("memory://") as hub:
         with mooring.grpc.serve_and_register(server, hub, me, linger=0):
-            fork()
+            fork(refused)
+    return server
 
-serve_with_threads() if "threads" in sys.argv else asyncio.run(serve())
+server = serve_with_threads() if "threads" in sys.argv else asyncio.run(serve())
 """
+
+
+def forking(how: str, then: str = "") -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SERVING + textwrap.dedent(then), how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("how", ["asyncio", "threads"])
 def test_a_child_forked_from_a_server_is_told_that_grpc_does_not_outlive_it(how: str):
-    run = subprocess.run(
-        [sys.executable, "-c", SERVING, how],
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=False,
+    forking(how)
+
+
+@pytest.mark.parametrize("how", ["asyncio", "threads"])
+def test_a_parent_may_fork_once_its_stopped_server_is_gone(how: str):
+    """Until then gRPC runs: children that use it would crash or hang."""
+    forking(
+        how,
+        """
+        for ending in (os._exit, sys.exit):
+            fork(refused, ending)
+        del server
+        for ending in (os._exit, sys.exit) * 3:
+            fork(answered, ending)
+        """,
     )
-    assert run.returncode == 0, run.stdout + run.stderr

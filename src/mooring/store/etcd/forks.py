@@ -10,6 +10,7 @@ the parent's part and start threads in the child, which then crashes. `guard` tu
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -27,11 +28,12 @@ _GUARD = "GRPC_ENABLE_FORK_SUPPORT"
 
 _channels: weakref.WeakSet[object] = weakref.WeakSet()
 """Those of this process that were not collected yet: gRPC runs while there is one, even if it is
-closed."""
+closed or, a server, stopped."""
 _running = False
 """Whether gRPC may run in this process."""
 _inherited: list[object] = []
-"""Those of the parent. They are kept: gRPC would close the parent's connections with them."""
+"""Those of the parent. They are kept, also when the interpreter ends: gRPC would close the parent's
+connections with them, or wait for threads that stayed with the parent."""
 _unguarded = ""
 """Why gRPC's fork handlers are on."""
 
@@ -64,7 +66,8 @@ def check_process() -> None:
             "a gRPC channel (to etcd, or to a service) or a gRPC server was open when this process "
             "was forked, and gRPC does not survive that: close all hubs and servers before the "
             "fork, connect after it only (in gunicorn's post_fork, say), or start processes with "
-            "the method spawn"
+            "the method spawn. A server keeps gRPC running after it has stopped too: delete the "
+            "variables that refer to it before the fork (del server)"
         )
 
 
@@ -85,7 +88,9 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     global _running
-    _inherited.extend(_channels)
+    for channel in _channels:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
+        _inherited.append(channel)
     _channels.clear()
     _running = False
 
