@@ -215,9 +215,20 @@ async def test_it_takes_a_role_and_no_scope(admin: Admin):
         ("DELETE", RESOLVER, None),
         ("POST", f"{COMMON}/rollback", {"version": 1}),
         ("POST", "/admin/shared/health", None),
+        ("DELETE", "/admin/shared/health", None),
     ):
         for who in ("viewer", "service", scoped):
             error(await admin.request(method, path, body, as_=who), 403)
+
+
+async def test_the_health_sentinel_is_removed(admin: Admin):
+    error(await admin.delete("/admin/shared/health"), 404)
+    await admin.post("/admin/shared/health")
+    assert told(await admin.delete("/admin/shared/health")) == {"lastPublish": None}
+    (entry,) = admin.parts.audit.read(limit=1)
+    assert (entry.method, entry.path, entry.status) == ("DELETE", "/admin/shared/health", 200)
+    assert told(await admin.get(COMMON))["lastPublish"] is None
+    assert told(await admin.get(f"{COMMON}/history")) == []
 
 
 async def test_the_health_sentinel_is_written(admin: Admin):

@@ -30,7 +30,7 @@ from mooring.server.http.endpoint import Endpoint
 from mooring.server.http.errors import Refused
 from mooring.tenants.diversion import of_value
 from mooring.tenants.hiding import clear_secrets_of, is_hidden, masked_field
-from mooring.tenants.keys import AREAS, COMMON, Area, field_of, joined
+from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
 from mooring.tenants.masks import unmasked_part
 from mooring.tenants.publishing import NOTHING_RESENT, Held, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
@@ -41,6 +41,7 @@ CHANGING = need("operator", "everything")
 
 AREA = "/admin/shared/{area}"
 VALUE = f"{AREA}/values/{{key}}"
+HEALTH = "/admin/shared/health"
 
 
 class SharedShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -187,6 +188,11 @@ async def beat(call: Call) -> Answer:
     return Answer(Health(last_publish=_last(await publisher.health())))
 
 
+async def remove_health(call: Call) -> Answer:
+    await publisher_of(call, Keyring([])).remove_common(SENTINEL)
+    return Answer(Health(last_publish=None))
+
+
 ENDPOINTS = (
     Endpoint(
         "GET",
@@ -238,10 +244,19 @@ ENDPOINTS = (
     ),
     Endpoint(
         "POST",
-        "/admin/shared/health",
+        HEALTH,
         CHANGING,
         beat,
         "Write the health sentinel: the time at which a publisher last worked",
         answers={200: Health},
+    ),
+    Endpoint(
+        "DELETE",
+        HEALTH,
+        CHANGING,
+        remove_health,
+        "Remove the health sentinel; the next publish writes it again. It has no history",
+        answers={200: Health},
+        fails=(404,),
     ),
 )
