@@ -16,7 +16,7 @@ from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisCluster, RedisServer
-from tests.contract.registries import QUICK
+from tests.contract.registries import QUICK, hands_of
 from tests.waiting import eventually
 
 
@@ -290,3 +290,38 @@ async def test_a_mistake_of_ours_is_not_taken_for_the_end(
             assert not isinstance(told.value, Closed)
             await eventually(lambda: one.state == "suspended")
         await eventually(lambda: one.state == "registered")
+
+
+async def test_instances_that_vanish_are_kept_for_two_heartbeats_and_five_seconds(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+):
+    """Counted from the look that misses them."""
+    for port in (1, 2):
+        await hub.registry.enter(Instance("echo", "10.0.0.1", port), ttl=60)
+    async with hub.discover("echo") as view:
+        await hands_of(hub).delete_all()
+        await eventually(lambda: view.stale)
+        assert view.seen.kept
+        kept = await eventually(lambda: not view.instances)
+        assert 2 * 0.4 + 5 - 0.5 < kept < 2 * 0.4 + 5 + 1
+        assert not view.seen.kept
+        assert "2 instances are dropped: they were missing for 5.8 s" in caplog.text
+        assert "no instance is missing any more" not in caplog.text
+
+
+async def test_instances_that_vanished_and_come_back_are_no_longer_kept(
+    server: RedisServer, hub: Hub, space: str, caplog: pytest.LogCaptureFixture
+):
+    there = [
+        (await hub.registry.enter(Instance("echo", "10.0.0.1", port), ttl=60)).instance
+        for port in (1, 2)
+    ]
+    async with hub.discover("echo") as view:
+        server.command("DEL", f"{space}:registry:services:echo:instance:{there[0].id}")
+        server.command("ZREM", f"{space}:registry:services:echo:heartbeats", there[0].id)
+        await eventually(lambda: view.seen.kept)
+        reasons = {each.instance.id: each.reasons for each in view.explain()}
+        assert reasons == {there[0].id: (view.seen.reason,), there[1].id: ()}
+        await hub.registry.enter(there[0], ttl=60)
+        await eventually(lambda: not view.seen.kept)
+        assert "no instance is missing any more" in caplog.text

@@ -10,10 +10,14 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 
 import mooring
+from mooring.discovery.copies import Copies
+from mooring.discovery.view import View
 from mooring.hub import Hub
 from mooring.mirror import Mirror
 from mooring.testing.redis import RedisServer
@@ -229,14 +233,37 @@ async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_
             Mirror(newcomer.registry.follow_all()) as mirror,
         ):
             assert view.stale
-            await eventually(lambda: not view.instances and not mirror.items, within=30)
+            assert view.seen.kept
+            assert await eventually(lambda: not view.instances) < 2 * 0.3 + 5 + 1
+            await eventually(lambda: not mirror.items, within=30)
             await eventually(lambda: not view.stale)
+            assert not view.seen.kept
             async with newcomer.discover("echo") as later:  # the clock is known by now
                 assert not later.instances
                 assert not later.stale
             await hub.registry.enter(at(1), ttl=60)
             await eventually(lambda: len(view.instances) == len(mirror.items) == 1)
             assert not view.stale
+
+
+async def test_an_instance_that_never_expires_is_not_in_doubt_after_the_grace_period(
+    steppable: RedisServer, tmp_path: Path
+):
+    """Nothing else changes then. The copy on disk is saved all the same."""
+    copies = Copies(tmp_path, "test")
+    async with (
+        mooring.connect(steppable.url, settings=UNATTENDED) as hub,
+        mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
+    ):
+        await hub.registry.enter(msgspec.structs.replace(at(1), ephemeral=False), ttl=60)
+        await step_forward(steppable)
+        async with View(newcomer.registry.follow("echo"), "echo", copies=copies) as view:
+            assert view.stale
+            before = looks(steppable)
+            await eventually(lambda: not view.stale)
+            assert len(view.instances) == 1
+            assert looks(steppable) - before < 10
+            await eventually(lambda: copies.load("echo") is not None)
 
 
 async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first_look(

@@ -178,7 +178,7 @@ def test_keeping_goes_on_after_the_doubt():
 class SilentFeed:
     """Its only instance says goodbye and leaves; after that nothing is heard."""
 
-    name, doubt = "echo", ""
+    name, doubt, kept = "echo", "", ()
 
     def __init__(self) -> None:
         self.heard = 0.0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -97,10 +97,15 @@ class Retention:
         return any(not objection(each, self._wanted) for each in self.items.values())
 
     def hold(
-        self, gone: Mapping[str, Instance], vanished: Mapping[str, Instance], now: float
+        self,
+        gone: Mapping[str, Instance],
+        vanished: Mapping[str, Instance],
+        now: float,
+        *,
+        kept: Collection[str] = (),
     ) -> None:
         """No instance can be called: keep those that vanished, or, if all that went now said
-        goodbye, those."""
+        goodbye, those. The feed has `kept` some of them for long enough."""
         if not vanished.keys().isdisjoint(gone):
             self.held.update(vanished)
             self.due, self.doubtful = now + self._grace, True
@@ -115,8 +120,8 @@ class Retention:
         if self._empty == "keep" and not self.items:
             self.held.update(last)
             self._keep()
-        elif self._hold > 0:
-            self.held.update(last)
+        elif self._hold > 0 and (left := {id: i for id, i in last.items() if id not in kept}):
+            self.held.update(left)
             self.due = now + self._hold
             self.reason = "no other instance can be called: the last ones that left are kept"
 
@@ -171,6 +176,8 @@ class RetainedFeed:
         self._feed = feed
         self._retention = Retention(wanted or Wanted(), empty=empty, hold=hold, grace=grace)
         self._loaded = False
+        self._kept: Collection[str] = ()
+        """Those that the feed kept at its last step."""
 
     @property
     def doubt(self) -> str:
@@ -181,8 +188,8 @@ class RetainedFeed:
 
     @property
     def kept(self) -> bool:
-        """Whether instances are shown that the registry no longer has."""
-        return bool(self._retention.held)
+        """Whether instances are shown for a while though they may be gone."""
+        return bool(self._retention.held or self._feed.kept)
 
     @property
     def reason(self) -> str:
@@ -190,7 +197,7 @@ class RetainedFeed:
         return self._retention.reason or self._feed.doubt
 
     def holds(self, id: str) -> bool:
-        return id in self._retention.held
+        return id in self._retention.held or id in self._feed.kept
 
     def stand_in(self, items: Mapping[str, Instance]) -> None:
         """What was there, as far as is known without the registry."""
@@ -230,7 +237,8 @@ class RetainedFeed:
             if suspects:
                 known = await self._feed.explained(suspects)
                 vanished = {id: each for id, each in suspects.items() if id not in known}
-                retention.hold(gone, vanished, time.monotonic())
+                retention.hold(gone, vanished, time.monotonic(), kept=self._kept)
+        self._kept = frozenset(self._feed.kept)
         self._report(before)
         if not gone and not released:
             return changes

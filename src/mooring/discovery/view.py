@@ -53,7 +53,7 @@ class Seen(NamedTuple):
     """Whether it may be old: the registry is silent, this is a copy from disk, or all instances
     vanished without a goodbye."""
     kept: bool
-    """Whether some of these are gone, and kept since there are no others to call."""
+    """Whether some of these may be gone, and are kept for a while."""
     reason: str
     """Why the list is kept or in doubt, in words; empty if it is what the registry has."""
 
@@ -199,7 +199,7 @@ class View:
         reason = self._retained.reason
         return [
             replace(each, reasons=(*each.reasons, reason))
-            if reason and (self._retained.holds(each.instance.id) or not self._retained.kept)
+            if self._retained.holds(each.instance.id)
             else each
             for each in self.rotation.explain()
         ]
@@ -286,8 +286,8 @@ class View:
 
     async def _save(self, copies: Copies) -> None:
         while True:
-            self._unsaved.clear()  # before it is saved: what changes meanwhile is saved next
             if not self._from_disk and not self._retained.kept and len(self.rotation):
+                self._unsaved.clear()  # before it is saved: what changes meanwhile is saved next
                 await asyncio.to_thread(copies.save, self.service, self.instances)
             await self._unsaved.wait()
             await asyncio.sleep(_SAVE_AFTER)

@@ -13,7 +13,7 @@ newest to register is the one that counts. An older one that is still alive find
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -29,6 +29,10 @@ class InstanceFeed(Feed[str, Instance], Protocol):
     @property
     def doubt(self) -> str:
         """Why some of those that it shows may be gone, in words; empty if there is no doubt."""
+
+    @property
+    def kept(self) -> Collection[str]:
+        """The ids of those that it shows and has doubts about. It keeps them for a while."""
 
     async def explained(self, gone: Mapping[str, Instance]) -> Set[str]:
         """Of some instances that it no longer shows, those of which it is known why: they drained,

@@ -230,6 +230,7 @@ class ServiceFeed(InstancesFeed[str]):
     """The instances of a service, by id."""
 
     doubt = ""
+    kept = ()
 
     def __init__(self, store: Store, layout: Layout, service: str) -> None:
         super().__init__(store, layout.ranges(service), Assembly(layout, service), name=service)

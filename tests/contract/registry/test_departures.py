@@ -36,8 +36,11 @@ async def test_all_that_vanish_are_kept_and_flagged_until_they_are_back(
         await hands.delete_all()
         await eventually(lambda: view.stale)
         assert len(view.instances) == 3
+        assert view.seen.kept
         assert "without a goodbye" in view.seen.reason
-        assert all(each.called and view.seen.reason in str(each) for each in view.explain())
+        assert all(each.called for each in view.explain())
+        # On a Redis Cluster the records are deleted one after another.
+        await eventually(lambda: all(view.seen.reason in str(each) for each in view.explain()))
         async with view.pick():
             pass
         assert caplog.text.count("without a goodbye") == 1
@@ -45,6 +48,7 @@ async def test_all_that_vanish_are_kept_and_flagged_until_they_are_back(
             await hub.registry.enter(instance, ttl=60)
         await eventually(lambda: not view.stale)
         assert len(view.instances) == 3
+        assert not view.seen.kept
         assert view.seen.reason == ""
 
 

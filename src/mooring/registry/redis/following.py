@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
 from contextlib import asynccontextmanager
 
 from mooring.mirror import Step, Steps
@@ -112,6 +113,16 @@ class ServiceFeed:
             )
         return ""
 
+    @property
+    def kept(self) -> Collection[str]:
+        return self._since.keys() or self._unproven
+
+    @property
+    def due(self) -> float:
+        """When the first of those that are kept are dropped, on the monotonic clock."""
+        missed = next(iter(self._since.values()), math.inf)  # they are in the order of time
+        return min(missed + self._grace, self._grace_until if self._unproven else math.inf)
+
     async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
         """All of them: of those that vanished it lets go after a grace period of its own."""
         return set(gone)
@@ -154,6 +165,8 @@ class ServiceFeed:
         self._hear_of_the_brake(state)
         if not self.read:
             self._give_time(state.clock)
+        if time.monotonic() >= self._grace_until:
+            self._unproven = set()
         self._shown = self._standing(self._raw, self._shown, gone)
         self._unproven &= self._late & self._shown.keys()
         self.read = time.monotonic()
@@ -216,7 +229,7 @@ class ServiceFeed:
         self, listed: Mapping[str, Instance], held: Mapping[str, Instance], gone: Set[str]
     ) -> list[str]:
         """Those who were there and are not, without a word, and not for too long."""
-        moment, missed, doubted = time.monotonic(), [], bool(self._since)
+        moment, missed, dropped, doubted = time.monotonic(), [], 0, bool(self._since)
         for id in held:
             if id in listed or id in gone:
                 self._since.pop(id, None)
@@ -224,7 +237,13 @@ class ServiceFeed:
                 missed.append(id)
             else:
                 del self._since[id]
-        if bool(self._since) is not doubted:
+                dropped += 1
+        if dropped:
+            log.warning(
+                "%s: %d instances are dropped: they were missing for %g s",
+                *(self.name, dropped, self._grace),
+            )
+        elif bool(self._since) is not doubted:
             log.warning("%s: %s", self.name, self.doubt or "no instance is missing any more")
         return missed
 
@@ -357,6 +376,7 @@ class _Following:
             yield Step(self._feed.mark, self._missed)
         due = time.monotonic() + LOOK_DEAF  # the channel being heard comes first, as a rule
         while True:
+            due = min(due, self._feed.due)
             await self._wait(due)
             self._wake.clear()
             if time.monotonic() >= due:
