@@ -117,7 +117,7 @@ resolve {s} nix                                       there is no service 'nix'
 wait {s} nix --timeout 0                              0 of 1 instances
 deregister {s} nix 1                                  there is no service 'nix'
 groups --store etcd://127.0.0.1:1?timeout=1s          nothing listens at 127.0.0.1:1
-groups --registry redis://127.0.0.1:1?timeout=1s      is not available
+groups --registry redis://127.0.0.1:1?timeout=1s      nothing listens at 127.0.0.1:1
 doctor redis://127.0.0.1:1                            nothing listens at 127.0.0.1:1
 login --data {f}/none                                 start `mooring serve`
 migrate jxt delete {s} --verified {f}/none            nothing is deleted
@@ -134,7 +134,14 @@ def run_all(calls: list[list[str]], home: Path) -> Iterator[Done]:
     done = subprocess.run(
         [sys.executable, "-m", many_calls.__name__],
         input=json.dumps(calls),
-        env={**os.environ, "COLUMNS": "200", "HOME": str(home), "TERM": "dumb"},
+        cwd=home,  # where a command may write what it was called with
+        env={
+            **os.environ,
+            "COLUMNS": "200",
+            "HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "TERM": "dumb",
+        },
         capture_output=True,
         text=True,
         timeout=580,
