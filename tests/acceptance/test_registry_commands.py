@@ -806,7 +806,13 @@ main()
 class TestTheStore:
     def test_who_names_no_store_and_runs_none_is_told_what_to_do(self):
         """The default address is moved: something may be listening there."""
-        for command in (["services"], ["instances", "a"], ["watch", "a"], ["config", "get", "a"]):
+        for command in (
+            ["services"],
+            ["instances", "a"],
+            ["watch", "a"],
+            ["config", "get", "a"],
+            ["store", "export"],
+        ):
             done = subprocess.run(
                 [sys.executable, "-c", LOCAL_ELSEWHERE, *command],
                 env={**os.environ, "MOORING_STORE": ""},

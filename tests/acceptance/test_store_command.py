@@ -208,16 +208,6 @@ def test_the_default_is_the_local_server(
     )
 
 
-def test_without_a_local_server_the_error_says_how_to_start_one(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("MOORING_STORE", raising=False)
-    monkeypatch.setattr(reaching, "LOCAL", "127.0.0.1:1")
-    done = command("store", "export")
-    assert done.code == 1
-    assert "start `mooring serve`" in done.stderr
-
-
 async def test_what_servers_keep_for_themselves_is_left_out_unless_it_is_named(file: Path):
     async with open_store(f"sqlite://{file}") as store:
         await store.commit(Put(b"/mooring/tokens/1", b"{}"), Put(b"/mooringish", b"1"))

@@ -13,7 +13,7 @@ import typer
 from mooring.cli.child import asking
 from mooring.cli.options import RegistryOption, StoreOption, seconds
 from mooring.cli.reaching import LOCAL, START_ONE, run_command
-from mooring.cli.telling import hear_crashes, printable
+from mooring.cli.telling import printable
 from mooring.demo.stage import SETTINGS, Stage
 from mooring.errors import Unavailable
 from mooring.heartbeat.settings import parse
@@ -39,7 +39,6 @@ def demo(
 
 
 async def _demo(store: str, registry: str, rounds: int | None, limit: float | None) -> None:
-    hear_crashes()
     stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     async with _reached(store, registry) as hub, Stage(hub, _say) as stage:
         _say("look at it in the console: `mooring login` prints the link; Ctrl-C ends it")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import typer
 
 from mooring.cli.running import run
-from mooring.cli.telling import hear, hear_crashes, warn
+from mooring.cli.telling import hear, warn
 from mooring.display import quoted
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.heartbeat.settings import RegistrySettings, parse
@@ -51,7 +51,6 @@ async def reach(
     """The hub on a store, or on the registry alone where that is elsewhere: a store that is not
     needed need not be there, nor free. By default it is on the local server, and who has none is
     told how to start it."""
-    hear_crashes()
     hear("mooring.registry.redis.registry")  # what it leaves out of an answer
     settings = settings or parse(_NO_METRICS)
     if store and registry:

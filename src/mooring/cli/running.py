@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
+from mooring.cli.telling import hear_crashes
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,7 @@ def fill_descriptors() -> None:
 
 def run(work: Coroutine[object, object, T]) -> T:
     """Run a command's coroutine, on uvloop where it is installed."""
+    hear_crashes()
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
         return runner.run(work)
 

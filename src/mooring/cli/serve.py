@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.running import run
-from mooring.cli.telling import hear, hear_crashes
+from mooring.cli.telling import hear
 from mooring.errors import MissingExtra
 from mooring.tenants.keys import NAMESPACE_VARIABLE
 
@@ -89,6 +89,5 @@ def serve(
         tenants_namespace=tenants_namespace,
         insecure=insecure,
     )
-    hear_crashes()
     hear("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
     run(serving.serve(told, lambda text: typer.echo(text)))
