@@ -84,6 +84,44 @@ def test_an_error_becomes_one_of_ours(error: Exception, kind: type[StoreError]):
     assert "user_script" not in str(said)
 
 
+REFUSED = (
+    "nothing listens at localhost:1 (connection refused): is the server up, is the port right?"
+)
+UNREACHED = "localhost:1 cannot be reached: Name or service not known"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Error 111 connecting to localhost:1. Connection refused.", REFUSED),
+        ("Error 111 connecting to localhost:1. Connect call failed ('127.0.0.1', 1).", REFUSED),
+        (
+            "Error Multiple exceptions: [Errno 111] Connect call failed ('::1', 1, 0, 0), "
+            "[Errno 111] Connect call failed ('127.0.0.1', 1) connecting to localhost:1.",
+            REFUSED,
+        ),
+        ("Error -2 connecting to localhost:1. Name or service not known.", UNREACHED),
+        (
+            "Error 113 connecting to localhost:1. Connect call failed ('127.0.0.1', 1).",
+            "localhost:1 cannot be reached: No route to host",
+        ),
+        (
+            "Error 1 connecting to localhost:1. [SSL] wrong version number.",
+            "localhost:1 cannot be reached: [SSL] wrong version number",
+        ),
+        (
+            "no node of the cluster answers: Error 111 connecting to localhost:1. Refused.",
+            f"no node of the cluster answers: {REFUSED}",
+        ),
+    ],
+)
+def test_a_connection_that_is_not_made_is_reported_in_plain_words(text: str, words: str):
+    error = redis.ConnectionError(text)
+    said = translate(error, what="heartbeat of echo", where="here", writes=True)
+    assert type(said) is Unavailable
+    assert str(said) == f"heartbeat of echo: here is not available: {words}"
+
+
 def test_a_wrong_key_is_named():
     said = refused(
         "WRONGTYPE Operation", what="heartbeat of echo a", key="p:services:echo:instance:a"

@@ -149,9 +149,7 @@ class Cluster:
                 except LOST as error:
                     problem = error
                     self._suspects.add(node)
-            raise driver.ConnectionError(
-                f"Error connecting to the cluster: no node answers: {problem}"
-            ) from problem
+            raise driver.ConnectionError(f"no node of the cluster answers: {problem}") from problem
 
     def _take(self, told: list[list[Any]], asked: Node) -> None:
         named = [

@@ -18,9 +18,8 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 
 from mooring.addresses import join
-from mooring.display import describe
 from mooring.registry.redis.connection import options_of
-from mooring.registry.redis.failures import LOST, code_of
+from mooring.registry.redis.failures import LOST, code_of, in_words
 from mooring.registry.redis.settings import Settings
 
 FAILURES = (*LOST, TimeoutError)
@@ -230,24 +229,19 @@ async def _look_at_cluster(settings: Settings) -> Look:
 def _in_words(address: str, error: BaseException, settings: Settings) -> str:
     """What is wrong with a server that was not reached."""
     text = f"{error} {error.__cause__ or error.__context__ or ''}"
-    if "refused" in text:
-        return (
-            f"nothing listens at {address} (connection refused): is the server up, is the port "
-            "right?"
-        )
+    if "(connection refused)" in (told := in_words(error)):
+        return told
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
             f"the certificate of {address} is not trusted: name its authority with ?ca=FILE "
-            f"({_first_line(error)})"
+            f"({in_words(error)})"
         )
     if isinstance(error.__cause__ or error, ssl.SSLError) or "SSL" in text:
-        return (
-            f"{address} does not speak TLS as we do: redis:// is without it ({_first_line(error)})"
-        )
+        return f"{address} does not speak TLS as we do: redis:// is without it ({in_words(error)})"
     if code_of(error) in ("NOAUTH", "WRONGPASS") or isinstance(error, driver.AuthenticationError):
         return (
             f"{address} refuses the login: give a user and a password in the URL "
-            f"({_first_line(error)})"
+            f"({in_words(error)})"
         )
     if isinstance(error, TimeoutError | driver.TimeoutError):
         tls = ", does it speak TLS at all" if settings.tls else ""
@@ -259,8 +253,4 @@ def _in_words(address: str, error: BaseException, settings: Settings) -> str:
         return f"{address} is no sentinel: is the port right? A server alone is named with redis://"
     if isinstance(error, driver.ConnectionError) and "closed" in text and settings.tls is None:
         return f"{address} closes the connection: does it speak TLS? Then use rediss://, or tls=on"
-    return f"{address} cannot be asked: {_first_line(error)}"
-
-
-def _first_line(error: BaseException) -> str:
-    return describe(error).rstrip(".")
+    return told if "cannot be reached" in told else f"{address} cannot be asked: {told}"

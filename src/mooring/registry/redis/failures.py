@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -41,8 +43,9 @@ _KINDS = {
 """What a key of the registry is, by the end of its name; the others are hashes."""
 _NEVER_SENT = re.compile(
     r"Error -?\d+ connecting to|No master found|Connect call failed|Timeout connecting|"
-    r"Error connecting|Name or service not known"
+    r"Error connecting|no node of the cluster answers|Name or service not known"
 )
+_CONNECTING = re.compile(r"Error (.*?) ?connecting to (\S+?)\.?(?: (.*))?$")
 
 
 def code_of(error: BaseException) -> str:
@@ -100,7 +103,7 @@ def translate(
 ) -> StoreError:
     """Our error for one that nothing could be done about; `wrong` says which keys hold something
     else than they should, where that is known."""
-    text, code = _shortened(describe(error)), code_of(error)
+    text, code = in_words(error), code_of(error)
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return AccessDenied(f"{what}: the login at {where} failed: {text}")
     if code in ("NOPERM", "NOAUTH", "WRONGPASS"):
@@ -123,9 +126,26 @@ def translate(
     if judge(error) == "final":
         return StoreError(f"{what}: {where} answered: {text}")
     lost = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
-    if writes and lost and not code and not _NEVER_SENT.search(text):
+    if writes and lost and not code and not _NEVER_SENT.search(str(error)):
         return OutcomeUnknown(f"{what}: no answer of {where} ({text}): it may have happened or not")
     return Unavailable(f"{what}: {where} is not available: {text}")
+
+
+def in_words(error: BaseException) -> str:
+    """What the driver reports, without its notation."""
+    return _shortened(_CONNECTING.sub(_not_connected, describe(error).rstrip(".")))
+
+
+def _not_connected(said: re.Match[str]) -> str:
+    number, address, reason = said[1], said[2], said[3] or said[1]
+    if re.search(rf"\b{errno.ECONNREFUSED}\b", f"{number} {reason}"):
+        return (
+            f"nothing listens at {address} (connection refused): is the server up, is the port "
+            "right?"
+        )
+    if reason.startswith("Connect call failed"):
+        reason = os.strerror(int(number))
+    return f"{address} cannot be reached: {reason}"
 
 
 def _shortened(text: str) -> str:
