@@ -251,6 +251,28 @@ async def test_a_token_that_was_revoked_does_not_come_back_in_an_etcd_made_again
         assert found_now == [401, 401, 200]
 
 
+async def test_tokens_are_valid_again_when_an_etcd_that_was_empty_has_its_data_back(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+):
+    server = fresh_etcd()
+    data, kept = server.folder / "data", server.folder / "kept"
+    async with Admin(server.url, folder=tmp_path, roles=["viewer"]) as admin:
+        viewer = admin.tokens["viewer"]
+    async with Admin(server.url, folder=tmp_path, roles=[]) as admin:
+        assert await status(admin, viewer) == 200
+        server.kill()
+        data.rename(kept)
+        server.start()
+        await becomes(401, admin, viewer)
+    async with Admin(server.url, folder=tmp_path, roles=[]) as admin:
+        assert await status(admin, viewer) == 401
+        server.kill()
+        shutil.rmtree(data)
+        kept.rename(data)
+        server.start()
+        await becomes(200, admin, viewer)
+
+
 async def test_a_full_etcd_takes_logins_logouts_and_revocations(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from mooring.errors import InvalidRequest
 from mooring.server.access import ended as ended_module
-from mooring.server.access.ended import Ended
+from mooring.server.access.ended import Ended, RecordVersion
 from mooring.server.access.folder import Folder
 
 
@@ -19,38 +21,91 @@ def folder(tmp_path: Path) -> Folder:
     return made
 
 
+def record(
+    mac: str, version: int = 2, *, created: int = 1, until: float | None = None
+) -> RecordVersion:
+    return RecordVersion(mac, created, version, until)
+
+
 def of(ended: Ended, store: str = "s") -> set[str]:
     return {mac for mac in "abcde" if ended.has(store, mac)}
 
 
-def test_what_was_valid_and_is_no_longer_has_ended_also_after_a_restart(folder: Folder):
+async def test_what_was_deleted_or_replaced_has_ended_also_after_a_restart(folder: Folder):
     ended = Ended(folder)
-    ended.look("s", ["a", "b", "c"])
+    for id, mac in (("1", "a"), ("2", "b"), ("3", "c")):
+        ended.found("s", id, record(mac))
+        ended.found("s", id, record(mac))
     assert of(ended) == set()
-    ended.look("s", ["b", "d"])
-    assert of(ended) == {"a", "c"}
+    ended.gone("s", "1")
+    ended.gone("s", "unknown")
+    ended.found("s", "2", record("d", 3))
+    assert of(ended) == {"a", "b"}
+    await ended.aclose()
     again = Ended(folder)
-    assert of(again) == {"a", "c"}
-    again.look("s", ["d"])
-    assert of(again) == {"a", "b", "c"}, "it ended while no server ran"
+    assert of(again) == {"a", "b"}
+    again.found("s", "3", record("e", created=7))
+    assert of(again) == {"a", "b", "c"}, "it was replaced while no server ran"
+    await again.aclose()
     assert of(Ended(folder)) == {"a", "b", "c"}
 
 
-def test_another_store_ends_nothing(folder: Folder):
+async def test_an_older_record_ends_nothing(folder: Folder):
+    """The history of the store may be read again from its beginning."""
     ended = Ended(folder)
-    ended.look("s", ["a", "b"])
-    ended.look("other", [])
-    ended.look("other", ["a"])
-    ended.look("other", [])
-    assert (of(ended), of(ended, "other")) == (set(), {"a"})
+    ended.found("s", "1", record("c", created=7))
+    for repeated in (record("a", 2), record("b", 3), record("c", created=7)):
+        assert not ended.has("s", repeated.mac)
+        ended.found("s", "1", repeated)
+    assert of(ended) == {"a", "b"}
+    await ended.aclose()
 
 
-def test_the_oldest_are_forgotten(folder: Folder, monkeypatch: pytest.MonkeyPatch):
+async def test_another_store_ends_nothing(folder: Folder):
+    ended = Ended(folder)
+    ended.found("s", "1", record("a"))
+    ended.found("other", "1", record("b"))
+    ended.gone("other", "1")
+    assert (of(ended), of(ended, "other")) == (set(), {"b"})
+    await ended.aclose()
+
+
+async def test_the_oldest_are_forgotten(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ended_module, "MOST", 2)
     ended = Ended(folder)
-    for valid in ("a", "b", "c", "d"):
-        ended.look("s", [valid])
+    for version, mac in enumerate("abcd"):
+        ended.found("s", "1", record(mac, version))
     assert of(ended) == {"b", "c"}
+    await ended.aclose()
+
+
+async def test_what_expired_long_ago_is_forgotten(folder: Folder):
+    now = time.time()
+    ended = Ended(folder)
+    times = (now - 30 * 86400, now - 60, now + 60, None)
+    for version, (mac, until) in enumerate(zip("abcd", times, strict=True)):
+        ended.found("s", "1", record(mac, version, until=until))
+    ended.found("s", "2", record("e", until=now - 30 * 86400))
+    await ended.aclose()
+    again = Ended(folder)
+    assert of(again) == {"b", "c"}
+    again.gone("s", "1")
+    again.gone("s", "2")
+    assert of(again) == {"b", "c", "d"}
+    await again.aclose()
+
+
+async def test_many_are_written_without_holding_up_the_loop(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+):
+    threads = []
+    monkeypatch.setattr(Ended, "_write", lambda _, __: threads.append(threading.get_ident()))
+    ended = Ended(folder)
+    for number in range(1000):
+        ended.found("s", "1", record(str(number), number))
+    await ended.aclose()
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"s": 1}'])
@@ -65,13 +120,15 @@ def test_a_damaged_file_is_refused(folder: Folder, content: bytes):
         Ended(folder)
 
 
-def test_a_folder_that_is_full_is_reported_and_what_is_known_counts(
+async def test_a_folder_that_is_full_is_reported_and_what_is_known_counts(
     folder: Folder, caplog: pytest.LogCaptureFixture
 ):
     ended = Ended(folder)
-    ended.look("s", ["a"])
+    ended.found("s", "1", record("a"))
+    await ended.aclose()
     folder.path.rename(folder.path.with_name("away"))
     folder.path.write_bytes(b"")
-    ended.look("s", [])
+    ended.gone("s", "1")
+    await ended.aclose()
     assert of(ended) == {"a"}
     assert "which tokens ended is not remembered" in caplog.text

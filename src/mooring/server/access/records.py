@@ -22,7 +22,7 @@ import msgspec
 
 from mooring.errors import Conflict, LeaseNotFound, OutOfSpace
 from mooring.mirror import Mirror, RangeFeed, Update
-from mooring.server.access.ended import Ended
+from mooring.server.access.ended import Ended, RecordVersion
 from mooring.store import Delete, Entry, Put, Store, absent, created_at, key, prefix, unchanged
 
 log = logging.getLogger(__name__)
@@ -126,12 +126,12 @@ class Records(Generic[T]):
         *,
         changed: Callable[[], None] = lambda: None,
         ended: Ended | None = None,
+        until: Callable[[T], float | None] = lambda _: None,
     ) -> None:
-        """`ended`: remembers those that ended, which are not accepted again."""
+        """`ended` remembers those that ended, which are not accepted again; `until` says when a
+        record grants nothing any more, in seconds since 1970."""
         self._store, self._key, self._changed = store, server_key, changed
-        self._ended = ended
-        self._macs: dict[str, str] = {}
-        """Of the records as the store told them."""
+        self._ended, self._until = ended, until
         self._root = f"{ROOT}{purpose}/".encode()
         self._decoder = msgspec.json.Decoder(type)
         self._held: dict[str, _Held[T]] = {}
@@ -267,9 +267,7 @@ class Records(Generic[T]):
         for change in update.changes:
             id = change.key[len(self._root) :].decode(errors="replace")
             after = None if change.after is None else self._opened(id, change.after)
-            self._macs.pop(id, None)
-            if after is not None:
-                self._macs[id] = after.mac
+            self._remember(id, change.after, after, deleted=not update.resync)
             held = self._held.get(id)
             modified = update.mark if change.after is None else change.after.modified
             if held is not None and modified < held.modified and not update.resync:
@@ -278,9 +276,20 @@ class Records(Generic[T]):
                 self._held.pop(id, None)
             else:
                 self._held[id] = after
-        if self._ended is not None:
-            self._ended.look(self._store.identity, self._macs.values())
         self._changed()
+
+    def _remember(
+        self, id: str, entry: Entry | None, opened: _Held[T] | None, *, deleted: bool
+    ) -> None:
+        """`deleted`: whether one that is not there was deleted, for all that is known."""
+        if self._ended is None:
+            return
+        if entry is None and deleted:
+            self._ended.gone(self._store.identity, id)
+        elif entry is not None and opened is not None:
+            until = self._until(opened.content)
+            found = RecordVersion(opened.mac, entry.created, entry.version, until)
+            self._ended.found(self._store.identity, id, found)
 
     def _opened(self, id: str, entry: Entry) -> _Held[T] | None:
         if entry.value == _RESERVED:

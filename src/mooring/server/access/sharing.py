@@ -101,6 +101,8 @@ class Sharing:
     async def aclose(self) -> None:
         await self._running.aclose()
         await self._opened.aclose()
+        if self._ended is not None:
+            await self._ended.aclose()
 
     async def _open(self) -> None:
         store = self._store
@@ -129,7 +131,13 @@ class Sharing:
     async def _use(self, store: Store) -> None:
         ended = self._ended if store is self._store else None
         tokens = Records(
-            store, self._key, "tokens", Token, changed=self._tokens.changed, ended=ended
+            store,
+            self._key,
+            "tokens",
+            Token,
+            changed=self._tokens.changed,
+            ended=ended,
+            until=Token.until,
         )
         sessions = Records(store, self._key, "sessions", Issued)
         codes = Records(store, self._key, "login-links", Issued)

@@ -69,6 +69,12 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def is_valid(self, now: Time) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
+    def until(self) -> float | None:
+        """When it is no longer valid, in seconds since 1970; None: never."""
+        if self.revoked is not None:
+            return self.revoked.timestamp()
+        return None if self.expires is None else self.expires.timestamp()
+
     def principal(self, session: str = "") -> Principal:
         groups, tenants = scope(self.groups, self.tenants)
         return Principal(self.name, self.role, groups, tenants, token=self.id, session=session)
