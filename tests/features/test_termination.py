@@ -103,6 +103,85 @@ def test_blocking_code_waits_for_a_signal_and_drains(url: str):
     assert registered(url) == 0
 
 
+def waiting(text: str, url: str, *, blocking: bool = False) -> tuple[str, ...]:
+    """A program that does this while `one` is registered."""
+    program, sleeping = (BLOCKING, "time.sleep") if blocking else (ASYNCIO, "await asyncio.sleep")
+    before, after = program.replace("]))", "])) as one").split(f"{sleeping}(60)")
+    spaces = before[before.rindex("\n") + 1 :]
+    needed = """
+    import os, signal
+    def two(hub):
+        return hub.register(mooring.Instance("echo", "10.0.0.2", 80), ttl=float(sys.argv[2]))
+    """
+    used = textwrap.indent(textwrap.dedent(text), spaces).lstrip()
+    return script(needed + before + used + after, url)
+
+
+CANCELLED = """
+    try:
+        async with asyncio.timeout(0.1):
+            await asyncio.gather(mooring.until_stopped(one), mooring.until_stopped(one))
+    except TimeoutError:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+"""
+
+TIMED_OUT = """
+    try:
+        with mooring.sync.timeout(0.1):
+            mooring.sync.until_stopped(one)
+    except TimeoutError:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
+def test_sigterm_deregisters_after_a_wait_for_signals_has_timed_out(url: str, blocking: bool):
+    program = waiting(TIMED_OUT if blocking else CANCELLED, url, blocking=blocking)
+    assert subprocess.run(program, timeout=20, check=False).returncode == -signal.SIGTERM
+    assert registered(url) == 0
+
+
+def test_a_handler_of_the_event_loop_works_after_a_wait_for_signals(url: str):
+    own = """
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: print("mine") or exit(3))
+    """
+    program = waiting(own + CANCELLED, url)
+    run = subprocess.run(program, timeout=20, check=False, stdout=subprocess.PIPE, text=True)
+    assert (run.returncode, run.stdout) == (3, "mine\n")
+    assert registered(url) == 0
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
+def test_another_signal_after_the_wait_deregisters_the_rest(url: str, blocking: bool):
+    program = """
+    with two(hub):
+        mooring.sync.until_stopped(one, linger=0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    """
+    if not blocking:
+        program = (
+            program.replace("with", "async with")
+            .replace("mooring.sync.until", "await mooring.until")
+            .replace("time.sleep", "await asyncio.sleep")
+        )
+    status, _ = terminated(url, *waiting(program, url, blocking=blocking), count=2)
+    assert status == -signal.SIGTERM
+    assert registered(url) == 0
+
+
+def test_two_waits_for_signals_at_the_same_time_both_end(url: str):
+    program = """
+    async with two(hub) as other:
+        waits = [mooring.until_stopped(each, linger=0.1) for each in (one, other)]
+        print(*(number.name for number in await asyncio.gather(*waits)), one.state, other.state)
+    """
+    status, printed = terminated(url, *waiting(program, url), count=2)
+    assert (status, printed) == (0, "SIGTERM SIGTERM closed closed\n")
+
+
 SEVERAL = """
     import sys, time
     import mooring.sync

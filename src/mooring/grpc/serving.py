@@ -121,8 +121,8 @@ class Serving:
         return self
 
     async def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
-        """Wait for a signal, and leave the block then. Another one ends the process at once. In
-        the main thread's event loop alone, since Python gives signals to no other."""
+        """Wait for a signal, and leave the block then. Another one has the effect that it had
+        before. In the main thread's event loop alone, since Python gives signals to no other."""
         return await until_stopped(signals=signals)
 
     async def __aexit__(self, *_: object) -> None:
@@ -174,8 +174,8 @@ class BlockingServing:
         return self
 
     def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
-        """Wait for a signal, and leave the block then. Another one ends the process as it would
-        have before. In the main thread alone, since Python gives signals to no other."""
+        """Wait for a signal, and leave the block then. Another one has the effect that it had
+        before. In the main thread alone, since Python gives signals to no other."""
         return mooring.sync.until_stopped(signals=signals)
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,11 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 from mooring.errors import InvalidRequest
 from mooring.registry.registration import LINGER, Registration
@@ -24,7 +28,8 @@ async def until_stopped(
     """Wait for a signal, then drain: mark the registrations draining, keep them so for `linger`
     seconds, and deregister them. When this returns, no new calls are to be expected: stop the
     server. Of `grace` seconds it takes at most two thirds, also where the store is away, and leaves
-    the rest for stopping; a second signal makes it return at once.
+    the rest for stopping; a second signal makes it return at once. Once it has returned or was
+    cancelled, signals have the effect that they had before.
 
     Only in the main thread's event loop, since Python gives signals to no other.
     """
@@ -33,9 +38,11 @@ async def until_stopped(
     loop = asyncio.get_running_loop()
     tasks = Tasks()
     told: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in signals:
-        loop.add_signal_handler(number, told.put_nowait, number)
-    try:
+
+    def received(number: signal.Signals) -> None:
+        loop.call_soon_threadsafe(told.put_nowait, number)
+
+    with listening(signals, received):
         first = await told.get()
         grace *= 2 / 3
         log.info("%s: leaving the registry, then stopping", first.name)
@@ -49,9 +56,34 @@ async def until_stopped(
         for task in (again, drained, *draining):
             task.cancel()  # what is left is not waited for: somebody is in a hurry
         return first
+
+
+Listener = Callable[[signal.Signals], None]
+_listeners: defaultdict[signal.Signals, set[Listener]] = defaultdict(set)
+_before: dict[signal.Signals, Any] = {}
+"""The handlers that the first listeners replaced."""
+
+
+@contextmanager
+def listening(signals: Sequence[signal.Signals], listener: Listener) -> Iterator[None]:
+    """Within, signals go to this listener, and to others that listen at the same time. The last one
+    restores the earlier handler, unless it was replaced meanwhile. In the main thread only."""
+    try:
+        for number in signals:
+            _listeners[number].add(listener)
+            if signal.getsignal(number) is not _deliver:
+                _before[number] = signal.signal(number, _deliver)
+        yield
     finally:
         for number in signals:
-            loop.remove_signal_handler(number)
+            if _listeners[number] == {listener} and signal.getsignal(number) is _deliver:
+                signal.signal(number, _before[number] or signal.SIG_DFL)  # None: it is not Python's
+            _listeners[number].discard(listener)
+
+
+def _deliver(number: int, _: FrameType | None) -> None:
+    for listener in tuple(_listeners[signal.Signals(number)]):
+        listener(signal.Signals(number))
 
 
 async def _all(tasks: Sequence[asyncio.Task[object]]) -> None:

@@ -304,7 +304,7 @@ class Caller:
         """Wait for the answer. Raises `TimeoutError` when this thread's time is over."""
         while True:
             try:
-                asked = self._inbox.get(timeout=_left())
+                asked = self._inbox.get(timeout=time_left())
             except queue.Empty:
                 raise TimeoutError("the time for this blocking call is over") from None
             if asked is None:
@@ -401,7 +401,7 @@ class _Call(Generic[T]):
             log.warning("%s: what was done too late is not undone: %s", self._name, error)
 
 
-def _left() -> float | None:
+def time_left() -> float | None:
     """Seconds that this thread's calls have."""
     ends = _deadline.get()
     return None if ends is None else max(ends - time.monotonic(), 0.0)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from mooring.errors import InvalidRequest
 from mooring.registry.registration import LINGER
+from mooring.registry.shutdown import listening
+from mooring.sync.portal import time_left
 
 if TYPE_CHECKING:
     import mooring.sync
@@ -33,13 +35,12 @@ def until_stopped(
     """
     if threading.current_thread() is not threading.main_thread():
         raise InvalidRequest("signals reach the main thread only: call until_stopped there")
-    received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt its `get`
-    before = {each: signal.signal(each, lambda number, _: received.put(number)) for each in signals}
-    try:
-        first = signal.Signals(received.get())
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
+    with listening(signals, received.put):  # a handler may interrupt its `get`
+        try:
+            first = received.get(timeout=time_left())
+        except queue.Empty:
+            raise TimeoutError("no signal came in time") from None
     log.info("%s: leaving the registry, then stopping", first.name)
     if registrations:
         within = grace * 2 / 3
