@@ -266,7 +266,7 @@ async def test_a_tenant_that_changed_meanwhile_is_neither_rolled_back_nor_delete
         document = {"storage": {"uploadQuotaGb": len(button)}}
         assert (await admin.put("/admin/tenants/7", document)).status_code == 200
         await dialog.get_by_role("button", name=yes).click()
-        await expect(dialog.get_by_role("alert")).to_contain_text("was changed since")
+        await expect(dialog.get_by_role("alert")).to_contain_text("changed since you read it")
         await dialog.get_by_role("button", name="Cancel").click()
     shown = (await admin.get("/admin/tenants/7")).json()["document"]
     assert shown["meta"]["name"] == "Lighthouse"
