@@ -16,7 +16,7 @@ from mooring.errors import (
     TooLarge,
 )
 from mooring.tasks import Backoff
-from mooring.tenants.encryption import Passwords, judged
+from mooring.tenants.encryption import Passwords, Search, judged
 from mooring.tenants.erasing import erase
 from mooring.tenants.keys import Owner, check_owner, has_part, named
 from mooring.tenants.publishing import (
@@ -48,6 +48,7 @@ class Committer:
 
     def __init__(self, scribe: Scribe, ring: Keyring, sweeper: Sweeper) -> None:
         self._scribe, self._ring, self._sweeper = scribe, ring, sweeper
+        self._search = Search(scribe.store, scribe.keys)
 
     async def would_change(
         self, tenant: Owner, seen: Seen, wanted: Parts, resent: Resent = NOTHING_RESENT
@@ -115,8 +116,7 @@ class Committer:
         dry: bool = False,
     ) -> Awaitable[Passwords]:
         return judged(
-            self._scribe.store,
-            self._scribe.keys,
+            self._search,
             self._ring,
             tenant,
             seen.held.parts,

@@ -7,6 +7,7 @@ encrypted passwords of other programs, and marks what it finds.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -45,9 +46,35 @@ class Passwords(NamedTuple):
     checks: tuple[Check, ...] = ()
 
 
+class Search:
+    """Searches all tenants for an encrypted password. Calls at the same time share a search: it
+    counts for a call if it began after it."""
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self.store, self.keys = store, keys
+        self._turn = asyncio.Lock()
+        self._begun = self._done = 0
+        self._found: Marker | None = None
+
+    async def key_in_use(self) -> Marker | None:
+        """The key of the first encrypted password; None if there is none."""
+        called = self._begun
+        async with self._turn:
+            if self._done <= called:
+                self._begun += 1
+                self._found = await self._first()
+                self._done = self._begun
+            return self._found
+
+    async def _first(self) -> Marker | None:
+        async with contextlib.aclosing(_encrypted(self.store, self.keys)) as found:
+            async for first in found:
+                return Marker(first.key_id)
+        return None
+
+
 async def judged(
-    store: Store,
-    keys: Keys,
+    search: Search,
     ring: Keyring,
     tenant: Owner,
     before: Parts,
@@ -65,13 +92,14 @@ async def judged(
     sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
     if not clear and not sealed:
         return Passwords()
+    store, keys = search.store, search.keys
     entry = (await store.read(key(keys.encryption))).first
     at = 0 if entry is None else entry.modified
     there = known = None if entry is None else _marker(entry.value)
     ours = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
     problem = ""
     if clear and refuse:
-        known = there or await _in_use(store, keys)
+        known = there or await search.key_in_use()
         if known is None and sealed:
             problem = (
                 f"{clear[0]}.password would be stored in clear text, but that of {sealed[0]} is "
@@ -104,14 +132,6 @@ async def judged(
                 await store.commit(*writes, require=checks)
         raise InvalidRequest(f"{named(tenant)}: {problem}")
     return Passwords(clear, writes, checks)
-
-
-async def _in_use(store: Store, keys: Keys) -> Marker | None:
-    """The key of the first encrypted password; None if there is none."""
-    async with contextlib.aclosing(_encrypted(store, keys)) as found:
-        async for first in found:
-            return Marker(first.key_id)
-    return None
 
 
 async def _foreign_key(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import msgspec
 import pytest
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
-from mooring.store import Committed, Delete, Put, Store, key
+from mooring.store import Committed, Delete, Put, Range, Snapshot, Store, key
+from mooring.tenants.encryption import Marker, Search
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.features.tenant_files import KEYS, document
@@ -87,6 +91,27 @@ async def test_those_that_another_program_writes_later_count_wherever_they_are(
     with pytest.raises(InvalidRequest, match=f"clear text.*with the key {RING.current}"):
         await keyless.put(3, "database/query", database())
     assert await keyless.read(3) == {}
+
+
+async def test_publishes_at_the_same_time_share_a_search(store: Store):
+    class Counting:
+        looks = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        async def read(self, range: Range, **options: Any) -> Snapshot:
+            self.looks += range == KEYS.all
+            return await store.read(range, **options)
+
+    await store.commit(Put(KEYS.part(1, "storage"), b"{}"))
+    counting = Counting()
+    search = Search(cast(Store, counting), KEYS)
+    assert await asyncio.gather(*(search.key_in_use() for _ in range(10))) == [None] * 10
+    assert counting.looks == 2, "the nine that came during the first search share the next"
+    await store.commit(Put(KEYS.part(999, "database/query"), sealed()))
+    assert await search.key_in_use() == Marker(RING.current)
+    assert counting.looks == 3, "a search that ended before does not count"
 
 
 async def test_an_encrypted_password_in_the_same_publish_counts(store: Store, keyless: Publisher):
