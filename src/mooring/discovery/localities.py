@@ -2,8 +2,12 @@
 
 Calls stay in the caller's zone while enough of it is usable, and spill over to other zones in
 proportion when it is not. Health is ignored (panic) only if neither side has enough instances that
-are well. Envoy decides alike, with the caller's zone as its first priority and all others as the
-second.
+are healthy.
+
+The model is Envoy with the caller's zone as its first priority and all others as the second. Its
+panic differs: Envoy panics for each priority apart, and only while all priorities together cannot
+carry all calls. With 40 % healthy on both sides, each carries 56 %, and Envoy calls only healthy
+instances. Here neither side has half, and all instances are called.
 """
 
 from __future__ import annotations
