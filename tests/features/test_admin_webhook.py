@@ -277,6 +277,11 @@ class TestOfSeveralServers:
                 async with DutyOnRedis(lease, ttl=60.0) as before:
                     await eventually(lambda: before.mine)
                     assert not await lease.lead("another", 2.0)
+                    await before.leave(b"new")
+                    former = DutyOnRedis(lease)
+                    with pytest.raises(StoreError, match="another server has the duty"):
+                        await former.leave(b"old")
+                    assert await former.told() == b"new"
                 assert await lease.lead("another", 2.0), "it resigns when it stops"
                 return
             async with DutyOnStore(hub, ttl=60.0) as duty:

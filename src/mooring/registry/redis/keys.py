@@ -14,7 +14,7 @@
     {p}:info                         Hash   descriptions: of services by name, of groups with a "/"
 
 `{p}` is `[namespace:]prefix`. On a cluster the service stands in braces, so that all keys of one
-service lie in one slot.
+service lie in one slot, and `{p}:alerts` does for the same reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Keys:
         self.cluster = cluster
         self.services = f"{self.prefix}:services"
         self.info = f"{self.prefix}:info"
-        self.alerts = f"{self.prefix}:alerts"
+        self.alerts = f"{{{self.prefix}:alerts}}" if cluster else f"{self.prefix}:alerts"
         self.leader = f"{self.alerts}:leader"
 
     def of(self, service: str) -> ServiceKeys:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.keys import Keys
-from mooring.registry.redis.scripts import LEAD
+from mooring.registry.redis.scripts import LEAD, NOTE
 
 _KEPT = 7 * 86400
 """Seconds for which the last leader's note is kept."""
@@ -39,8 +39,9 @@ class LeaderLease:
         )
         return found or b""
 
-    async def leave_note(self, note: bytes) -> None:
-        """Raises what a store raises."""
-        await self._connection.call(
-            "SET", self._note, note, "EX", _KEPT, what=f"write of {self._note}", writes=True
+    async def leave_note(self, id: str, note: bytes) -> bool:
+        """Whether the note was left: not if another candidate leads. Raises what a store raises."""
+        done = await self._connection.run(
+            NOTE, [self._leader, self._note], [id, note, _KEPT], what=f"write of {self._note}"
         )
+        return bool(done)

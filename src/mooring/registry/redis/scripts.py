@@ -15,7 +15,7 @@ class Script(NamedTuple):
 
 def _load(name: str) -> Script:
     folder = files("mooring.registry.redis") / "scripts"
-    shared = "" if name in ("list", "lead") else (folder / "record.lua").read_text()
+    shared = "" if name in ("list", "lead", "note") else (folder / "record.lua").read_text()
     text = shared + (folder / f"{name}.lua").read_text()
     return Script(name, text, hashlib.sha1(text.encode()).hexdigest())
 
@@ -28,5 +28,6 @@ LIST = _load("list")
 EDIT = _load("edit")
 FORGET = _load("forget")
 LEAD = _load("lead")
+NOTE = _load("note")
 RELEASE = _load("release")
 STATE = _load("state")

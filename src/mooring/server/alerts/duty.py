@@ -146,4 +146,5 @@ class DutyOnRedis(Duty):
         return await self._lease.note()
 
     async def leave(self, told: bytes) -> None:
-        await self._lease.leave_note(told)
+        if not await self._lease.leave_note(self._id, told):
+            raise StoreError("another server has the duty")
