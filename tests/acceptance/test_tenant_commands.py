@@ -242,7 +242,9 @@ class TestManyTenants:
         )
         file = acme.folder / name
         done = acme.try_out("export", str(file))
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "2 tenants\n")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr.startswith("2 tenants\n")
+        assert "has 1 secret in clear text" in done.stderr, "accessToken"
         assert file.stat().st_mode & 0o777 == 0o600
         assert "hunter2" not in file.read_text()
         assert "passwordEncrypted" in file.read_text()
@@ -256,6 +258,20 @@ class TestManyTenants:
         assert again.read_text() == file.read_text()
         revealed = elsewhere.run("show", "7", "--reveal")
         assert "hunter2" in revealed
+
+    def test_an_export_counts_the_secrets_in_clear_text(self, acme: Terminal):
+        database = "{driver: mysql, host: h, port: 1, database: d, password: open1}"
+        extra = "{apiToken: open2, url: 'https://u:open3@h'}"
+        file = f"id: 8\nmeta: {{code: c, name: n, extra: {extra}}}\ndatabase: {{a: {database}}}\n"
+        elsewhere = Terminal(f"sqlite://{acme.folder}/elsewhere", acme.folder)
+        elsewhere.run("publish", "-", given=file, MOORING_ENCRYPTION_KEY="")
+        done = elsewhere.try_out("export", "-")
+        assert done.returncode == 0
+        assert all(f"open{n}" in done.stdout for n in (1, 2, 3))
+        assert done.stderr == (
+            "1 tenant\nmooring: warning: the export has 3 secrets in clear text, as stored: keep "
+            "it safe\n"
+        )
 
     def test_some_are_exported_to_standard_output(self, acme: Terminal):
         acme.run("publish", "-", given="id: 1\nmeta: {code: one, name: One}\n")

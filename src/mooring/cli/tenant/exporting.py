@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,11 @@ from mooring.cli.stdout import writing
 from mooring.cli.telling import say, warn
 from mooring.cli.tenant.looking import as_document, warn_of_unreadable
 from mooring.errors import NotConfigured
+from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.document import written
 from mooring.tenants.files import JSON_SUFFIXES
+from mooring.tenants.hiding import clear_secrets
 from mooring.tenants.keys import MAX_ID, NAMESPACE, Keys
 from mooring.tenants.publishing import Held, Unread, held
 
@@ -38,7 +41,8 @@ def export(
 ) -> None:
     """Write all tenants as YAML documents, or as JSON lines, for `publish`.
 
-    Secrets are written as they are stored: encrypted passwords stay encrypted. JSON lines are
+    Secrets are written as they are stored: encrypted passwords stay encrypted, and those in clear
+    text are in clear text, with a warning. JSON lines are
     written with --json, or if the file is called .json, .jsonl or .ndjson. Exits with 1 if a part
     of a tenant cannot be read and is left out.
     """
@@ -58,6 +62,9 @@ def export(
             else:
                 output.write(f"---\n{as_document(document)}")
     say(count_of(len(found), "tenant"))
+    if clear := sum(_clear_secrets(there) for there in found.values()):
+        secrets = count_of(clear, "secret")
+        warn(f"the export has {secrets} in clear text, as stored: keep it safe")
     if sum(_warned(tenant, there) for tenant, there in sorted(found.items())):
         raise typer.Exit(1)
 
@@ -75,6 +82,15 @@ def _grouped(keys: Keys, entries: list[Entry]) -> dict[int, Held]:
         if tenant and there.parts:
             found[tenant] = there
     return found
+
+
+def _clear_secrets(there: Held) -> int:
+    fields = (field for value in there.parts.values() for field in _clear(value))
+    return sum(field not in ("passwordEncrypted", "passwordHash") for field in fields)
+
+
+def _clear(value: JSON | Unread) -> Iterator[str]:
+    return iter(()) if isinstance(value, Unread) else clear_secrets(value)
 
 
 def _warned(tenant: int, there: Held) -> bool:
