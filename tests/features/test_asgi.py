@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
@@ -253,6 +254,19 @@ async def test_who_waits_may_give_up(hub: mooring.Hub):
     assert not one._turn.wanted
     await one.aclose()
     assert await instances(hub) == ()
+
+
+async def test_a_waiting_process_also_serves_for_its_linger_time_when_it_drains(hub: mooring.Hub):
+    one = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
+    two = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
+    await one.__aenter__()
+    await two.__aenter__()
+    assert two.state == "waiting"
+    started = time.monotonic()
+    await two.drain(linger=0.3)
+    assert time.monotonic() - started >= 0.3
+    assert (one.state, two.state) == ("registered", "closed")
+    await one.aclose()
 
 
 async def test_other_addresses_and_other_services_are_other_turns(hub: mooring.Hub):
