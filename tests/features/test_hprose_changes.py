@@ -33,18 +33,6 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture
-async def hub(store_url: str) -> AsyncIterator[Hub]:
-    async with mooring.connect(store_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def other(store_url: str) -> AsyncIterator[Hub]:
-    async with mooring.connect(store_url) as opened:
-        yield opened
-
-
 def known(remote: Client) -> set[str]:
     return {server.uuid for server in remote.servers}
 

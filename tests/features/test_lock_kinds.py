@@ -18,18 +18,6 @@ from mooring.store import Delete, Put, key, prefix
 from tests.waiting import eventually
 
 
-@pytest.fixture
-async def hub(store_url: str) -> AsyncIterator[Hub]:
-    async with mooring.connect(store_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def other(store_url: str) -> AsyncIterator[Hub]:
-    async with mooring.connect(store_url) as opened:
-        yield opened
-
-
 class Task:
     """Somebody who wants a lock, and keeps it until told otherwise."""
 

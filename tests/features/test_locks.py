@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -30,19 +30,6 @@ from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
 
 LOCKS = prefix(b"lock/")
-
-
-@pytest.fixture
-async def hub(store_url: str) -> AsyncIterator[Hub]:
-    async with mooring.connect(store_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def other(store_url: str) -> AsyncIterator[Hub]:
-    """Another process, as far as the store is concerned."""
-    async with mooring.connect(store_url) as opened:
-        yield opened
 
 
 async def contenders(hub: Hub, range: Range = LOCKS) -> int:
