@@ -54,7 +54,7 @@ class Step(msgspec.Struct, Generic[K, V], frozen=True):
     mark: int
     changes: Sequence[tuple[K, V | None]]
     heard: bool = True
-    """Whether the other side sent it; a step that only time makes is no sign of it."""
+    """Whether the other side sent it. A change that only time causes was not sent."""
 
 
 class Steps(Protocol[K, V]):

@@ -108,11 +108,11 @@ class Alone(Duty):
 
     async def _run(self) -> None: ...
 
-    async def told(self) -> bytes:
+    async def reported(self) -> bytes:
         return self._left
 
-    async def leave(self, told: bytes) -> None:
-        self._left = told
+    async def leave(self, reported: bytes) -> None:
+        self._left = reported
 
 
 def alerts(wrong: Outlook, url: str, duty: Duty | None = None, **settings: Any) -> Alerts:
@@ -281,7 +281,7 @@ class TestOfSeveralServers:
                     former = DutyOnRedis(lease)
                     with pytest.raises(StoreError, match="another server has the duty"):
                         await former.leave(b"old")
-                    assert await former.told() == b"new"
+                    assert await former.reported() == b"new"
                 assert await lease.lead("another", 2.0), "it resigns when it stops"
                 return
             async with DutyOnStore(hub, ttl=60.0) as duty:
@@ -294,14 +294,14 @@ class TestOfSeveralServers:
                 duty._leadership = leadership
                 with pytest.raises(StoreError, match="another server has the duty"):
                     await duty.leave(b"old")
-                assert await duty.told() == b"new"
+                assert await duty.reported() == b"new"
 
 
 async def _left(duty: Duty, text: bytes) -> None:
     """Wait until the successor of a server would know that something was told."""
 
     async def is_known() -> bool:
-        return text in await duty.told()
+        return text in await duty.reported()
 
     await eventually(is_known)
 

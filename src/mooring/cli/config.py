@@ -89,8 +89,8 @@ def set_values(
     for name, value in new.items():
         if holds_mask({name: value}):
             raise typer.BadParameter(f"{name} is masked: give the secret itself, or leave it out")
-    told = run_command(_configure(service, instance, new, (), store, registry, layout))
-    _show(masked_fields(told), as_json)
+    configured = run_command(_configure(service, instance, new, (), store, registry, layout))
+    _show(masked_fields(configured), as_json)
 
 
 @app.command()
@@ -104,8 +104,10 @@ def unset(
     as_json: JSONOption = False,
 ) -> None:
     """Take values back, and print what is still set."""
-    told = run_command(_configure(service, instance, {}, tuple(keys), store, registry, layout))
-    _show(masked_fields(told), as_json)
+    configured = run_command(
+        _configure(service, instance, {}, tuple(keys), store, registry, layout)
+    )
+    _show(masked_fields(configured), as_json)
 
 
 async def _configure(

@@ -16,7 +16,7 @@ _EVERY = 5.0  # seconds between two lines
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """What is to be told how much is done, and of how much, if that is known."""
+    """Yields a function that reports how much is done, and the total if it is known."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     last = time.monotonic()

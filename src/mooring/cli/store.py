@@ -99,7 +99,7 @@ def _read(file: Path | None) -> str:
 async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
     written = skipped = own = 0
-    with writing(file) as output, progress("keys") as told:
+    with writing(file) as output, progress("keys") as report:
         async with open_store(where) as store:
             async for entries in pages(store, range):
                 for entry in entries:
@@ -110,7 +110,7 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
                     else:
                         output.write(line_of(entry) + "\n")
                         written += 1
-                told(written, None)
+                report(written, None)
     left_out = f", {skipped} on a lease left out (--leased takes them)" if skipped else ""
     if own:
         left_out += f", {own} of Mooring's servers left out (they are of use in this store only)"
@@ -119,10 +119,10 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
 
 async def _import(where: StoreURL, puts: list[Put]) -> None:
     done = 0
-    with progress("keys") as told:
+    with progress("keys") as report:
         async with open_store(where) as store:
             for batch in batches_of(puts):
                 await store.commit(*batch)
                 done += len(batch)
-                told(done, len(puts))
+                report(done, len(puts))
     typer.echo(count_of(len(puts), "key"), err=True)

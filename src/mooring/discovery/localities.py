@@ -5,9 +5,9 @@ proportion when it is not. Health is ignored (panic) only if neither side has en
 are healthy.
 
 The model is Envoy with the caller's zone as its first priority and all others as the second. Its
-panic differs: Envoy panics for each priority apart, and only while all priorities together cannot
-carry all calls. With 40 % healthy on both sides, each carries 56 %, and Envoy calls only healthy
-instances. Here neither side has half, and all instances are called.
+panic differs: Envoy panics for each priority separately, and only while all priorities together
+cannot carry all calls. With 40 % healthy on both sides, each carries 56 %, and Envoy calls only
+healthy instances. Here neither side has half, and all instances are called.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from mooring.discovery.resilience import Resilience
 
 Mode = Literal["zone", "spill-over", "healthy", "panic"]
-"""All calls stay in the zone; some leave it; all instances that are well are called, in whatever
-zone; or all instances are."""
+"""All calls stay in the zone; some leave it; healthy instances of all zones are called; or all
+instances are, whatever their health."""
 
 
 class Part(NamedTuple):
@@ -47,7 +47,7 @@ class Tally:
         self.admissible += by * part.admissible
         self.reachable += by * part.reachable
         self.well += by * part.well
-        # The sums end where they began, though those of fractions may not.
+        # Rounding errors must not outlive the last member.
         self.weight = self.weight + by * part.weight if self.members else 0.0
         self.usable = self.usable + by * part.usable if self.well else 0.0
 

@@ -205,8 +205,8 @@ class Leases:
         self._all.discard(lease)
 
     async def aclose(self) -> None:
-        """Revoke them all, within 3 s: also what is being granted. Whoever still uses one is told
-        that it is lost."""
+        """Revoke all leases within 3 s, also those that are being granted. Holders that still use
+        one learn that it is lost."""
         self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:

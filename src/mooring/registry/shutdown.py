@@ -37,24 +37,24 @@ async def until_stopped(
         raise InvalidRequest("signals reach the main thread only: call until_stopped there")
     loop = asyncio.get_running_loop()
     tasks = Tasks()
-    told: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
     def received(number: signal.Signals) -> None:
-        loop.call_soon_threadsafe(told.put_nowait, number)
+        loop.call_soon_threadsafe(arrived.put_nowait, number)
 
     with listening(signals, received):
-        first = await told.get()
+        first = await arrived.get()
         grace *= 2 / 3
         log.info("%s: leaving the registry, then stopping", first.name)
         draining = [
             tasks.start(each.drain(grace=grace, linger=linger), name="draining")
             for each in registrations
         ]
-        again = tasks.start(told.get(), name="a second signal")
+        again = tasks.start(arrived.get(), name="a second signal")
         drained = tasks.start(_all(draining), name="all drained")
         await asyncio.wait([drained, again], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         for task in (again, drained, *draining):
-            task.cancel()  # what is left is not waited for: somebody is in a hurry
+            task.cancel()  # after a second signal or the time limit, do not wait for the rest
         return first
 
 

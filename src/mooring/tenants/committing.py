@@ -1,5 +1,5 @@
-"""Carrying out a publish: look, decide, and commit, until no other publisher was first and the
-answer is known."""
+"""Carrying out a publish: read, decide and commit, until no other publisher was first and the
+outcome is known."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class Committer:
     async def _planned(
         self, tenant: Owner, seen: Seen, wanted: Parts, room: int
     ) -> tuple[Plan, int]:
-        """What is to be written, and how many aliases at a time. Raises whatever is against it
-        before anything was."""
+        """What is to be written, and how many aliases at a time. Raises every objection
+        before anything is written."""
         plan = await self._scribe.plan(tenant, seen.held, wanted)
         most, fewer = at_a_time(room)
         if stage(seen.held.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
@@ -140,8 +140,8 @@ class Committer:
         return plan, most
 
     async def _persist(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> Published:
-        """Look and try, until nobody else was first and the answer is known. What was written, or
-        may have been, is never an error that says the contrary."""
+        """Read and commit until no other publisher was first and the outcome is known. What was
+        written, or may have been, is never reported as not written."""
         try:
             await self._try(work, attempt)
         except (Moved, OutcomeUnknown):
@@ -180,7 +180,7 @@ class Committer:
 
 
 def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
-    """Raises `TooLarge` where no other way leads there."""
+    """Raises `TooLarge` if the plan cannot be split."""
     try:
         batches(tenant, plan.units, room=room)
     except TooLarge:

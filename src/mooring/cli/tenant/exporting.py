@@ -53,9 +53,9 @@ def export(
     for tenant in tenants or []:
         if tenant not in found:
             raise NotConfigured(f"there is no tenant {tenant}")
-    with writing(target, mode=0o600) as output, progress("exported") as told:
+    with writing(target, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, there) in enumerate(sorted(found.items())):
-            told(number, len(found))
+            report(number, len(found))
             document = written(tenant, there.parts, secrets=True)
             if lines:
                 output.write(f"{json.dumps(document, ensure_ascii=False)}\n")

@@ -97,9 +97,9 @@ def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_
         return
     changes = differences(found[0], ring)
     print_changes(changes)
-    told = f"{found[0].action} by {found[0].by} at {found[0].at}"
+    last = f"{found[0].action} by {found[0].by} at {found[0].at}"
     about = f": {found[0].note}" if found[0].note else ""
-    note(f"{named(owner)}: {counted(changes, done=True)}; {told}{about}")
+    note(f"{named(owner)}: {counted(changes, done=True)}; {last}{about}")
 
 
 def _purged(tenant: int, number: int, yes: bool, store: str, namespace: str, as_json: bool) -> None:
@@ -210,5 +210,5 @@ def rekey(
 
 
 async def _rekey(publisher: Publisher) -> Rekeyed:
-    with progress("rekeyed") as told:
-        return await publisher.rekey(told)
+    with progress("rekeyed") as report:
+        return await publisher.rekey(report)

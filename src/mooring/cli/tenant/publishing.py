@@ -144,7 +144,7 @@ class Batch:
     def in_order(self) -> list[Published]:
         return [self._done[place] for place in sorted(self._done)]
 
-    async def run(self, publisher: Publisher, told: Callable[[int, int | None], None]) -> None:
+    async def run(self, publisher: Publisher, report: Callable[[int, int | None], None]) -> None:
         """Publish all. A tenant whose name another one holds is tried again after the others:
         one of them may have given it up."""
         waiting = list(range(len(self._documents)))
@@ -152,7 +152,7 @@ class Batch:
         try:
             while waiting:
                 before = len(self._done)
-                await self._pass(publisher, waiting, told)
+                await self._pass(publisher, waiting, report)
                 taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
                 waiting = sorted(taken) if len(self._done) > before and not self._dry_run else []
         finally:  # also if the store went away
@@ -166,7 +166,7 @@ class Batch:
         self,
         publisher: Publisher,
         places: Sequence[int],
-        told: Callable[[int, int | None], None],
+        report: Callable[[int, int | None], None],
     ) -> None:
         queue = iter(places)
         stopped: list[MooringError] = []
@@ -182,9 +182,9 @@ class Batch:
                     self.failures[place] = error
                 except MooringError as error:
                     stopped.append(error)  # no tenant can be published: the store is away
-                told(len(self._done), len(self._documents))
+                report(len(self._done), len(self._documents))
 
-        told(len(self._done), len(self._documents))
+        report(len(self._done), len(self._documents))
         await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
         if stopped:
             raise stopped[0]
@@ -201,8 +201,8 @@ _OF_ONE_TENANT = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknow
 
 
 async def _publish(batch: Batch, publisher: Publisher) -> None:
-    with progress("published") as told:
-        await batch.run(publisher, told)
+    with progress("published") as report:
+        await batch.run(publisher, report)
 
 
 def show_published(published: Published, as_json: bool) -> None:

@@ -1,11 +1,11 @@
-"""Who counts as alive to a consumer. Pure: the scripts decide about eviction.
+"""Which instances a consumer counts as alive. Pure: the scripts decide about eviction.
 
-A consumer leaves out who gave no sign of life within its own timeout, unless the brake holds, or
-there was a break: time that Redis stood still counts against nobody. A consumer that has just begun
-to read Redis' clock does not leave out all instances of a service either: the clock may have
-stepped before. Nobody leaves without a word, for whatever takes an instance out says so in the same
-moment. Who is not there, and of whom nothing was said, is missed rather than gone: a failover may
-have lost its record, and its next heartbeat brings it back.
+A consumer leaves out instances without a heartbeat within its own timeout, unless the brake holds.
+Time in which Redis stood still does not count. A consumer that has just begun to read Redis' clock
+does not leave out all instances of a service either: the clock may have stepped before. Every
+eviction and deregistration is announced at the same moment. An instance that is missing without an
+announcement is therefore kept: a failover may have lost its record, and its next heartbeat brings
+it back.
 """
 
 from __future__ import annotations

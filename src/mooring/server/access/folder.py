@@ -99,8 +99,8 @@ class Folder:
 
     def prepare(self) -> None:
         """Make the folder and the admin token where they are not there. Raises `StoreError` for a
-        folder that cannot be used, and `InvalidRequest` for what is no folder, or one that others
-        could write to."""
+        folder that cannot be used, and `InvalidRequest` if it is not a folder, or if others could
+        write to it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.check()

@@ -42,7 +42,7 @@ class StoreAlarms:
             try:
                 self._tell(await self._store.status())
             except StoreError as error:
-                log.debug("the store does not tell its alarms: %s", error)
+                log.debug("the alarms of the store cannot be read: %s", error)
             await asyncio.sleep(EVERY)
 
     def _tell(self, status: Status) -> None:

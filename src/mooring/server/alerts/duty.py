@@ -1,7 +1,7 @@
 """The duty of calling the webhook: of the servers that see one registry, one has it.
 
 It lies where the registry is: an election on the store, or a lease on Redis. If the server that has
-it dies, another takes over within the TTL, and reads what was already told.
+it dies, another takes over within the TTL, and reads what was already reported.
 
 While the store is away nothing can be decided, and that is when alerts matter most. So a server
 keeps what it last knew: the one that had the duty goes on until it learns that another one has it,
@@ -50,12 +50,12 @@ class Duty(ABC):
         return self._mine is True
 
     @abstractmethod
-    async def told(self) -> bytes:
-        """What was told, as the server with the duty last left it. Raises what a store raises."""
+    async def reported(self) -> bytes:
+        """What the server with the duty last reported. Raises what a store raises."""
 
     @abstractmethod
-    async def leave(self, told: bytes) -> None:
-        """Leave to the others what was told. Raises what a store raises."""
+    async def leave(self, reported: bytes) -> None:
+        """Leave to the others what was reported. Raises what a store raises."""
 
     @abstractmethod
     async def _run(self) -> None:
@@ -104,15 +104,15 @@ class DutyOnStore(Duty):
                 self._leadership = None
             await asyncio.sleep(backoff.next())
 
-    async def told(self) -> bytes:
+    async def reported(self) -> bytes:
         found = (await self._store.read(key(_NOTIFIED))).first
         return b"" if found is None else found.value
 
-    async def leave(self, told: bytes) -> None:
+    async def leave(self, reported: bytes) -> None:
         if self._leadership is None:
             raise StoreError("it is not known whether another server has the duty")
         try:
-            await self._store.commit(Put(_NOTIFIED, told), require=[self._leadership.check])
+            await self._store.commit(Put(_NOTIFIED, reported), require=[self._leadership.check])
         except Conflict as error:
             raise StoreError("another server has the duty") from error
 
@@ -142,9 +142,9 @@ class DutyOnRedis(Duty):
         except StoreError as error:
             log.debug("the duty is left to its lease: %s", error)
 
-    async def told(self) -> bytes:
+    async def reported(self) -> bytes:
         return await self._lease.note()
 
-    async def leave(self, told: bytes) -> None:
-        if not await self._lease.leave_note(self._id, told):
+    async def leave(self, reported: bytes) -> None:
+        if not await self._lease.leave_note(self._id, reported):
             raise StoreError("another server has the duty")

@@ -82,7 +82,7 @@ class Alerts:
             return
         self._left = True
         try:
-            told = await self._duty.told()
+            told = await self._duty.reported()
             known = msgspec.json.decode(told, type=list[Problem]) if told else []
         except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("what was told is not known, and is told again: %s", error)

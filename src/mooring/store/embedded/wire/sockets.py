@@ -1,9 +1,9 @@
 """The TCP connections of a gRPC server, found among the descriptors of this process.
 
 gRPC shows neither its connections nor its listening socket, and does two things wrong for a server
-of etcd clients. It does not bound the connections of an address; here they count from the moment
+of etcd clients. It does not limit the connections of an address. Here they count from the moment
 that gRPC accepts them, before any TLS handshake. When it stops, it resets the calls
-that come at that moment, and their clients read CANCELLED, as if they had cancelled them: a watch
+that arrive at that moment, and their clients read CANCELLED, as if they had cancelled them: a watch
 of etcd's Go client then ends instead of resuming. So connections are ended here, at the socket,
 which every client reads as UNAVAILABLE.
 
