@@ -29,10 +29,11 @@ BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", default="", help="run the long campaigns for so long: 10m")
+    parser.addoption("--extended", action="store_true", help="run the extended tests too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long campaigns run with `make soak` and never otherwise; every fault is about time."""
+    """Leave out what only `make soak` and `make test-all` run; every fault is about time."""
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker("timed")
@@ -40,7 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.parent.name != "unit" and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
     soaking = bool(config.getoption("--soak"))
-    chosen = [item for item in items if bool(item.get_closest_marker("soak")) is soaking]
+    extended = bool(config.getoption("--extended"))
+    chosen = [
+        item
+        for item in items
+        if bool(item.get_closest_marker("soak")) is soaking
+        and (extended or soaking or not item.get_closest_marker("extended"))
+    ]
     if len(chosen) != len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
