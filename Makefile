@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOAK ?= 10m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check fmt bench soak tools clean
+.PHONY: help setup run test test-all check fmt bench soak tools clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ run: setup  ## start Mooring on the embedded store
 
 test: check tools  ## lint, types and tests; brings what they need
 	$(BIN)/python tools/run_tests.py
+
+test-all: check tools  ## the same, and the extended tests (half an hour)
+	$(BIN)/python tools/run_tests.py --extended
 
 check: $(VENV)/.developing  ## lint and types
 	$(BIN)/ruff format --check .

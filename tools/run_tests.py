@@ -39,7 +39,8 @@ def main() -> int:
 
 
 def _pytest(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+    command = [sys.executable, "-m", "pytest", *arguments, *sys.argv[1:]]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":
