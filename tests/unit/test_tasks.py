@@ -79,11 +79,10 @@ async def test_cleanup_outlives_a_cancellation():
     assert done.is_set()
 
 
-@pytest.mark.timed
 async def test_cleanup_is_bounded():
     started = time.monotonic()
     assert not await cleanup(asyncio.Event().wait(), within=0.1)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 0.3
 
 
 async def test_cleanup_raises_its_own_error():

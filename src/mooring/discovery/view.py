@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from time import monotonic
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
@@ -314,14 +313,14 @@ class Pick:
         rotation = self._view.rotation
         node = self._node = rotation.pick(self._key, self._exclude)
         rotation.picker.started(node)
-        self._began = monotonic()
+        self._began = time.monotonic()
         instance: Instance = node.item.instance
         return instance
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        view, node, now = self._view, self._node, monotonic()
+        view, node, now = self._view, self._node, time.monotonic()
         ok: bool | None = True
         if error is not None:
             ok = None if isinstance(error, asyncio.CancelledError) else not view.blame(error)

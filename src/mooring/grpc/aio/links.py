@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -251,12 +251,13 @@ class Links:
     async def learn_why(self) -> None:
         """Ask gRPC why instances have no connection, unless that is known since a moment. Calls
         that fail together share the question."""
-        if self._asking is None or (self._asking.done() and monotonic() > self._asked + _ASK_AGAIN):
+        again = time.monotonic() > self._asked + _ASK_AGAIN
+        if self._asking is None or (self._asking.done() and again):
             self._asking = self.tasks.start(self._ask(), name=f"connections of {self.service}")
         await asyncio.wait([self._asking])
 
     async def _ask(self) -> None:
-        self._asked = monotonic()
+        self._asked = time.monotonic()
         failing = [link for link in self.present if link.failing][:_NAMED]
         reasons = await asyncio.gather(*(link.why_not() for link in failing))
         for link, why in zip(failing, reasons, strict=True):
@@ -298,7 +299,7 @@ class Links:
         )
         self._started(node)
         link.under_way += 1
-        began = None if method.streams else monotonic()
+        began = None if method.streams else time.monotonic()
         call.add_done_callback(partial(self._ended, node, link, began))
         return call
 
@@ -311,13 +312,14 @@ class Links:
         """A call is under way: learn from its end."""
         self._started(node)
         link.under_way += 1
-        call.add_done_callback(partial(self._ended, node, link, None if stream else monotonic()))
+        began = None if stream else time.monotonic()
+        call.add_done_callback(partial(self._ended, node, link, began))
 
     def _ended(self, node: Node, link: Link, began: float | None, call: Any) -> None:
         link.under_way -= 1
         if link.leaving and not link.under_way:
             self._end(link)
-        now = monotonic()
+        now = time.monotonic()
         # A stream is as long as it is: that says nothing of how fast an instance answers.
         seconds = (node.latency or _A_STREAM) if began is None else now - began
         inner = getattr(call, "_cython_call", None)  # tells the usual in a twentieth of the time

@@ -83,10 +83,10 @@ class MemoryHost(Host):
     kind = "embedded, in memory"
 
     def __init__(
-        self, engine: Engine, *, name: str = "", clock: Callable[[], float] = time.monotonic
+        self, engine: Engine, *, name: str = "", clock: Callable[[], float] | None = None
     ) -> None:
         super().__init__(engine)
-        self._name, self._clock = name, clock
+        self._name, self._clock = name, clock or time.monotonic
         self.users = 0
         self._cluster_id = new_cluster_id()
 

@@ -1,0 +1,71 @@
+"""An event loop whose clock jumps to the next timer: an hour of waiting takes a millisecond.
+
+While the loop is open, `time.monotonic()` and `time.time()` follow its clock, because Mooring
+reads them. The clock stands still while a thread of the loop's executor works and while sockets
+deliver data. A test that waits for another process, or for a thread that the loop does not know,
+needs the real clock: mark it `real_time`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_REAL_MONOTONIC, _REAL_TIME = time.monotonic, time.time
+
+_QUIET = 0.005
+"""Real seconds without an event after which open sockets count as idle."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._selector_of_files = _Selector()
+        self._started = _REAL_MONOTONIC()
+        super().__init__(self._selector_of_files)
+        self._selector_of_files.own_files = len(self._selector_of_files.get_map())
+        since = _REAL_TIME() - self._started
+        time.monotonic = self.time
+        time.time = lambda: since + self.time()
+
+    def time(self) -> float:
+        return self._started + self._selector_of_files.passed
+
+    def close(self) -> None:
+        time.monotonic, time.time = _REAL_MONOTONIC, _REAL_TIME
+        super().close()
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._selector_of_files.threads += 1
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _: asyncio.Future[Any]) -> None:
+        self._selector_of_files.threads -= 1
+
+
+class _Selector(selectors.DefaultSelector):
+    """Waits for files, and lets the virtual time pass in place of real time."""
+
+    passed = 0.0
+    threads = 0
+    own_files = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or self.threads:
+            # Only a thread can wake the loop up, or nothing ever does.
+            return super().select(timeout if timeout == 0 else None)
+        quiet = _QUIET if timeout > 0 and len(self.get_map()) > self.own_files else 0
+        events = super().select(quiet)
+        if not events and timeout > 0:
+            self.passed += timeout
+        return events
