@@ -19,12 +19,11 @@ from mooring.testing.etcd import EtcdServer
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
 from tests.admin import Admin
+from tests.backends import USUAL, usual
 
 # A test asserts no time but a promised one: many run at once.
 settings.register_profile("mooring", deadline=None)
 settings.load_profile("mooring")
-
-BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -184,7 +183,7 @@ def store_url(
     return f"{etcd(backend.removeprefix('etcd-')).url}?namespace=/{fresh}"
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=usual(USUAL))
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -6,10 +6,11 @@ import pytest
 
 from mooring.store import Store
 from mooring.tenants.publisher import Publisher
+from tests.backends import USUAL, usual
 from tests.features.tenant_publisher.support import RING
 
 
-@pytest.fixture(params=["memory", "sqlite", "etcd-3.5"])
+@pytest.fixture(params=usual(USUAL, ["sqlite"]))
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -1,0 +1,25 @@
+"""The stores that tests run on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
+"""Every store. The contract of a store is tested on all of them."""
+
+USUAL = ("memory", "etcd-3.5")
+"""One of each family. What is built on the contract of a store is tested on these."""
+
+
+def usual(
+    chosen: Collection[Any],
+    rest: Collection[Any] = BACKENDS,
+    *,
+    reason: str = "tests/contract/test_store.py shows that all stores behave alike",
+) -> list[Any]:
+    """Parameters of a fixture: the chosen ones, and only in the extended run the rest."""
+    extended = pytest.mark.extended(reason)
+    return [*chosen, *(pytest.param(each, marks=extended) for each in rest if each not in chosen)]
