@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any
 
 import mooring
@@ -11,14 +12,28 @@ from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.store import Delete, Put, everything, key
+from tests.backends import BACKENDS, usual
 
 LAYOUTS = ("tree", "plain:/services/", "endpoints:/e/", "hprose")
-PLACES = [
-    *((backend, "tree") for backend in ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")),
+ON_STORES = [
+    *((backend, "tree") for backend in BACKENDS),
     *(("memory", layout) for layout in LAYOUTS[1:]),
     *(("etcd-3.5", layout) for layout in LAYOUTS[1:]),
 ]
-REDIS = ("redis-6.2", "redis-7.0", "redis-valkey-9", "redis-cluster", "redis-sentinel")
+ON_REDIS = [(f"redis-{kind}", "") for kind in ("6.2", "7.0", "valkey-9", "cluster", "sentinel")]
+
+
+def places(stores: Collection[str], redis: Collection[str] = ()) -> list[Any]:
+    """A fixture's parameters: these stores, every layout in memory, and these kinds of Redis. The
+    extended run has every place of which some are chosen."""
+    chosen = [
+        *(place for place in ON_STORES if place[0] in stores and place[1] == "tree"),
+        *(place for place in ON_STORES if place[0] == "memory" and place[1] != "tree"),
+        *((f"redis-{kind}", "") for kind in redis),
+    ]
+    reason = "the contracts of stores and of registries show that the other places behave alike"
+    return usual(chosen, [*ON_STORES, *(ON_REDIS if redis else [])], reason=reason)
+
 
 QUICK = parse(
     {

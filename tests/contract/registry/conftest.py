@@ -1,4 +1,4 @@
-"""A registry at every place where there is one; a module may name fewer places."""
+"""A registry at every place where there is one; a module may name others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mooring.hub import Hub
-from tests.contract.registries import PLACES, REDIS, Hands, hands_of, open_hub
+from tests.backends import USUAL
+from tests.contract.registries import Hands, hands_of, open_hub, places
 
 
 def named(place: tuple[str, str]) -> str:
@@ -15,7 +16,7 @@ def named(place: tuple[str, str]) -> str:
     return "-".join(filter(None, (place[0], place[1].partition(":")[0])))
 
 
-@pytest.fixture(params=[*PLACES, *((place, "") for place in REDIS)], ids=named)
+@pytest.fixture(params=places(USUAL, ["7.0", "cluster"]), ids=named)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
     """A backend and a layout; on Redis there are none."""
     chosen: tuple[str, str] = request.param

@@ -78,16 +78,16 @@ async def test_those_that_repair_themselves_are_never_missed(hub: Hub, other: Hu
 
 
 async def test_the_last_that_drains_is_called_while_it_serves(hub: Hub, other: Hub, layout: str):
-    async with hub.register(at(1)) as last, other.discover("echo", hold=3) as view:
+    async with hub.register(at(1)) as last, other.discover("echo", hold=1) as view:
         await view.wait(timeout=10)
-        draining = asyncio.ensure_future(last.drain(linger=1.0))
+        draining = asyncio.ensure_future(last.drain(linger=0.3))
         calls = 0
         while not draining.done():
             async with view.pick() as instance:
                 assert instance.port == 1
             calls += 1
             await asyncio.sleep(0.02)
-        assert calls > 10
+        assert calls
         await eventually(lambda: view.seen.kept)
         if has_states(layout):
             assert not view.stale
@@ -106,33 +106,33 @@ async def test_it_stays_registered_as_draining_while_it_lingers(hub: Hub, other:
     async with hub.register(at(1)) as last, other.discover("echo", hold=0) as view:
         await view.wait(timeout=10)
         started = time.monotonic()
-        draining = asyncio.ensure_future(last.drain(linger=1.0))
-        if has_states(layout):
-
-            async def says_so() -> bool:
-                return [each.status.state for each in view.instances] == ["draining"]
-
-            await eventually(says_so, within=5)
-            while time.monotonic() < started + 0.9:  # longer than the view holds it
-                async with view.pick() as instance:
-                    assert instance.port == 1
-                await asyncio.sleep(0.02)
-        else:  # it cannot say so: callers would go on choosing it
+        linger = 0.5 if has_states(layout) else 60
+        draining = asyncio.ensure_future(last.drain(linger=linger))
+        await eventually(lambda: last.state == "draining")
+        if not has_states(layout):  # it cannot say so: callers would go on choosing it
 
             async def is_gone() -> bool:
                 return not (await other.registry.instances("echo")).instances
 
             await eventually(is_gone)
-        assert not draining.done()
-        assert last.state == "draining"
+            draining.cancel()
+            await asyncio.wait([draining])
+            return
+        states = []
+        while view.instances:  # the view does not hold it
+            states += [each.status.state for each in view.instances]
+            async with view.pick() as instance:
+                assert instance.port == 1
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - started >= linger
+        assert states[-1] == "draining"
         await draining
-        assert time.monotonic() - started >= 1.0
         assert not (await other.registry.instances("echo")).instances
 
 
 async def test_one_that_lingers_leaves_its_successor_alone(hub: Hub, other: Hub, layout: str):
     async with hub.register(at(1)) as old:
-        draining = asyncio.ensure_future(old.drain(linger=1.0))
+        draining = asyncio.ensure_future(old.drain(linger=0.4))
         await eventually(lambda: old.state == "draining")
         async with other.register(at(1)) as new:
             await draining
@@ -158,7 +158,7 @@ async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
             await view.wait(timeout=10)
             await last.drain(linger=0)
         await eventually(lambda: view.seen.kept)
-        until = time.monotonic() + 0.5
+        until = time.monotonic() + 0.2
         while time.monotonic() < until:
             async with view.pick() as instance:
                 assert instance.port == 1
@@ -171,7 +171,7 @@ async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
 async def test_a_goodbye_leaves_no_doubt(hub: Hub, other: Hub, layout: str, how: str):
     registration = hub.register(at(1))
     there = await entered(hub, 1) if how == "it leaves" else at(1)
-    async with other.discover("echo", hold=1) as view:
+    async with other.discover("echo", hold=0.3) as view:
         if how != "it leaves":
             await registration.__aenter__()
         await view.wait(timeout=10)

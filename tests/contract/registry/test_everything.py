@@ -93,7 +93,7 @@ async def test_garbage_beside_them_hides_nobody(hub: Hub, other: Hub, hands: Han
 
 
 async def test_many_services_are_seen_as_one_picture(hub: Hub, other: Hub):
-    names = [f"s{number:02}" for number in range(40)]
+    names = [f"s{number:02}" for number in range(12)]
     registrations = [hub.register(at(name, 1), wait=20) for name in names]
     async with Mirror(other.registry.follow_all()) as mirror:
         for registration in registrations:

@@ -13,13 +13,14 @@ import mooring
 from mooring.errors import OutcomeUnknown, Superseded, TooLarge, Unavailable
 from mooring.hub import Hub
 from mooring.store import Committed, Delete, Put, everything, key
-from tests.contract.registries import PLACES
+from tests.backends import USUAL
+from tests.contract.registries import places
 from tests.contract.registry.conftest import named
 from tests.contract.registry.test_registry import at, ports
 from tests.waiting import eventually
 
 
-@pytest.fixture(params=PLACES, ids=named)
+@pytest.fixture(params=places(USUAL), ids=named)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
     chosen: tuple[str, str] = request.param
     return chosen
