@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -46,6 +47,7 @@ def _candidates() -> Iterator[Path]:
         yield Path(wheel.submodule_search_locations[0], "etcdbin", "etcd")
 
 
+@functools.cache
 def _version(program: Path) -> str:
     with program.open("rb") as file:
         if file.read(2) == b"#!":

