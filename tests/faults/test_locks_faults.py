@@ -290,7 +290,7 @@ async def behind_proxy(
     fresh_etcd: Callable[..., EtcdServer], timeout: str = "1s"
 ) -> AsyncIterator[tuple[FaultProxy, Hub, Hub, EtcdServer]]:
     """A hub behind a proxy, one that is not, and their server."""
-    server = fresh_etcd(flags=["--unsafe-no-fsync"])
+    server = fresh_etcd()
     async with (
         FaultProxy(server.address) as proxy,
         mooring.connect(f"etcd://{proxy.address}?timeout={timeout}") as hub,
@@ -530,7 +530,7 @@ async def test_to_release_while_the_store_is_away_is_no_error(
 
 
 async def test_a_killed_holder_is_followed_after_its_ttl(fresh_etcd: Callable[..., EtcdServer]):
-    server = fresh_etcd(flags=["--unsafe-no-fsync"])
+    server = fresh_etcd()
     async with arena(server.url, "/lock", "fenced", size=1) as where:
         await eventually(lambda: where.said[-1].what == "read", within=_PATIENCE)
         killed = time.monotonic()

@@ -309,7 +309,7 @@ class TestAnswersOverTheLimit:
     async def test_a_commit_whose_reads_are_too_large_may_have_happened(
         self, fresh_etcd: Callable[..., EtcdServer]
     ):
-        server = fresh_etcd(flags=["--unsafe-no-fsync"])
+        server = fresh_etcd()
         async with open_store(server.url + "?timeout=15s") as store:
             for n in range(70):
                 await store.commit(Put(b"/big/%02d" % n, b"x" * 1_000_000))
@@ -327,7 +327,7 @@ class TestSpace:
     async def test_out_of_space_refuses_writes_reads_go_on_and_recovery_is_noticed(
         self, fresh_etcd: Callable[..., EtcdServer]
     ):
-        server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
+        server = fresh_etcd(flags=["--quota-backend-bytes=2000000"])
         async with open_store(server.url) as store:
             await store.commit(Put(b"/small", b""))
 
