@@ -1,4 +1,4 @@
-"""The live stream over HTTP, on every backend, and the first page."""
+"""The live stream over HTTP, and the first page: of the fleet, on every backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from mooring.model import Instance
 from tests.admin import Admin
 from tests.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"], indirect=True)
+everywhere = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
+
+
+@pytest.fixture
+def backend() -> str:
+    return "memory"
 
 
 class Events:
@@ -70,6 +75,7 @@ def names(data: Any) -> set[str]:
     return {each["serviceName"] for each in data["changed"]}
 
 
+@everywhere
 async def test_who_listens_sees_an_instance_come_fail_and_go(admin: Admin):
     async with events(admin, "?service=shop/orders") as heard:
         await heard.next("hello")
@@ -180,6 +186,7 @@ async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
     await eventually(another)
 
 
+@everywhere
 async def test_the_first_page_has_everything_at_once(admin: Admin):
     hub = admin.hub
     async with (

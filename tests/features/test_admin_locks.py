@@ -18,10 +18,12 @@ from tests.admin import Admin
 from tests.waiting import eventually
 
 
-@pytest.fixture(params=["memory", "etcd-3.5"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@pytest.fixture
+def backend() -> str:
+    return "memory"
+
+
+on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])
 
 
 def path(name: str) -> str:
@@ -51,6 +53,7 @@ async def queued(admin: Admin, name: str, count: int) -> dict[str, Any]:
     return found
 
 
+@on_stores
 async def test_a_lock_is_shown_with_its_queue(admin: Admin):
     tasks = Tasks()
 
@@ -104,6 +107,7 @@ async def test_what_is_shown_of_a_lock_tells_whether_it_is_another(admin: Admin)
     assert len(told(await admin.get(path("jobs"), headers=same))["waiting"]) == 58
 
 
+@on_stores
 async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin):
     lost: asyncio.Future[LockLost] = asyncio.get_running_loop().create_future()
     got, done = asyncio.Event(), asyncio.Event()
@@ -161,6 +165,7 @@ async def _free(admin: Admin, name: str) -> bool:
     return (await admin.get(path(name))).status_code == 404
 
 
+@on_stores
 async def test_what_hangs_on_the_same_lease_stays(admin: Admin):
     async with admin.hub.session() as session:
         name = b"etcdctls/%x" % session.lease

@@ -138,7 +138,7 @@ EXPECTED_SERVICE = {
 }
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite", "served", "etcd-3.5", "redis-7.0"])
+@pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
 async def test_the_seven_are_the_same_on_every_backend_apart_from_times(
     admin: Admin, store_url: str
 ):

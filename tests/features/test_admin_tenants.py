@@ -35,16 +35,21 @@ SECRETS = ("hunter2", "s3cret", "$2a$10$hash")
 ONE = "/admin/tenants/7"
 
 
-@pytest.fixture(params=["memory", "etcd-3.5"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@pytest.fixture
+def backend() -> str:
+    return "memory"
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["sealed", "plain"])
+@pytest.fixture(autouse=True, params=[True], ids=["sealed"])
 def sealed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "k" * 32 if request.param else "")
     return bool(request.param)
+
+
+with_and_without_key = pytest.mark.parametrize(
+    "sealed", [True, False], ids=["sealed", "plain"], indirect=True
+)
+on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])
 
 
 def told(answer: httpx.Response, status: int = 200) -> Any:
@@ -66,6 +71,8 @@ async def stored(admin: Admin) -> dict[str, Any]:
     return dict(await admin.hub.publisher().read(7))
 
 
+@with_and_without_key
+@on_stores
 async def test_a_tenant_is_published_and_shown_without_its_secrets(admin: Admin):
     made = await publish(admin, ACME, 201, query={"reason": "new customer"})
     assert (made["tenant"], made["version"], made["transactions"]) == (7, 1, 1)
@@ -86,6 +93,7 @@ async def test_a_tenant_is_published_and_shown_without_its_secrets(admin: Admin)
     assert not [secret for secret in SECRETS if secret in str(entry)]
 
 
+@with_and_without_key
 async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admin):
     await publish(admin, ACME, 201)
     before = await stored(admin)
@@ -113,6 +121,7 @@ async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admi
     assert "masked" in error(await admin.put(ONE, document), 400)
 
 
+@with_and_without_key
 @pytest.mark.parametrize(
     ("field", "value"), [("host", "evil"), ("port", 1), ("driver", "x"), ("sslMode", "disable")]
 )
@@ -153,6 +162,7 @@ async def test_nor_does_a_secret_of_another_name(admin: Admin):
     await publish(admin, {"database": {"orders": orders}})
 
 
+@with_and_without_key
 async def test_nor_by_a_history_that_does_not_know_it(admin: Admin, sealed: bool):
     orders = {**ACME["database"]["orders"], "extra": {}}
     await publish(admin, {"database": {"orders": {**orders, "host": "evil", "password": "j"}}}, 201)
@@ -166,6 +176,7 @@ async def test_nor_by_a_history_that_does_not_know_it(admin: Admin, sealed: bool
     assert told(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="admin"))["version"] == 3
 
 
+@with_and_without_key
 async def test_what_only_may_have_a_secret_in_it_is_masked_too(admin: Admin):
     extra = {
         "dsn": "mysql://u:s3cret@h/x",
@@ -211,6 +222,7 @@ async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admi
             assert "belongs to tenant 7" in message
 
 
+@with_and_without_key
 async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Admin):
     await publish(admin, ACME, 201)
     for who in ("viewer", "operator"):
@@ -227,6 +239,7 @@ async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Adm
     assert (entry.role, entry.status, entry.notes) == ("admin", 200, {"unmask": True})
 
 
+@with_and_without_key
 async def test_a_secret_whose_key_is_not_known_stays_masked(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, sealed: bool
 ):
@@ -264,6 +277,7 @@ def wrong(told: Any, guess: str) -> Any:
     return guess
 
 
+@with_and_without_key
 @pytest.mark.parametrize(("field", "right", "guess"), GUESSES, ids=[each[0] for each in GUESSES])
 async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
     admin: Admin, field: str, right: dict[str, Any], guess: str
@@ -338,6 +352,7 @@ async def test_a_server_without_a_key_does_not_tell_whether_a_guessed_password_i
         assert "clear text" in right["warnings"][0]
 
 
+@on_stores
 async def test_creation_requires_that_there_is_none(admin: Admin):
     absent = {"If-None-Match": "*"}
     await publish(admin, ACME, 201, headers=absent)
@@ -354,6 +369,7 @@ async def test_creation_requires_that_there_is_none(admin: Admin):
     assert statuses == [201, 412, 412, 412, 412]
 
 
+@on_stores
 async def test_rollback_and_delete_can_require_what_was_seen(admin: Admin):
     await publish(admin, ACME, 201)
     answer = await admin.get(ONE)
@@ -377,6 +393,7 @@ async def test_rollback_and_delete_can_require_what_was_seen(admin: Admin):
     error(await admin.post(f"{ONE}/rollback", {"version": 3}, headers=absent), 412)
 
 
+@on_stores
 async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
     await publish(admin, ACME, 201)
     answer = await admin.get(ONE)
@@ -393,6 +410,7 @@ async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
     assert missing.status_code == 412
 
 
+@on_stores
 async def test_history_is_shown_and_rolled_back_to(admin: Admin):
     await publish(admin, ACME, 201)
     await publish(admin, {"storage": {"uploadQuotaGb": 20}}, query={"reason": "more room"})
@@ -430,6 +448,7 @@ async def test_history_is_shown_and_rolled_back_to(admin: Admin):
     error(await admin.get("/admin/tenants/8/history"), 404)
 
 
+@on_stores
 async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
     for id in (2, 10, 7):
         document = {"meta": {"code": f"c{id}", "name": f"Shop {id}"}}
@@ -508,6 +527,7 @@ async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: A
     ]
 
 
+@on_stores
 async def test_the_namespace_of_the_settings_is_the_one_of_the_api(store_url: str, tmp_path: Path):
     async with Admin(store_url, folder=tmp_path, tenants_namespace="acme/prod") as admin:
         await publish(admin, ACME, 201)
