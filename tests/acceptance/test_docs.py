@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
+import io
 import os
 import re
 import shlex
@@ -11,24 +14,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import mooring.sync
 from mooring.server.settings import load
+from mooring.store import Delete, everything
 from mooring.testing.envoy import find_envoy
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from mooring.testing.redis import RedisServer, find_redis, launch
 from mooring.testing.servers import free_port
+from tests.acceptance.commands import Command
 from tests.acceptance.serving import Served
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+TRANSLATED = ROOT / "README.zh-CN.md"
+"""Its blocks are those of the README, as tests/unit/test_readme_zh.py checks."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = {"text", "json", "yaml"}
 NAMED = re.compile(r"# ([\w-]+\.yaml)\n")
 """How a block begins that is a file, which the commands below it read."""
+OF_THE_PROCESS = ("os.kill", "os.environ")
+"""Python code with these changes its process, so it gets one of its own."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -37,196 +48,268 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
             yield language, code
 
 
+class Servers:
+    """The servers of all pages, each started when a page first needs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started = contextlib.ExitStack()
+        self._etcd: EtcdServer | None = None
+        self._redis: RedisServer | None = None
+        self._serving: Served | None = None
+        self.xds = f"127.0.0.1:{free_port()}"
+
+    def etcd(self) -> EtcdServer:
+        if self._etcd is None:
+            self._etcd = EtcdServer(self._folder / "etcd", series="3.5")
+            self._started.callback(self._etcd.kill)
+            self._etcd.start()
+        return self._etcd
+
+    def redis(self) -> RedisServer:
+        if self._redis is None:
+            self._redis = RedisServer(self._folder / "redis", series="7.0")
+            self._started.callback(self._redis.kill)
+            self._redis.start()
+        return self._redis
+
+    def serving(self) -> Served:
+        if self._serving is None:
+            etcd = f"127.0.0.1:{free_port()}"
+            server = Served("", f"--etcd={etcd}", f"--xds={self.xds}", folder=self._folder)
+            server.etcd = etcd
+            self._serving = self._started.enter_context(server)
+        return self._serving
+
+    def clear(self) -> None:
+        """Delete all keys, so that the next page finds the servers empty."""
+        for server in (self._etcd, self._serving):
+            if server is not None:
+                with mooring.sync.connect(server.url) as hub:
+                    hub.store.commit(Delete(everything()))
+        if self._redis is not None:
+            self._redis.command("FLUSHALL")
+
+    def close(self) -> None:
+        self._started.close()
+
+
 class Reader:
-    """Somebody who does what a page says, from top to bottom, in a folder of their own."""
+    """Does what a page says, from top to bottom, in a folder of its own. A command and a block of
+    Python run in this process, unless they go on in the background."""
 
     def __init__(
-        self,
-        folder: Path,
-        start_etcd: Callable[..., EtcdServer],
-        start_redis: Callable[..., RedisServer],
+        self, servers: Servers, etcd: Callable[[], EtcdServer], command: Command, folder: Path
     ) -> None:
-        self.folder = folder
-        self._start_etcd, self._start_redis = start_etcd, start_redis
-        self._address = self._python = ""
-        self._elsewhere: dict[str, str] = {}
-        self._exported: dict[str, str] = {}
-        self._patience = 0.0
-        self._redis: RedisServer | None = None
-        self._server: Served | None = None
-        self.served = contextlib.ExitStack()
+        self.folder, self._command = folder, command
+        self._servers, self._etcd = servers, etcd
+        self._serves = False
+        self._python: dict[str, object] = {}
+        self._envoy = f"127.0.0.1:{free_port()}"
+        self._begun, self._patience = 0, 0.0
+        self.started = contextlib.ExitStack()
+        self._set = pytest.MonkeyPatch()
+        self.started.callback(self._set.undo)
+        self._set.setenv("ETCDCTL_API", "3")
+        self._set.setenv("no_proxy", "*")
+        self._set.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
     def follow(self, language: str, code: str) -> None:
         if (file := NAMED.match(code)) is not None:
             (self.folder / file[1]).write_text(code)
-            return
-        if language == "python":
-            if "import " not in code:  # it goes on with the one above
-                code = self._python + code
-            self._python = code
-            self.try_out([sys.executable, "-W", "error", "-c", code])
-            return
-        for line in code.replace("\\\n", "").splitlines():
-            program, *arguments = shlex.split(line)
-            if program == "make":
-                targets = (ROOT / "Makefile").read_text()
-                assert re.search(rf"^{arguments[0]}:", targets, re.MULTILINE), line
-            if line in ("make run", "mooring serve"):
-                self._server = self.served.enter_context(Served("", folder=self.folder))
-                self._address = self._server.etcd
-            elif program == "export":
-                self.export(line, arguments[0].partition("=")[0])
-            elif program == "make" or line == ". .venv/bin/activate":
-                pass  # where the tests run it is done
-            elif program == "mooring" and "--xds" in arguments:
-                self.serve_xds()
-            elif line == "mooring demo":
-                self.begin(program, arguments)
-            elif arguments[-1] == "&":
-                self.begin(program, arguments[:-1])
-            elif program == "mooring" and "watch" in arguments:
-                self.follow_service([sys.executable, "-m", "mooring.cli", *arguments])
-            elif program == "mooring":
-                arguments, into = redirected(arguments)
-                if "bootstrap" in arguments and "--server" not in arguments:
-                    arguments += ["--server", "127.0.0.1:18000"]  # as it is by default
-                self.run([sys.executable, "-m", "mooring.cli", *arguments], into=into)
-            elif program == "curl" and shutil.which("curl") is None:
-                pytest.fail("the pages use curl, which is not here: apt-get install curl")
-            elif program == "curl" and "-N" in arguments:
-                self.listen(line)
-            elif program == "curl":
-                self.try_out(["sh", "-c", line.replace("curl ", "curl -sS --fail-with-body ", 1)])
-            elif program == "etcdctl" and "watch" in arguments:
-                self.watch([str(find_etcdctl("3.5")), *arguments])
-            elif program == "etcdctl":
-                self.run([str(find_etcdctl("3.5")), *arguments])
-            elif program == "redis-cli":
-                there = ["-p", str(self.redis().port)]
-                self.run([*launch(find_redis("7.0").with_name("redis-cli")), *there, *arguments])
-            else:
-                pytest.fail(f"no way is known to run {line!r}")
-
-    def export(self, line: str, name: str) -> None:
-        command, environment = self._prepared(["sh", "-c", f'{line} && printf %s "${name}"'])
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        self._exported[name] = done.stdout
-
-    def listen(self, line: str) -> None:
-        """To a stream that has no end, until it has said hello."""
-        command, environment = self._prepared(["sh", "-c", f"exec {line} -sS -m 60"])
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as curl:
-            assert curl.stdout is not None
-            heard = any(told == "event: hello\n" for told in curl.stdout)
-            curl.kill()
-        assert heard, line
-
-    def redis(self) -> RedisServer:
-        self._redis = self._redis or self._start_redis(series="7.0")
-        return self._redis
-
-    def serve_xds(self) -> None:
-        etcd, xds = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        faces = [f"--etcd={etcd}", f"--xds={xds}"]
-        self.served.enter_context(Served("", *faces, folder=self.folder))
-        self._address = etcd
-        self._elsewhere = {
-            "127.0.0.1:18000": xds,
-            "127.0.0.1:10000": f"127.0.0.1:{free_port()}",
-        }
-
-    def begin(self, program: str, arguments: list[str]) -> None:
-        """In the background, to the end of the page."""
-        if program == "mooring":
-            command = [sys.executable, "-m", "mooring.cli", *arguments]
+        elif language == "python":
+            code = self.here(code)
+            self.try_out(lambda: self.run_python(code))
         else:
-            assert program == "envoy", f"no way is known to begin {program!r}"
-            # Without hot restart several run beside one another.
-            command = [str(find_envoy()), *arguments, "--disable-hot-restart", "--concurrency", "1"]
-        command, environment = self._prepared(command)
-        process = subprocess.Popen(
-            command, env=environment, cwd=self.folder, stderr=subprocess.DEVNULL
-        )
-        self.served.callback(process.wait)
-        self.served.callback(process.terminate)
-        self._patience = 60.0
+            for line in code.replace("\\\n", "").splitlines():
+                self.follow_line(line)
 
-    def try_out(self, arguments: list[str]) -> None:
-        """Once; and again for a while where something was begun that may not be up yet."""
-        deadline = time.monotonic() + self._patience
-        while time.monotonic() < deadline:
-            with contextlib.suppress(AssertionError):
-                return self.run(arguments)
-            time.sleep(0.2)
-        self.run(arguments)
+    def follow_line(self, line: str) -> None:
+        program, *arguments = shlex.split(line)
+        if program == "make":
+            targets = (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{arguments[0]}:", targets, re.MULTILINE), line
+        if line == "make run" or arguments[:1] == ["serve"]:
+            self.serve()
+        elif program == "make" or line == ". .venv/bin/activate":
+            pass  # where the tests run it is done
+        elif program == "export":
+            name = arguments[0].partition("=")[0]
+            self._set.setenv(name, self.run("sh", "-c", f'{line} && printf %s "${name}"'))
+        elif line == "mooring demo":
+            self.begin(program, *arguments)
+        elif arguments[-1] == "&":
+            self.begin(program, *arguments[:-1])
+        elif program == "mooring" and "watch" in arguments:
+            self.follow_service(program, *arguments)
+        elif program == "mooring":
+            self.run_mooring(arguments)
+        elif program == "curl" and shutil.which("curl") is None:
+            pytest.fail("the pages use curl, which is not here: apt-get install curl")
+        elif program == "curl" and "-N" in arguments:
+            self.listen(line)
+        elif program == "curl":
+            line = line.replace("curl ", "curl -sS --fail-with-body ", 1)
+            self.try_out(lambda: self.run("sh", "-c", line))
+        elif program == "etcdctl" and "watch" in arguments:
+            self.watch(program, *arguments)
+        elif program in ("etcdctl", "redis-cli"):
+            self.run(program, *arguments)
+        else:
+            pytest.fail(f"no way is known to run {line!r}")
 
-    def run(self, arguments: list[str], *, into: str = "") -> None:
-        command, environment = self._prepared(arguments)
+    def serve(self) -> None:
+        self._serves = True
+        self._set.setenv("MOORING_DATA", str(self._servers.serving().data))
+
+    def store(self) -> str:
+        """The address of the page's server, or of an etcd."""
+        return self._servers.serving().etcd if self._serves else self._etcd().address
+
+    def here(self, text: str) -> str:
+        """A text of the page with the addresses that are real here."""
+        addresses: dict[str, Callable[[], str]] = {
+            "127.0.0.1:2379": self.store,
+            "127.0.0.1:6379": lambda: self._servers.redis().address,
+            "127.0.0.1:7480": lambda: self._servers.serving().http,
+            "127.0.0.1:18000": lambda: self._servers.xds,
+            "127.0.0.1:10000": lambda: self._envoy,
+        }
+        for address, real in addresses.items():
+            if address in text:
+                text = text.replace(address, real())
+        return text
+
+    def run_python(self, code: str) -> None:
+        """As a program of its own; or on top of the block above, if it imports nothing."""
+        if any(word in code for word in OF_THE_PROCESS):
+            self.run(sys.executable, "-W", "error", "-c", code)
+            return
+        if "import " in code:
+            assert not (missing := not_imported(code)), f"{missing} are not imported by\n{code}"
+            self._python = {"__name__": "__main__"}
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(code, "<block>", "exec"), self._python)
+
+    def run_mooring(self, arguments: list[str]) -> None:
+        arguments, into = redirected(arguments)
+        if "bootstrap" in arguments and "--server" not in arguments:
+            arguments += ["--server", "127.0.0.1:18000"]  # as it is by default
+        words = [self.here(word) for word in arguments]
+        with pytest.MonkeyPatch.context() as patch:
+            if not {"--store", "--registry"} & set(arguments):
+                patch.setenv("MOORING_STORE", f"etcd://{self.store()}")
+            patch.chdir(self.folder)
+            done = self._command(*words)
+        differs = "diff" in arguments and done.code == 3
+        assert done.code == 0 or differs, f"{arguments}\n{done.stdout}{done.stderr}"
+        if into:
+            (self.folder / into).write_text(done.stdout)
+
+    def run(self, *command: str) -> str:
+        """A program in the foreground; what it prints."""
         done = subprocess.run(
-            command,
-            env=environment,
+            self.prepared(*command),
             cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=90,
             check=False,
         )
-        differs = "diff" in arguments and done.returncode == 3
-        assert done.returncode == 0 or differs, f"{arguments}\n{done.stdout}{done.stderr}"
-        if into:
-            (self.folder / into).write_text(done.stdout)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
-    def watch(self, arguments: list[str]) -> None:
+    def begin(self, *command: str) -> Path:
+        """In the background, to the end of the page; the file that its output goes to."""
+        words = self.prepared(*command)
+        self._begun += 1
+        output = self.folder / f"{command[0]}-{self._begun}.log"
+        with output.open("w") as shown:
+            process = subprocess.Popen(words, cwd=self.folder, stdout=shown, stderr=shown)
+        self.started.callback(process.wait)
+        self.started.callback(process.terminate)
+        self._patience = 60.0
+        return output
+
+    def prepared(self, program: str, *arguments: str) -> list[str]:
+        """A command with the programs and addresses that are real here."""
+        command = [self.here(word) for word in arguments]
+        if program == "mooring":
+            self._set.setenv("MOORING_STORE", f"etcd://{self.store()}")
+        elif program == "etcdctl":
+            program = str(find_etcdctl("3.5"))
+            if "--endpoints" not in arguments:
+                command = ["--endpoints", self.store(), *command]
+        elif program == "redis-cli":
+            program, *before = launch(find_redis("7.0").with_name("redis-cli"))
+            command = [*before, "-p", str(self._servers.redis().port), *command]
+        elif program == "envoy":
+            program = str(find_envoy())
+            # Without hot restart several run beside one another.
+            command = [*command, "--disable-hot-restart", "--concurrency", "1"]
+        return [program, *command]
+
+    def try_out(self, action: Callable[[], object]) -> None:
+        """Once; and again for a while if something was begun that may not be up yet."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                action()
+                return
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+
+    def listen(self, line: str) -> None:
+        """To a stream that has no end, until it has said hello."""
+        command = self.prepared("sh", "-c", f"exec {line} -sS -m 60")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as curl:
+            assert curl.stdout is not None
+            heard = any(event == "event: hello\n" for event in curl.stdout)
+            curl.kill()
+        assert heard, line
+
+    def watch(self, *command: str) -> None:
         """In a terminal of its own, to the end of the page: it shows what is written."""
-        command, environment = self._prepared(arguments)
-        shown = self.served.enter_context((self.folder / "etcdctl").open("w+"))
-        process = subprocess.Popen(command, env=environment, stdout=shown)
-        self.served.callback(process.wait)
-        self.served.callback(process.kill)
-        position = arguments.index("watch")
-        key = arguments[position + 1]
+        terminal = self.begin(*command)
+        position = command.index("watch")
+        key = command[position + 1]
 
-        def told() -> bool:
-            self.run([*arguments[:position], "put", key, "something"])
-            return f"PUT\n{key}\nsomething\n" in (self.folder / "etcdctl").read_text()
+        def shown() -> bool:
+            self.run(*command[:position], "put", key, "something")
+            return f"PUT\n{key}\nsomething\n" in terminal.read_text()
 
-        until(told, within=40)
+        until(shown, within=40)
 
-    def follow_service(self, arguments: list[str]) -> None:
-        """In a terminal of its own, to the end of the page, which is to show somebody come and go
-        there."""
-        command, environment = self._prepared(arguments)
-        terminal = self.folder / "terminal"
-        shown = self.served.enter_context(terminal.open("w+"))
-        process = subprocess.Popen(command, env=environment, stdout=shown, stderr=shown)
-        self.served.callback(process.wait)
-        self.served.callback(process.kill)
-        self.served.callback(until, lambda: shows_both(terminal.read_text()))
+    def follow_service(self, *command: str) -> None:
+        """In a terminal of its own, to the end of the page, which is to show an instance come and
+        go there."""
+        terminal = self.begin(*command)
+        self.started.callback(until, lambda: shows_both(terminal.read_text()))
         until(lambda: "no instances yet" in terminal.read_text(), within=40)
 
-    def _prepared(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-        """A command with the addresses that are real here, and its environment."""
-        words = " ".join(arguments)
-        elsewhere = {"--store", "--registry"} & set(arguments)
-        local = "mooring.cli" in arguments and not elsewhere
-        if not self._address and ("2379" in words or "etcdctl" in words or local):
-            self._address = self._start_etcd(series="3.5").address
-        environment = {**os.environ, "ETCDCTL_API": "3", **self._exported}
-        if local:
-            environment["MOORING_STORE"] = f"etcd://{self._address}"
-        if self._server is not None:
-            environment["MOORING_DATA"] = str(self._server.data)
-            environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-            self._elsewhere["127.0.0.1:7480"] = self._server.http
-        if "--endpoints" not in arguments:
-            environment["ETCDCTL_ENDPOINTS"] = self._address
-        words_here = [word.replace("127.0.0.1:2379", self._address) for word in arguments]
-        if "127.0.0.1:6379" in words:
-            there = self.redis().address
-            words_here = [word.replace("127.0.0.1:6379", there) for word in words_here]
-        for told, there in self._elsewhere.items():
-            words_here = [word.replace(told, there) for word in words_here]
-        return words_here, environment
+
+def not_imported(code: str) -> set[str]:
+    """The modules of ours that a block uses without importing them. In this process another block
+    may have imported them; a user's would fail."""
+    nodes = list(ast.walk(ast.parse(code)))
+    imported = {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
+    used = {
+        f"mooring.{node.attr}"
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "mooring"
+    }
+    modules = {name for name in used if find_spec(name) is not None}
+    return {
+        module
+        for module in modules
+        if not any(f"{name}.".startswith(f"{module}.") for name in imported)
+    }
 
 
 def shows_both(text: str) -> bool:
@@ -242,16 +325,34 @@ def redirected(arguments: list[str]) -> tuple[list[str], str]:
     return arguments[:position], arguments[position + 1]
 
 
-@pytest.mark.timeout(400)  # a page starts servers and some twenty processes
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.fixture(scope="module")
+def all_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(tmp_path_factory.mktemp("docs"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def servers(all_servers: Servers) -> Iterator[Servers]:
+    yield all_servers
+    all_servers.clear()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a program of a few lines just ends
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != TRANSLATED], ids=lambda page: page.name
+)
 def test_its_code_runs(
     page: Path,
+    servers: Servers,
     fresh_etcd: Callable[..., EtcdServer],
-    fresh_redis: Callable[..., RedisServer],
+    command: Command,
     tmp_path: Path,
 ):
-    reader = Reader(tmp_path, fresh_etcd, fresh_redis)
-    with reader.served:
+    locks_others_out = "etcdctl auth enable" in page.read_text()
+    etcd = functools.cache(lambda: fresh_etcd(series="3.5")) if locks_others_out else servers.etcd
+    reader = Reader(servers, etcd, command, tmp_path)
+    with reader.started:
         for language, code in blocks(page):
             assert language in ("python", "sh", "yaml"), (
                 f"a block of {language!r} is not run: make it text"
