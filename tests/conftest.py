@@ -20,10 +20,18 @@ from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
 from tests.admin import Admin
 from tests.backends import USUAL, usual
+from tests.deadlines import Deadlines
 
 # A test asserts no time but a promised one: many run at once.
 settings.register_profile("mooring", deadline=None)
 settings.load_profile("mooring")
+
+
+pytest_plugins = ["pytester"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Deadlines())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker("timed")
+        if item.get_closest_marker("timed"):
+            item.add_marker("deadline")
         # Elsewhere tests start processes and servers, which are slow among many.
         if item.path.parent.name != "unit" and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))

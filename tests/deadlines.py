@@ -1,0 +1,201 @@
+"""Tests of a promised deadline (mark `deadline`): was it Mooring that was late, or the machine?
+
+A reference process wakes up all the time and does a little work. If a test fails while that
+process was held up too, the machine was too busy to tell: the attempt is inconclusive and is
+repeated, up to three times in all. The third one fails, and says so. If the reference process was
+on time, the failure stands. Nothing else is ever repeated.
+
+A pass needs no such care: a busy machine makes a deadline harder to meet, never easier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import mmap
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+ATTEMPTS = 3
+HELD_UP_AT_ONCE = 0.1
+"""Seconds for which the reference process may be held up once."""
+HELD_UP_ON_AVERAGE = 0.005
+"""Seconds for which it may be held up each time it wakes up."""
+
+_SAMPLES = 16384
+_SAMPLE = struct.Struct("dd")
+_PERIOD = 0.02
+_REFERENCE = """
+import mmap, os, struct, sys, time
+path, samples, period = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+with open(path, "r+b") as file:
+    ring = mmap.mmap(file.fileno(), 0)
+parent, number, due = os.getppid(), 0, time.monotonic()
+while os.getppid() == parent:
+    due = max(due + period, time.monotonic())
+    time.sleep(max(due - time.monotonic(), 0))
+    cpu = time.process_time()
+    while time.process_time() - cpu < 0.0005:
+        sum(range(1000))
+    now = time.monotonic()
+    struct.pack_into("dd", ring, number % samples * 16, now, now - due - 0.0005)
+    number += 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late an attempt's own loop and the reference process were, in seconds."""
+
+    loop: float
+    most: float
+    average: float
+
+    @property
+    def is_conclusive(self) -> bool:
+        return self.most <= HELD_UP_AT_ONCE and self.average <= HELD_UP_ON_AVERAGE
+
+    def __str__(self) -> str:
+        return (
+            f"the reference process was held up for {self.most * 1000:.0f} ms at most and "
+            f"{self.average * 1000:.1f} ms on average, the test's own loop for "
+            f"{self.loop * 1000:.0f} ms at most"
+        )
+
+
+class Reference:
+    """The reference process, and what it measured."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="mooring-")
+        path = Path(self._folder.name, "samples")
+        path.write_bytes(bytes(_SAMPLES * _SAMPLE.size))
+        with path.open("r+b") as file:
+            self._ring = mmap.mmap(file.fileno(), 0)
+        self._process = subprocess.Popen(
+            [sys.executable, "-ISc", _REFERENCE, str(path), str(_SAMPLES), str(_PERIOD)]
+        )
+        while not self.since(0.0):
+            time.sleep(_PERIOD)
+
+    def since(self, moment: float) -> list[float]:
+        """How long it was held up each time it woke up since then."""
+        samples = _SAMPLE.iter_unpack(self._ring[:])
+        return [held_up for when, held_up in samples if when > moment]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._ring.close()
+        self._folder.cleanup()
+
+
+class Deadlines:
+    """The plugin: repeats inconclusive attempts, and counts them."""
+
+    def __init__(self) -> None:
+        self._reference: Reference | None = None
+        self._loop_late = 0.0
+        self._inconclusive: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        if item.get_closest_marker("deadline") is None:
+            return None
+        self._reference = self._reference or Reference()
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        inconclusive: list[Lateness] = []
+        while True:
+            reports, lateness = self._attempt(item, nextitem, self._reference)
+            failed = [report for report in reports if report.failed]
+            if not failed or lateness.is_conclusive:
+                break
+            inconclusive.append(lateness)
+            if len(inconclusive) == ATTEMPTS:
+                break
+            item._initrequest()  # type: ignore[attr-defined]
+        for report in failed:
+            verdict = (
+                f"Inconclusive: in each of {ATTEMPTS} attempts the machine was late."
+                if len(inconclusive) == ATTEMPTS
+                else "The machine was on time."
+            )
+            report.longrepr = f"{report.longreprtext}\n\n{verdict} In this one {lateness}."
+        for report in reports:
+            if report.when == "teardown":
+                report.user_properties += [("inconclusive", str(late)) for late in inconclusive]
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _attempt(
+        self, item: pytest.Item, nextitem: pytest.Item | None, reference: Reference
+    ) -> tuple[list[pytest.TestReport], Lateness]:
+        self._loop_late, began = 0.0, time.monotonic()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        held_up = reference.since(began)
+        while not held_up:
+            time.sleep(_PERIOD)
+            held_up = reference.since(began)
+        average = sum(held_up) / len(held_up)
+        return reports, Lateness(self._loop_late, max(held_up), average)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Function) -> Generator[None, object, object]:
+        test = getattr(item, "obj", None)
+        if item.get_closest_marker("deadline") and inspect.iscoroutinefunction(test):
+            item.obj = self._watched(test)
+        try:
+            return (yield)
+        finally:
+            if test is not None:
+                item.obj = test
+
+    def _watched(self, test: Any) -> Any:
+        """The test, with a timer in its loop that measures how late it goes off."""
+
+        @functools.wraps(test)
+        async def watched(*arguments: object, **named: object) -> None:
+            loop = asyncio.get_running_loop()
+
+            timers: list[asyncio.Handle] = []
+
+            def tick(due: float) -> None:
+                self._loop_late = max(self._loop_late, loop.time() - due)
+                timers[:] = [loop.call_later(_PERIOD, tick, loop.time() + _PERIOD)]
+
+            tick(loop.time())
+            try:
+                await test(*arguments, **named)
+            finally:
+                timers[0].cancel()
+
+        return watched
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == "inconclusive" and report.when == "teardown":
+                self._inconclusive.append(f"{report.nodeid}: {value}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        count = len(self._inconclusive)
+        terminalreporter.write_line(f"inconclusive attempts of deadline tests: {count}")
+        for line in self._inconclusive:
+            terminalreporter.write_line(f"  {line}")
+
+    def pytest_unconfigure(self) -> None:
+        if self._reference is not None:
+            self._reference.close()

@@ -1,0 +1,80 @@
+"""A failed test of a deadline is repeated only if the machine was measurably late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import deadlines
+from tests.deadlines import Deadlines, Lateness
+
+FAILS = """
+import pytest
+
+@pytest.mark.{mark}
+async def test_promise():
+    with open("attempts", "a") as file:
+        file.write("x")
+    with open("attempts") as file:
+        assert len(file.read()) >= {passing_attempt}
+"""
+
+
+def run(
+    pytester: pytest.Pytester, *, machine_late: bool, passing_attempt: int, mark: str = "deadline"
+) -> tuple[pytest.RunResult, int]:
+    bound = -1.0 if machine_late else 1000.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadlines, "HELD_UP_AT_ONCE", bound)
+        patch.setattr(deadlines, "HELD_UP_ON_AVERAGE", bound)
+        pytester.makepyfile(FAILS.format(mark=mark, passing_attempt=passing_attempt))
+        pytester.makeini(
+            "[pytest]\nmarkers = deadline\nasyncio_mode = auto\n"
+            "asyncio_default_fixture_loop_scope = function"
+        )
+        arguments = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:schemathesis")
+        done = pytester.runpytest_inprocess(*arguments, plugins=[Deadlines()])
+    return done, len(Path("attempts").read_text())
+
+
+def test_on_a_punctual_machine_a_failure_stands(pytester: pytest.Pytester):
+    done, attempts = run(pytester, machine_late=False, passing_attempt=2)
+    done.assert_outcomes(failed=1)
+    assert attempts == 1
+    done.stdout.fnmatch_lines(
+        ["*The machine was on time. In this one the reference process was held up for *"]
+    )
+    done.stdout.fnmatch_lines(["inconclusive attempts of deadline tests: 0"])
+
+
+def test_on_a_late_machine_a_failure_is_inconclusive_and_repeated(pytester: pytest.Pytester):
+    done, attempts = run(pytester, machine_late=True, passing_attempt=3)
+    done.assert_outcomes(passed=1)
+    assert attempts == 3
+    done.stdout.fnmatch_lines(["inconclusive attempts of deadline tests: 2", "*::test_promise: *"])
+
+
+def test_after_three_inconclusive_attempts_the_test_fails_and_says_so(pytester: pytest.Pytester):
+    done, attempts = run(pytester, machine_late=True, passing_attempt=9)
+    done.assert_outcomes(failed=1)
+    assert attempts == 3
+    done.stdout.fnmatch_lines(["*Inconclusive: in each of 3 attempts the machine was late.*"])
+    done.stdout.fnmatch_lines(["inconclusive attempts of deadline tests: 3"])
+
+
+def test_other_tests_are_never_repeated(pytester: pytest.Pytester):
+    done, attempts = run(pytester, machine_late=True, passing_attempt=2, mark="asyncio")
+    done.assert_outcomes(failed=1)
+    assert attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("most", "average", "conclusive"),
+    [(0.05, 0.001, True), (0.2, 0.001, False), (0.05, 0.02, False)],
+)
+def test_an_attempt_counts_unless_the_reference_process_was_late(
+    most: float, average: float, conclusive: bool
+):
+    """A late loop beside a punctual reference process is Mooring's own fault."""
+    assert Lateness(5.0, most, average).is_conclusive is conclusive
