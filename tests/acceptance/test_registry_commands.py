@@ -287,7 +287,13 @@ class TestListing:
         await eventually(lambda: watch.said("10.0.0.9:1/data: is not valid JSON"))
 
     def test_a_name_that_the_terminal_cannot_show(self, shop: Hub, url: str):
-        done = mooring_command("groups", MOORING_STORE=url, PYTHONIOENCODING="latin-1")
+        done = subprocess.run(
+            [*MOORING, "groups"],
+            env={**os.environ, "MOORING_STORE": url, "PYTHONIOENCODING": "latin-1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert ok(done).splitlines() == ["default", r"\u5546\u5e97"]
 
     async def test_what_somebody_wrote_cannot_drive_the_terminal(self, hub: Hub, run: Run):

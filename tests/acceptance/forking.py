@@ -1,0 +1,243 @@
+"""Commands in processes of their own, forked from one that has imported everything already: the
+start of an interpreter and its imports are most of what a command costs.
+
+A forked command is a process like any other: it has its own arguments, environment, folder and
+standard streams, and gets signals. Only what the interpreter does before it runs `mooring` is
+shared, such as reading `PYTHONIOENCODING`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+_REQUEST = 1_000_000  # bytes: the arguments and the environment
+_IMPORTED = (
+    *("mooring.store.embedded.store", "mooring.store.embedded.host", "mooring.store.etcd.store"),
+    *("mooring.registry.redis.registry", "mooring.server.serving", "uvloop"),
+)
+
+
+class Forked:
+    """A command that was started, with the interface of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str],
+        stdin: IO[Any] | int,
+        stdout: IO[Any] | int,
+        stderr: IO[Any] | int,
+        start_new_session: bool = False,
+    ) -> None:
+        self.returncode: int | None = None
+        self._status, status = os.pipe()
+        request = {
+            "arguments": arguments,
+            "environment": dict(environment),
+            "folder": os.getcwd(),
+            "session": start_new_session,
+        }
+        streams = (stdin, stdout, stderr)
+        numbers = [each if isinstance(each, int) else each.fileno() for each in streams]
+        try:
+            _server().send(request, [*numbers, status])
+        finally:
+            os.close(status)
+        self.pid = int(self._line())
+
+    def _line(self) -> str:
+        """The next number that the server sends about this command."""
+        line = b""
+        while not line.endswith(b"\n"):
+            more = os.read(self._status, 1)
+            assert more, "the process that forks the commands has ended"
+            line += more
+        return line.decode()
+
+    def poll(self) -> int | None:
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("mooring", timeout or 0)
+        return code
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = int(self._line())
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Server:
+    """The process from which commands are forked, as the tests see it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (self._socket, its):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST)
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(its.fileno())],
+                cwd=Path(__file__).parents[2],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        atexit.register(self.close)
+
+    def send(self, request: Mapping[str, object], descriptors: list[int]) -> None:
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+_server = functools.cache(_Server)
+
+
+def _import_all() -> None:
+    """Everything that a command imports and builds on its way."""
+    import typer.main
+
+    from mooring import cli
+
+    for module in pkgutil.iter_modules(cli.__path__, "mooring.cli."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    with (
+        open(os.devnull, "w") as nothing,
+        contextlib.redirect_stdout(nothing),
+        contextlib.redirect_stderr(nothing),
+    ):
+        for call in ("version", "nonsense"):  # typer imports more when it is called
+            sys.argv = ["mooring", call]
+            with contextlib.suppress(SystemExit):
+                cli.main()
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a command for each request. Returns in each child, ready to run it, and ends with the
+    tests."""
+    running: dict[int, int] = {}
+
+    def reap(*_: object) -> None:
+        while running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            descriptor = running.pop(pid)
+            _tell(descriptor, os.waitstatus_to_exitcode(status))
+            os.close(descriptor)
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST, 4)
+        if not message:
+            sys.exit()
+        *streams, status = descriptors
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            requests.close()
+            for descriptor in (status, *running.values()):
+                os.close(descriptor)
+            _become(json.loads(message), streams)
+            return
+        running[child] = status
+        _tell(status, child)
+        for descriptor in streams:
+            os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _tell(descriptor: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the test is over
+        os.write(descriptor, b"%d\n" % number)
+
+
+def _become(request: dict[str, Any], streams: list[int]) -> None:
+    """What the interpreter does when it starts."""
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    time.tzset()
+    sys.argv = ["mooring", *request["arguments"]]
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        new = open(  # noqa: SIM115 - as long as the process
+            number,
+            "w" if number else "r",
+            buffering=1 if name == "stderr" else -1,
+            encoding=old.encoding,
+            errors=old.errors,
+            closefd=False,
+        )
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _end(code: int) -> None:
+    """What the interpreter does at its end, except that it takes nothing apart, which would take
+    longer than most commands."""
+    threading._shutdown()  # type: ignore[attr-defined] # waits for the threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    asked = socket.socket(fileno=int(sys.argv[1]))
+    _import_all()
+    gc.freeze()
+    _serve(asked)
+    from mooring.cli import main
+
+    try:
+        main()
+    except SystemExit as ended:
+        if isinstance(ended.code, int):
+            _end(ended.code)
+        raise
