@@ -23,3 +23,9 @@ def usual(
     """Parameters of a fixture: the chosen ones, and only in the extended run the rest."""
     extended = pytest.mark.extended(reason)
     return [*chosen, *(pytest.param(each, marks=extended) for each in rest if each not in chosen)]
+
+
+in_memory = pytest.mark.parametrize(
+    "backend", usual(["memory"], ["sqlite", "etcd-3.5"]), indirect=True
+)
+"""For what takes many operations, and cannot differ between stores."""

@@ -68,6 +68,10 @@ class Leaving(Interrupted):
         return await self._store.read(*args, **options)
 
 
+USERS = 130
+"""Of a tenant that takes three commits: each user takes two of the 120 operations of one."""
+
+
 async def value(store: Store, name: bytes) -> JSON:
     entry = (await store.read(key(name))).first
     return None if entry is None else msgspec.json.decode(entry.value)
@@ -78,6 +82,6 @@ async def revisions(store: Store, *names: bytes) -> set[int]:
     return {entry.modified if entry else 0 for entry in found}
 
 
-def huge(users: int = 300, code: str = "huge", size: int = 0) -> dict[str, JSON]:
+def huge(users: int = USERS, code: str = "huge", size: int = 0) -> dict[str, JSON]:
     ftp: dict[str, JSON] = {f"user{n}": {"description": "x" * size} for n in range(users)}
     return {"id": 1, "meta": {"code": code, "name": code}, "ftp": ftp}

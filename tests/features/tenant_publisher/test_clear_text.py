@@ -14,6 +14,7 @@ from mooring.store import Committed, Delete, Put, Range, Snapshot, Store, key
 from mooring.tenants.encryption import Marker, Search
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
+from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, document
 from tests.features.tenant_publisher.support import NO_KEY, RING, Commit, hooked, value
 
@@ -222,6 +223,7 @@ async def test_a_key_of_another_application_encrypts_nothing_beside_ours(
     await stranger.put(1, "storage", {"uploadQuotaGb": 9})
 
 
+@in_memory
 @pytest.mark.parametrize("key_id", [RING.current, "", None])
 async def test_a_key_of_another_application_is_compared_with_what_is_encrypted(
     store: Store, key_id: str | None

@@ -15,7 +15,7 @@ from tests.features.tenant_files import (
     document,
     whole,
 )
-from tests.features.tenant_publisher.support import NO_KEY, Commit, hooked, huge, value
+from tests.features.tenant_publisher.support import NO_KEY, USERS, Commit, hooked, huge, value
 
 
 class TestWritersWithoutAHistory:
@@ -62,7 +62,7 @@ class TestWritersWithoutAHistory:
         await hooked(store, hook).change(1, change)
         assert seen[-1] == set()
 
-    @pytest.mark.parametrize("users", [0, 300])
+    @pytest.mark.parametrize("users", [0, USERS])
     async def test_what_comes_while_a_tenant_is_deleted_goes_with_what_leads_to_it(
         self, store: Store, publisher: Publisher, users: int
     ):

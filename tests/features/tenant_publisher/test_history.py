@@ -20,6 +20,7 @@ from mooring.store import Delete, Put, Store, key
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.publishing import Unread
 from mooring.tenants.secrets import Keyring
+from tests.backends import in_memory
 from tests.features.tenant_files import (
     KEYS,
     Stopped,
@@ -299,6 +300,7 @@ class TestKeys:
         assert b"pw-t1" not in raw
         assert sealed.encode() not in raw
 
+    @in_memory
     @pytest.mark.parametrize("how", ["stop", "before", "after"])
     async def test_it_can_be_interrupted_and_repeated(self, store: Store, how: str):
         old = Publisher(store, ring=Keyring([self.OLD]))

@@ -14,28 +14,38 @@ from mooring.errors import (
 from mooring.store import Committed, Store
 from mooring.tenants.document import parse
 from mooring.tenants.publisher import Publisher
+from tests.backends import in_memory
 from tests.features.tenant_files import (
     Interrupted,
     document,
     everything_of,
     whole,
 )
-from tests.features.tenant_publisher.support import RING, Commit, Leaving, hooked, huge, with_faults
+from tests.features.tenant_publisher.support import (
+    RING,
+    USERS,
+    Commit,
+    Leaving,
+    hooked,
+    huge,
+    with_faults,
+)
 
 
 class TestLostAnswers:
+    @in_memory
     @pytest.mark.parametrize("how", ["before", "after"])
     @pytest.mark.parametrize("after", [0, 1, 2])
     async def test_a_publish_happens_once_and_is_reported_right(
         self, store: Store, publisher: Publisher, how: str, after: int
     ):
-        told = await with_faults(store, after, how).apply(parse(huge(250)))
+        told = await with_faults(store, after, how).apply(parse(huge()))
         entries = await publisher.history(1)
         assert [(entry.number, entry.more) for entry in entries] == [(told.number, False)]
         assert told.transactions == entries[0].page > 1
         changed = [step.path for entry in entries for step in entry.changes]
         assert sorted(changed) == sorted(change.path for change in told.changes)
-        assert len(changed) == len(set(changed)) == 251
+        assert len(changed) == len(set(changed)) == USERS + 1
         await whole(store)
 
     @pytest.mark.parametrize("how", ["before", "after"])
@@ -79,8 +89,9 @@ class TestLostAnswers:
             await one.put(1, "storage", {"uploadQuotaGb": 1})
         assert (await other.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 3}
 
+    @in_memory
     @pytest.mark.parametrize("how", ["before", "after"])
-    @pytest.mark.parametrize("users", [2, 250])
+    @pytest.mark.parametrize("users", [2, USERS])
     @pytest.mark.parametrize("after", [0, 1])
     async def test_a_deletion_happens_once(
         self, store: Store, publisher: Publisher, how: str, users: int, after: int
@@ -108,20 +119,22 @@ class TestLostAnswers:
         await Publisher(cast(Store, Overtaken(store, 0, "after")), ring=RING).delete(1)
         assert len(await other.read(1)) == 8
 
+    @in_memory
     @pytest.mark.parametrize("how", ["before", "after"])
     @pytest.mark.parametrize("after", [0, 1])
     async def test_a_rollback_happens_once(
         self, store: Store, publisher: Publisher, how: str, after: int
     ):
-        there = await publisher.apply(parse(huge(200)))
+        there = await publisher.apply(parse(huge()))
         await publisher.apply(parse({"id": 1, "ftp": {}}))
         told = await with_faults(store, after, how).rollback(1, there.number)
-        assert len(told.changes) == 200
+        assert len(told.changes) == USERS
         (entry,) = [each for each in await publisher.history(1) if each.action == "rollback"]
         assert told.transactions == entry.page > 1
         await whole(store)
 
-    @pytest.mark.parametrize("users", [1, 300])
+    @in_memory
+    @pytest.mark.parametrize("users", [1, USERS])
     async def test_that_it_cannot_be_looked_up_is_not_that_nothing_was_written(
         self, store: Store, users: int
     ):

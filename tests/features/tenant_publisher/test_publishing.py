@@ -24,6 +24,7 @@ from mooring.tenants.finding import find
 from mooring.tenants.indexing import holder
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
+from tests.backends import in_memory
 from tests.features.tenant_files import (
     KEYS,
     document,
@@ -286,6 +287,7 @@ class TestNames:
         assert await find(store, KEYS, "by-code", "two") is None
         assert await find(store, KEYS, "host", "www.two.example.com") == 2
 
+    @in_memory
     async def test_more_hosts_of_broken_aliases_than_a_commit_takes_are_mended(
         self, store: Store, publisher: Publisher
     ):
@@ -299,6 +301,7 @@ class TestNames:
                 await publisher.put(1, "domain/aliases", cast(JSON, wanted))
             await whole(store)
 
+    @in_memory
     async def test_what_led_to_many_tenants_that_are_gone_is_taken_over(
         self, store: Store, publisher: Publisher
     ):

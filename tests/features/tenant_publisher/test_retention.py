@@ -17,6 +17,7 @@ from mooring.tasks import Tasks
 from mooring.tenants import retention
 from mooring.tenants.document import parse
 from mooring.tenants.publisher import Publisher
+from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, document
 from tests.features.tenant_publisher.support import RING, huge
 from tests.waiting import eventually
@@ -168,6 +169,7 @@ async def test_a_deleted_tenant_can_be_brought_back_until_then(store: Store, pub
     assert len(await publisher.read(1)) == 8
 
 
+@in_memory
 async def test_the_sweep_leaves_a_longer_history_of_another_publisher(store: Store):
     """How many entries a tenant keeps is decided by its own publishers."""
     generous = Publisher(store, ring=RING, keep=1000)

@@ -12,17 +12,25 @@ from mooring.store import Committed, Put, Store
 from mooring.tenants.document import parse
 from mooring.tenants.indexing import claims
 from mooring.tenants.publisher import Publisher
+from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, Stopped, everything_of, whole
-from tests.features.tenant_publisher.support import RING, Commit, hooked, huge, with_faults
+from tests.features.tenant_publisher.support import (
+    RING,
+    USERS,
+    Commit,
+    hooked,
+    huge,
+    with_faults,
+)
 
-USERS = HOSTS = 130
+HOSTS = 130
 
 
 def large() -> dict[str, JSON]:
     """More FTP users and more hosts than one commit takes."""
     aliases: list[JSON] = [f"h{n}.example" for n in range(HOSTS)]
     domain: JSON = {"primary": "shop.example", "aliases": aliases, "internal": "shop.internal"}
-    return {**huge(USERS), "domain": domain, "storage": {"uploadQuotaGb": 5}}
+    return {**huge(), "domain": domain, "storage": {"uploadQuotaGb": 5}}
 
 
 WANTED: dict[str, JSON] = {
@@ -64,6 +72,7 @@ async def commits_of_a_delete(store: Store, publisher: Publisher) -> int:
     return count
 
 
+@in_memory
 async def test_every_prefix_of_its_commits_leaves_no_name_to_two_tenants(
     store: Store, publisher: Publisher
 ):
@@ -106,6 +115,7 @@ async def test_a_rival_takes_names_between_two_of_its_commits(store: Store, publ
     assert await publisher.read(2) == kept
 
 
+@in_memory
 @pytest.mark.parametrize("after", range(3))
 async def test_a_spelling_of_another_publisher_goes_with_the_data_that_it_leads_to(
     store: Store, publisher: Publisher, after: int
@@ -124,6 +134,7 @@ async def test_a_spelling_of_another_publisher_goes_with_the_data_that_it_leads_
     assert (await store.read(KEYS.indexes)).entries == ()
 
 
+@in_memory
 async def test_aliases_that_no_history_takes_can_be_deleted(store: Store, publisher: Publisher):
     """Another program wrote more than a publisher would."""
     await publisher.apply(parse({**huge(2), "domain": {"primary": "shop.example"}}))
@@ -139,6 +150,7 @@ async def test_aliases_that_no_history_takes_can_be_deleted(store: Store, publis
     assert [name for name in left if name in KEYS.indexes or name in KEYS.parts(1)] == []
 
 
+@in_memory
 async def test_a_tenant_without_meta_is_deleted_in_pages_too(store: Store):
     publisher = Publisher(store, ring=RING)
     for after in range(3):
