@@ -25,7 +25,7 @@ from mooring.store.contract import key
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
-from tests.acceptance.test_cli import mooring_command
+from tests.acceptance.commands import Command, Done
 from tests.features.jxt_store import OldStore, dump, encoded, level, made, new_parts, verdicts
 from tests.waiting import eventually
 
@@ -39,7 +39,10 @@ META = {"id": 1, "code": "acme", "name": "Acme / 甲"}
 class Place:
     """A store with old keys, and the commands on it."""
 
-    def __init__(self, server: EtcdServer, folder: Path, *, timeout: str = "10s") -> None:
+    def __init__(
+        self, command: Command, server: EtcdServer, folder: Path, *, timeout: str = "10s"
+    ) -> None:
+        self.command = command
         self.url = f"{server.url}?namespace=/{uuid.uuid4().hex}/&timeout={timeout}"
         self.verified = folder / "verified"
 
@@ -47,8 +50,8 @@ class Place:
         file = [f"--verified={self.verified}"] if step in ("verify", "cutover", "delete") else []
         return ["migrate", "jxt", step, f"--store={self.url}", *file, *more]
 
-    def run(self, step: str, *more: str) -> subprocess.CompletedProcess[str]:
-        return mooring_command(*self.arguments(step, *more))
+    def run(self, step: str, *more: str) -> Done:
+        return self.command(*self.arguments(step, *more))
 
     @contextlib.contextmanager
     def running(self, step: str, *more: str) -> Iterator[subprocess.Popen[str]]:
@@ -87,8 +90,8 @@ class Place:
 
 
 @pytest.fixture
-def place(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> Place:
-    return Place(etcd("3.5"), tmp_path)
+def place(command: Command, etcd: Callable[[str], EtcdServer], tmp_path: Path) -> Place:
+    return Place(command, etcd("3.5"), tmp_path)
 
 
 def test_from_plan_to_delete(place: Place):
@@ -101,7 +104,7 @@ def test_from_plan_to_delete(place: Place):
         }
     )
     planned = place.run("plan")
-    assert planned.returncode == 0, planned.stderr
+    assert planned.code == 0, planned.stderr
     assert planned.stdout.splitlines() == [
         "-\tjxt//common/resolver\tmissing\tit is not among the new keys",
         "1\tjxt//tenants/1/meta\tmissing\tit is not among the new keys",
@@ -111,24 +114,24 @@ def test_from_plan_to_delete(place: Place):
     assert planned.stderr == "mooring: 2 missing, 1 index, 1 orphan\n"
 
     refused = place.run("delete")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.code, refused.stdout) == (1, "")
     assert "nothing is deleted before `verify` found no difference" in refused.stderr
     early = place.run("verify")
-    assert early.returncode == 1
+    assert early.code == 1
     assert "the old keys cannot be given up yet" in early.stderr
     assert not place.verified.exists()
 
     done = place.run("copy")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert done.stdout.splitlines() == ["-\tcommon/resolver\tto new\t-", "1\tmeta\tto new\t-"]
-    assert place.run("verify").returncode == 0
+    assert place.run("verify").code == 0
     assert "there was no cut-over" in place.run("delete").stderr
     cut = place.run("cutover")
-    assert cut.returncode == 0, cut.stderr
+    assert cut.code == 0, cut.stderr
     assert "the new keys count alone since 2" in cut.stderr
 
     deleted = place.run("delete", "--json")
-    assert deleted.returncode == 0, deleted.stderr
+    assert deleted.code == 0, deleted.stderr
     assert json.loads(deleted.stdout) == {"deleted": 3, "stays": []}
     assert "3 old keys deleted" in deleted.stderr
     old = [key for key in place.dump() if key.startswith("jxt//")]
@@ -138,8 +141,8 @@ def test_from_plan_to_delete(place: Place):
 def test_a_cut_over_that_is_taken_back(place: Place):
     place.put(**{"jxt//tenants/1/meta": META})
     assert "(missing)" in place.run("cutover").stderr
-    assert place.run("copy").returncode == 0
-    assert place.run("cutover").returncode == 0
+    assert place.run("copy").code == 0
+    assert place.run("cutover").code == 0
     assert "count alone since" in place.run("copy").stderr
     assert "both formats count again" in place.run("cutover", "--undo").stderr
     assert "nothing to write" in place.run("copy").stderr
@@ -155,23 +158,23 @@ def test_a_copy_says_what_it_left(place: Place):
         }
     )
     done = place.run("copy")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "2 parts of 1 tenant and of what concerns all written" in done.stderr
     assert "left: 1 refused, 1 unreadable; see what `plan` says" in done.stderr
-    assert place.run("verify").returncode == 0
+    assert place.run("verify").code == 0
     strict = place.run("verify", "--strict")
-    assert (strict.returncode, place.verified.exists()) == (1, False)
+    assert (strict.code, place.verified.exists()) == (1, False)
 
 
 def test_a_migration_that_begins_again(place: Place):
     place.put(**{"jxt//tenants/1/meta": META})
     for step in ("copy", "cutover", "delete"):
-        assert place.run(step).returncode == 0, step
+        assert place.run(step).code == 0, step
     place.put(**{"jxt//tenants/2/storage": {"uploadQuotaGb": 1}})
     assert "cutover --restart" in place.run("copy").stderr
     assert "cutover --restart" in place.run("cutover", "--undo").stderr
     assert "both formats count again" in place.run("cutover", "--restart").stderr
-    assert place.run("copy").returncode == 0
+    assert place.run("copy").code == 0
     assert "jxt/tenants/2/storage" in place.dump()
 
 
@@ -204,8 +207,8 @@ def test_a_list_is_named_after_its_namespace(
     monkeypatch.chdir(tmp_path)
     place.put(**{"a/b//tenants/1/meta": META})
     for step in ("copy", "verify"):
-        done = mooring_command("migrate", "jxt", step, f"--store={place.url}", "--namespace=a/b")
-        assert done.returncode == 0, done.stderr
+        done = place.command("migrate", "jxt", step, f"--store={place.url}", "--namespace=a/b")
+        assert done.code == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a-b.verified"]
     refused = place.run("delete", f"--verified={tmp_path / 'a-b.verified'}")
     assert "another migration, the namespace 'a/b' in " in refused.stderr
@@ -231,13 +234,19 @@ def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
     assert "mooring: tenant 1: meta to new" in told
 
 
-async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(place: Place):
+@pytest.mark.parametrize(
+    ("rounds", "tenants"),
+    [(1, 10), pytest.param(3, 29, marks=pytest.mark.extended("the same once, with fewer tenants"))],
+)
+async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(
+    place: Place, rounds: int, tenants: int
+):
     async with place.store() as store:
         publisher = Publisher(store, ring=Keyring())
 
         async def write(value: int) -> None:
             """On both sides."""
-            for unit in range(1, 30):
+            for unit in range(1, tenants + 1):
                 root = f"jxt//tenants/{unit}"
                 quota = encoded({"uploadQuotaGb": value})
                 await store.commit(Put(f"{root}/storage".encode(), quota))
@@ -257,7 +266,7 @@ async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(place: Plac
                 *(Delete(key(name.encode())) for name in old if name.startswith("jxt//")),
             )
 
-        for round in range(3):
+        for round in range(rounds):
             await delete_five()
             with place.running("bridge") as bridge:
                 await write(2 * round)
@@ -269,10 +278,15 @@ async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(place: Plac
         with place.running("bridge"):
             await eventually(lambda: level(store, Keyring()), within=60)
         there = new_parts("jxt", await dump(store))
-    assert there[29] == {
-        "storage": {"tenantId": 29, "uploadQuotaGb": 5},
-        "domain/aliases": ["a5.t29.example.com"],
-        "ftp/user29": {"tenantId": 29, "username": "user29", "description": "5"},
+    last, value = tenants, 2 * rounds - 1
+    assert there[last] == {
+        "storage": {"tenantId": last, "uploadQuotaGb": value},
+        "domain/aliases": [f"a{value}.t{last}.example.com"],
+        f"ftp/user{last}": {
+            "tenantId": last,
+            "username": f"user{last}",
+            "description": f"{value}",
+        },
     }
 
 
@@ -314,16 +328,8 @@ class Killed:
             await eventually(enough, within=self.patience)
             process.send_signal(signal.SIGKILL)
 
-    async def finish(self, step: str, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mooring.cli", *self.place.arguments(step, *more)]
-        return await asyncio.to_thread(
-            subprocess.run,
-            command,
-            capture_output=True,
-            text=True,
-            timeout=self.patience,
-            check=False,
-        )
+    async def finish(self, step: str, *more: str) -> Done:
+        return await asyncio.to_thread(self.place.run, step, *more)
 
     async def steps(self, step: str) -> list[tuple[str, str]]:
         done = await self.finish(step, "--json")
@@ -343,13 +349,15 @@ class Killed:
         await self.kill("delete", far)
 
 
-async def migrate_killed(killed: Killed, old: OldStore, chance: random.Random) -> None:
-    """From the first step to the last."""
+async def migrate_killed(
+    killed: Killed, old: OldStore, chance: random.Random, *, copies: int = 4, deletions: int = 3
+) -> None:
+    """From the first step to the last, with so many copies and deletions killed."""
     store, place = killed.store, killed.place
     await old.write(store)
     before = await dump(store)
     verdicts(old, await killed.steps("plan"), copied=False)
-    for share in sorted(chance.uniform(0.02, 0.9) for _ in range(4)):
+    for share in sorted(chance.uniform(0.02, 0.9) for _ in range(copies)):
         await killed.copy_until(share * len(old.expected))
     done = await killed.finish("copy")
     assert "warning: tenant" in done.stderr, "what is taken is told"
@@ -361,19 +369,27 @@ async def migrate_killed(killed: Killed, old: OldStore, chance: random.Random) -
     listed = [json.loads(line)["key"] for line in place.verified.read_text().splitlines()[1:]]
     assert sorted(listed) == sorted(old.goes)
     cut = await killed.finish("cutover")
-    assert cut.returncode == 0, cut.stderr
+    assert cut.code == 0, cut.stderr
 
     total = await killed.count("jxt//")
-    for share in sorted((chance.uniform(0.1, 0.95) for _ in range(3)), reverse=True):
+    for share in sorted((chance.uniform(0.1, 0.95) for _ in range(deletions)), reverse=True):
         await killed.delete_until(share * total)
     done = await killed.finish("delete")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     there = await dump(store)
     old.check_left(there)
     old.check_new(there)
     assert {key for key in there if key.startswith("jxt//")} <= old.stays.keys()
 
 
+async def test_a_migration_is_killed_on_the_way(place: Place):
+    async with place.store() as store:
+        await migrate_killed(
+            Killed(place, store, 120), made(11, 60), random.Random(11), copies=1, deletions=1
+        )
+
+
+@pytest.mark.extended("a migration of sixty tenants is killed twice")
 @pytest.mark.timeout(400)
 async def test_five_hundred_tenants_killed_on_the_way(place: Place):
     async with place.store() as store:
@@ -383,11 +399,11 @@ async def test_five_hundred_tenants_killed_on_the_way(place: Place):
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 async def test_ten_thousand_tenants_killed_on_the_way(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+    command: Command, fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
     seed = random.randrange(1 << 30)
     log.info("seed %d", seed)
     server = fresh_etcd(series="3.5", flags=["--unsafe-no-fsync"])
-    place = Place(server, tmp_path, timeout="60s")
+    place = Place(command, server, tmp_path, timeout="60s")
     async with place.store() as store:
         await migrate_killed(Killed(place, store, 1800), made(seed, 10_000), random.Random(seed))
