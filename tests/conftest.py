@@ -21,6 +21,7 @@ from tests.acceptance.serving import Served
 from tests.admin import Admin
 from tests.backends import USUAL, usual
 from tests.deadlines import Deadlines
+from tests.surroundings import settle
 
 # A test asserts no time but a promised one: many run at once.
 settings.register_profile("mooring", deadline=None)
@@ -31,6 +32,7 @@ pytest_plugins = ["pytester"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settle()
     config.pluginmanager.register(Deadlines())
 
 
@@ -58,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and (extended or soaking or not item.get_closest_marker("extended"))
     ]
     if len(chosen) != len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
 
 

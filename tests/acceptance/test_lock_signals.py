@@ -26,17 +26,6 @@ NAME = "nightly"
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
-@pytest.fixture(autouse=True)
-def _heard() -> Iterator[None]:
-    """Not ignored by who is started here, as what runs in the background of a shell would."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGQUIT)}
-    for each, handler in before.items():
-        signal.signal(each, signal.SIG_DFL if handler is signal.SIG_IGN else handler)
-    yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
-
-
 @pytest.fixture
 def url(served: Callable[[], str]) -> str:
     return f"{served()}?namespace=/{uuid.uuid4().hex}"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidRequest, MooringError
 from mooring.hprose.choice import Choice, Decision, Server, decide, in_transit
 from mooring.hprose.transports import Tcp, repaired, transport
+from tests.surroundings import has_ipv6
 
 A, B, C = Server("a", "tcp://h:1/"), Server("b", "tcp://h:2/"), Server("c", "tcp://h:3/")
 REFUSED = ConnectionRefusedError("nobody listens")
@@ -259,6 +260,7 @@ class TestTransports:
             ("tcp", b'\0\0\0\x08Rs2"ok"z'),
         ],
     )
+    @pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
     def test_an_ipv6_address_is_called(self, scheme: str, said: bytes):
         with answering(lambda connection: connection.sendall(said), host="::1") as port:
             assert transport(f"{scheme}://[::1]:{port}/").invoke("hello") == "ok"

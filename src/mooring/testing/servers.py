@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
@@ -19,6 +21,9 @@ class ServerFailed(Exception):
 
 
 _turns = itertools.count(os.getpid() * 487)
+_reserved: deque[socket.socket] = deque()
+_KEPT = 64
+"""Ports that a process reserves at a time: those that it was given last."""
 
 
 def free_port() -> int:
@@ -27,15 +32,34 @@ def free_port() -> int:
 
     Both are below those that the kernel gives to clients: so no client sits on the port of a server
     that is down, not even one that tries to reach it and by chance gets itself. They come in turn,
-    for nobody may listen yet on those that were given out last, and processes that were started
-    together begin far from one another.
+    for nobody may listen yet on those that were given out last. Another process that asks for a
+    port gets none of these either, though a server is down for a while.
     """
-    while True:
+    for _ in range(10000):
         port = 11000 + next(_turns) % 10000
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", port))
             other.bind(("127.0.0.1", port + 10000))
+            _reserve(port)
             return port
+    raise ServerFailed("no free port: all of 11000 to 20999 are taken, or 10000 above them")
+
+
+def _reserve(port: int) -> None:
+    """Keep a port from the other processes of this machine. Raises OSError if one of them has it.
+
+    The name of a socket, in Linux's abstract namespace, ends with its process and needs no file.
+    """
+    if sys.platform == "linux":
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0mooring test port {port}")
+        except OSError:
+            reservation.close()
+            raise
+        _reserved.append(reservation)
+        if len(_reserved) > _KEPT:
+            _reserved.popleft().close()
 
 
 class Server:

@@ -1,0 +1,51 @@
+"""What a run of the tests must not depend on: its shell, its user's settings, its terminal.
+
+`settle()` is called once in each process of a run, before the first test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+_OURS = ("MOORING_", "ETCDCTL_", "LC_", "OTEL_", "PYTEST_ADDOPTS")
+_NAMES = {
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "grpc_proxy", "ftp_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "FTP_PROXY"),
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PY_COLORS", "TERM"),
+    *("CI", "GITHUB_ACTIONS", "LANGUAGE", "REDISCLI_AUTH", "PYTHONUNBUFFERED", "PYTHONIOENCODING"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"),
+}
+
+
+def settle() -> None:
+    for name in list(os.environ):
+        if name.startswith(_OURS) or name in _NAMES:
+            del os.environ[name]
+    os.environ["LANG"] = "C.UTF-8"
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    os.umask(0o022)
+    # A process in the background of a script ignores SIGINT and SIGQUIT, below nohup SIGHUP, and
+    # so do the processes that it starts. With a handler here, those that are started do not. The
+    # run itself still survives them.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _ignore)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
+def _ignore(number: int, frame: object) -> None:
+    pass
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        return True
+    except OSError:
+        return False
