@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import ssl
 
 LONGEST = 200
 """Characters of a value that a message shows."""
@@ -62,6 +60,9 @@ def quoted(value: object, longest: int = LONGEST) -> str:
 
 def reason(error: OSError) -> str:
     """Why a call of the system failed. Libraries add addresses to its text in Python's notation."""
+    import socket  # both are slow to load, and only an error needs them
+    import ssl
+
     if error.errno is None or isinstance(error, socket.gaierror | ssl.SSLError):
         return error.strerror or str(error)  # their numbers are not those of the system
     return os.strerror(error.errno)

@@ -18,6 +18,17 @@ def test_every_public_name_exists(module):
         assert getattr(module, name) is not None
 
 
+def test_names_and_parts_are_loaded_when_they_are_first_used():
+    script = """
+import mooring, sys
+assert {*mooring.__all__, "errors", "sync"} <= {*dir(mooring)}
+assert "mooring.errors" not in sys.modules
+assert mooring.MooringError is mooring.errors.MooringError
+assert mooring.sync.connect and not hasattr(mooring, "conect")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_every_name_of_the_contract_is_exported():
     from mooring.store import contract
 

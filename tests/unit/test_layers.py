@@ -11,7 +11,7 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"display", "errors", "version"},
+    {"display", "errors", "fork_guard", "version"},
     {"connections", "names", "descriptors", "durations", "replacement", "tasks", "validation"},
     {"addresses"},
     {"model"},

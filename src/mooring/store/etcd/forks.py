@@ -5,7 +5,8 @@ missing there: the parent's own watches would fall silent. After the last channe
 its threads, and a child may start it again.
 
 gRPC has fork handlers of its own, on by default. They cannot work while `grpc.aio` runs: they skip
-the parent's part and start threads in the child, which then crashes. `guard` turns them off.
+the parent's part and start threads in the child, which then crashes. `mooring.fork_guard` turns
+them off.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ import ctypes
 import gc
 import logging
 import os
-import sys
 import weakref
 from typing import TypeVar
 
+from mooring import fork_guard
 from mooring.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
 C = TypeVar("C")
-
-_GUARD = "GRPC_ENABLE_FORK_SUPPORT"
 
 _channels: weakref.WeakSet[object] = weakref.WeakSet()
 """Those of this process that were not collected yet: gRPC runs while there is one, even if it is
@@ -34,21 +33,7 @@ _running = False
 _inherited: list[object] = []
 """Those of the parent. They are kept, also when the interpreter ends: gRPC would close the parent's
 connections with them, or wait for threads that stayed with the parent."""
-_unguarded = ""
-"""Why gRPC's fork handlers are on."""
-
-
-def guard() -> None:
-    """Turn off gRPC's fork handlers. It reads the variable when it is first imported, so this is
-    called when `mooring` is, before any module of ours imports gRPC."""
-    global _unguarded
-    value = os.environ.setdefault(_GUARD, "")
-    if value.lower() not in ("", "0", "false", "no"):
-        _unguarded = f"{_GUARD} is set to {value}"
-    elif not value:
-        os.environ[_GUARD] = "0"
-        if "grpc._cython.cygrpc" in sys.modules:
-            _unguarded = "grpc was imported before mooring"
+_warned = False
 
 
 def tracked(channel: C) -> C:
@@ -72,18 +57,18 @@ def check_process() -> None:
 
 
 def _before_fork() -> None:
-    global _running, _unguarded
+    global _running, _warned
     if _running:
         gc.collect()  # closed channels, and calls that refer to them, may be waiting for it
         _running = bool(_channels)
-    if _channels and _unguarded:
+    if _channels and fork_guard.unguarded and not _warned:
         log.warning(
             "this process forks while gRPC runs, and its children may crash, since %s: import "
             "mooring before grpc, or set %s=0 before the process starts",
-            _unguarded,
-            _GUARD,
+            fork_guard.unguarded,
+            fork_guard.VARIABLE,
         )
-        _unguarded = ""
+        _warned = True
 
 
 def _in_child() -> None:
