@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 
-from mooring.cli import main
+from mooring.cli import app, main
 
 _SECONDS = 30
 
@@ -51,5 +51,6 @@ def _run(arguments: list[str], output: int) -> None:
 
 
 if __name__ == "__main__":
+    app.load()  # here, and not in every fork
     for call in json.load(sys.stdin):
         print(json.dumps(_call(call)), flush=True)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 import mooring
 from mooring import Instance
@@ -868,7 +867,7 @@ class TestTheStore:
 
 
 def test_every_command_of_the_registry_takes_a_store_a_registry_a_layout_and_json():
-    nouns = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    nouns = app.load()
     alone = ("register", "groups", "services", "instances", "watch", "resolve", "wait", "explain")
     commands = {name: nouns[name] for name in (*alone, "deregister")}
     for noun in ("config", "info"):

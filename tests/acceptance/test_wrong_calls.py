@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import typer.main
 
 from mooring.cli import app
 from mooring.hub import open_store
@@ -185,9 +184,10 @@ ENDLESS = {"serve", "demo", "watch", "bridge", "cleanup", "register", "elect", "
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, inner in getattr(command, "commands", {}).items():
+    inside = command.load() if command is app else getattr(command, "commands", {})
+    for name, inner in inside.items():
         yield from _commands(inner, (*path, name))
-    if not hasattr(command, "commands"):
+    if not inside:
         yield path, command
 
 
@@ -195,7 +195,7 @@ def garbage_calls() -> Iterator[list[str]]:
     """Each command with garbage for its arguments, and each option with garbage for its value, in
     the first two commands that have it."""
     seen: dict[str, int] = {}
-    for path, command in _commands(typer.main.get_command(app)):
+    for path, command in _commands(app):
         arguments = [each for each in command.params if each.param_type_name == "argument"]
         options = {each.opts[0]: each for each in command.params if each not in arguments}
         store = [STORE] if "--store" in options and "--registry" not in path else []

@@ -6,86 +6,128 @@ import sys
 
 import typer
 
-from mooring.cli import (
-    cleanup,
-    config,
-    demo,
-    doctor,
-    elect,
-    info,
-    instances,
-    lock,
-    locks,
-    login,
-    migrate,
-    register,
-    resolve,
-    serve,
-    services,
-    store,
-    tenant,
-    token,
-    watch,
-    xds,
-)
-from mooring.cli.running import fill_descriptors
-from mooring.cli.stdout import guarded
-from mooring.cli.telling import printable
+from mooring.cli.commands import CommandAfterDashes, LazyGroup, Unloaded
+from mooring.cli.stdout import fill_descriptors, guarded
+from mooring.display import printable
 from mooring.errors import InvalidRequest, MooringError
 
-app = typer.Typer(
+
+def _panel(title: str, *commands: Unloaded) -> tuple[Unloaded, ...]:
+    """Commands that the help shows together."""
+    for command in commands:
+        command.rich_help_panel = title
+    return commands
+
+
+app = LazyGroup(
     name="mooring",
     help="Service registry, discovery, locks and configuration for Python.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    commands=[
+        *_panel(
+            "Who is there",
+            Unloaded(
+                "register",
+                "register:register",
+                "Register an instance while a command runs.",
+                cls=CommandAfterDashes,
+            ),
+            Unloaded("groups", "services:groups", "List the groups of services."),
+            Unloaded(
+                "services",
+                "services:services",
+                "List the services with the number of their instances.",
+            ),
+            Unloaded(
+                "instances",
+                "instances:instances",
+                "List the instances of a service, secrets masked.",
+            ),
+            Unloaded("watch", "watch:watch", "Print the changes of a service as they happen."),
+        ),
+        *_panel(
+            "Whom to call",
+            Unloaded(
+                "resolve",
+                "resolve:resolve",
+                "Print HOST:PORT of an instance to call; with --json all of it, secrets masked.",
+            ),
+            Unloaded("wait", "resolve:wait", "Wait until instances may be called."),
+            Unloaded("explain", "resolve:explain", "Tell why each instance is or is not called."),
+        ),
+        *_panel(
+            "Whose turn it is",
+            Unloaded(
+                "lock", "lock:lock", "Run a command while holding a lock.", cls=CommandAfterDashes
+            ),
+            Unloaded(
+                "elect",
+                "elect:elect",
+                "Run a command while leading an election.",
+                cls=CommandAfterDashes,
+            ),
+            Unloaded(
+                "locks", "locks:locks", "Show who holds locks, leads elections, and waits for them."
+            ),
+        ),
+        *_panel(
+            "The operator's word",
+            Unloaded(
+                "deregister",
+                "instances:deregister",
+                "Take an instance out until its process starts anew.",
+            ),
+            Unloaded("cleanup", "cleanup:cleanup", "Take out instances that gave no sign of life."),
+            Unloaded("config", "config:app", "What the operator says: get, set, unset."),
+            Unloaded("info", "info:app", "Descriptions of services and groups: get, set."),
+            Unloaded(
+                "brake",
+                "cleanup:app",
+                "What holds where so many instances are silent that the fault is likely elsewhere: "
+                "list, release.",
+            ),
+        ),
+        *_panel(
+            "The store",
+            Unloaded(
+                "serve",
+                "serve:serve",
+                "Serve a store: the console and its API, and etcd's API for an embedded one.",
+            ),
+            Unloaded(
+                "demo",
+                "demo:demo",
+                "Start a small fleet that registers, fails, drains and recovers, to look at in "
+                "the console.",
+            ),
+            Unloaded(
+                "login",
+                "login:login",
+                "Print a link that logs its opener into the console, once and within ten minutes.",
+            ),
+            Unloaded(
+                "doctor",
+                "doctor:doctor",
+                "Look at a store, or at a Redis: reachability, version, latency, clock, "
+                "permissions, alarms.",
+            ),
+            Unloaded("version", "version:version", "Print the version."),
+            Unloaded("token", "token:app", "Who may use the API and the console."),
+            Unloaded("xds", "xds:app", "Envoy and xds:/// channels of gRPC: bootstrap."),
+            Unloaded("store", "store:app", "Look after a store: check, backup, export, import."),
+            Unloaded("migrate", "migrate:app", "Move from an older format."),
+        ),
+        *_panel(
+            "Whom it is for",
+            Unloaded(
+                "tenant",
+                "tenant:app",
+                "Tenants: list, show, resolve, diff, publish, export, delete, history, "
+                "rollback, rekey.",
+            ),
+        ),
+    ],
 )
-
-_REGISTER = "Who is there"
-_CALL = "Whom to call"
-_LOCK = "Whose turn it is"
-_TENANTS = "Whom it is for"
-_OPERATE = "The operator's word"
-_STORE = "The store"
-
-app.command(rich_help_panel=_REGISTER, cls=register.CommandAfterDashes)(register.register)
-app.command(rich_help_panel=_REGISTER)(services.groups)
-app.command(rich_help_panel=_REGISTER)(services.services)
-app.command(rich_help_panel=_REGISTER)(instances.instances)
-app.command(rich_help_panel=_REGISTER)(watch.watch)
-
-app.command(rich_help_panel=_CALL)(resolve.resolve)
-app.command(rich_help_panel=_CALL)(resolve.wait)
-app.command(rich_help_panel=_CALL)(resolve.explain)
-
-app.command(rich_help_panel=_LOCK, cls=register.CommandAfterDashes)(lock.lock)
-app.command(rich_help_panel=_LOCK, cls=register.CommandAfterDashes)(elect.elect)
-app.command(rich_help_panel=_LOCK)(locks.locks)
-
-app.add_typer(tenant.app, name="tenant", rich_help_panel=_TENANTS)
-
-app.command(rich_help_panel=_OPERATE)(instances.deregister)
-app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
-app.add_typer(info.app, name="info", rich_help_panel=_OPERATE)
-app.command(rich_help_panel=_OPERATE)(cleanup.cleanup)
-app.add_typer(cleanup.app, name="brake", rich_help_panel=_OPERATE)
-
-app.command(rich_help_panel=_STORE)(serve.serve)
-app.command(rich_help_panel=_STORE)(demo.demo)
-app.command(rich_help_panel=_STORE)(login.login)
-app.add_typer(token.app, name="token", rich_help_panel=_STORE)
-app.add_typer(xds.app, name="xds", rich_help_panel=_STORE)
-app.add_typer(store.app, name="store", rich_help_panel=_STORE)
-app.add_typer(migrate.app, name="migrate", rich_help_panel=_STORE)
-app.command(rich_help_panel=_STORE)(doctor.doctor)
-
-
-@app.command(rich_help_panel=_STORE)
-def version() -> None:
-    """Print the version."""
-    from mooring import __version__
-
-    typer.echo(__version__)
 
 
 def main() -> None:

@@ -10,11 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import msgspec
 import typer
-from typer.core import TyperCommand
 
 from mooring import addresses
 from mooring.cli.child import Child, asking
@@ -39,23 +38,6 @@ from mooring.tasks import Tasks
 
 _WAIT = 1.0  # seconds to be registered in, before anything else is looked at
 _END_WITHIN = 10.0  # seconds that the command has to end in, where the registration was refused
-
-
-class CommandAfterDashes(TyperCommand):
-    """What follows `--` is another program's, and is not read here."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ours, command = args, []
-        if "--" in args:
-            at = args.index("--")
-            ours, command = args[:at], args[at + 1 :]
-            if not command:
-                raise typer.BadParameter("nothing follows it", param_hint="--")
-        ctx.obj = command
-        return super().parse_args(ctx, ours)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
 
 
 def register(

@@ -1,5 +1,5 @@
 """Where commands write: standard output, or a file in its place; and how a command ends if that is
-not read or cannot be written."""
+not read or cannot be written. Standard descriptors that are closed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
 UNREAD = 141
 """The exit code of a command whose reader had enough (`| head`): a shell's word for SIGPIPE."""
+
+
+def fill_descriptors() -> None:
+    """Open standard descriptors that were closed by who started this, on nothing: a socket of the
+    event loop would take their place, and be a command's input or be written to."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as this
 
 
 class _Output(io.FileIO):
