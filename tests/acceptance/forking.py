@@ -41,7 +41,7 @@ class Forked:
         self,
         *arguments: str,
         environment: Mapping[str, str],
-        stdin: IO[Any] | int,
+        stdin: IO[Any] | int | None = None,
         stdout: IO[Any] | int,
         stderr: IO[Any] | int,
         start_new_session: bool = False,
@@ -54,12 +54,10 @@ class Forked:
             "folder": os.getcwd(),
             "session": start_new_session,
         }
-        streams = (stdin, stdout, stderr)
-        numbers = [each if isinstance(each, int) else each.fileno() for each in streams]
-        try:
+        with open(status, "wb"), open(os.devnull) as nothing:
+            streams = (nothing if stdin is None else stdin, stdout, stderr)
+            numbers = [each if isinstance(each, int) else each.fileno() for each in streams]
             _server().send(request, [*numbers, status])
-        finally:
-            os.close(status)
         self.pid = int(self._line())
 
     def _line(self) -> str:

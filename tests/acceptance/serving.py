@@ -9,27 +9,26 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from mooring.testing.servers import free_port
+from tests.acceptance.forking import Forked
 
 
 class Served:
-    """The server, started and ready; leaving it kills it."""
+    """The server, started and ready; leaving it kills it. With `interpreter` it starts as a user
+    starts it, and otherwise in much less time."""
 
-    def __init__(self, store: str, *arguments: str, folder: Path | None = None) -> None:
+    def __init__(
+        self, store: str, *arguments: str, folder: Path | None = None, interpreter: bool = False
+    ) -> None:
         self.etcd, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         store_flag = [f"--store={store}"] if store else []
-        self.command = [
-            sys.executable,
-            "-m",
-            "mooring.cli",
-            "serve",
-            *store_flag,
-            f"--http={self.http}",
-            *(arguments or [f"--etcd={self.etcd}"]),
-        ]
-        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        more = arguments or [f"--etcd={self.etcd}"]
+        self._arguments = ["serve", *store_flag, f"--http={self.http}", *more]
+        self.command = [sys.executable, "-m", "mooring.cli", *self._arguments]
+        self._interpreter = interpreter
+        self.environment = {**os.environ}
         self._spare = None if folder else tempfile.TemporaryDirectory(prefix="mooring-")
         self.folder = folder or Path(self._spare.name if self._spare else "")
         self.environment["XDG_DATA_HOME"] = str(self.folder)
@@ -42,16 +41,21 @@ class Served:
 
     def __enter__(self) -> Self:
         started = time.monotonic()
-        self.process = subprocess.Popen(
-            self.command, env=self.environment, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        reading, writing = os.pipe()
+        self._output = open(reading, encoding="utf-8")
+        with open(writing, "wb") as output:
+            self.process = self._started(output)
+        for line in self._output:
             self.lines.append(line.rstrip())
             if line.startswith("ready"):
                 self.ready_after = time.monotonic() - started
                 return self
         raise AssertionError(f"it did not start: {self.lines}")
+
+    def _started(self, output: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
+        if self._interpreter:
+            return subprocess.Popen(self.command, env=self.environment, stdout=output)
+        return Forked(*self._arguments, environment=self.environment, stdout=output, stderr=2)
 
     @property
     def data(self) -> Path:
@@ -77,8 +81,7 @@ class Served:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.lines += [line.rstrip() for line in self.process.stdout]
-        self.process.stdout.close()
+        self.lines += [line.rstrip() for line in self._output]
+        self._output.close()
         if self._spare is not None:
             self._spare.cleanup()

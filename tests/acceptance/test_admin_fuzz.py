@@ -168,7 +168,7 @@ class Watched(Served):
 
     def __init__(self, store: str, *arguments: str, folder: Path, files: int = 0) -> None:
         """`files`: with so many that it may open, as long as it asks for no more."""
-        super().__init__(store, *arguments, folder=folder)
+        super().__init__(store, *arguments, folder=folder, interpreter=True)
         self.complaints = folder / "complaints"
         few = f"ulimit -S -n {files}; " if files else ""
         script = f'{few}exec "$@" 2>>{self.complaints}'
