@@ -33,6 +33,9 @@ _IMPORTED = (
     *("mooring.registry.redis.registry", "mooring.server.serving", "uvloop"),
 )
 
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""What a process may ignore because its parent does."""
+
 
 class Forked:
     """A command that was started, with the interface of `subprocess.Popen`."""
@@ -45,6 +48,7 @@ class Forked:
         stdout: IO[Any] | int,
         stderr: IO[Any] | int,
         start_new_session: bool = False,
+        process_group: bool = False,
     ) -> None:
         self.returncode: int | None = None
         self._status, status = os.pipe()
@@ -53,6 +57,8 @@ class Forked:
             "environment": dict(environment),
             "folder": os.getcwd(),
             "session": start_new_session,
+            "group": process_group,
+            "ignored": [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_IGN],
         }
         with open(status, "wb"), open(os.devnull) as nothing:
             streams = (nothing if stdin is None else stdin, stdout, stderr)
@@ -194,6 +200,11 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     """What the interpreter does when it starts."""
     if request["session"]:
         os.setsid()
+    if request["group"]:
+        os.setpgid(0, 0)
+    for each in _SIGNALS:
+        default = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
+        signal.signal(each, signal.SIG_IGN if each in request["ignored"] else default)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

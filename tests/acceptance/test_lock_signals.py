@@ -8,7 +8,6 @@ import pty
 import select
 import shlex
 import signal
-import subprocess
 import termios
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,12 +17,13 @@ import psutil
 import pytest
 
 import mooring.sync
+from tests.acceptance.forking import Forked
 from tests.acceptance.test_lock_commands import MOORING
 from tests.waiting import until
 
 NAME = "nightly"
 
-Start = Callable[..., subprocess.Popen[bytes]]
+Start = Callable[..., Forked]
 
 
 @pytest.fixture
@@ -38,30 +38,34 @@ def hub(url: str) -> Iterator[mooring.sync.Hub]:
 
 
 @pytest.fixture
-def start(url: str) -> Iterator[Start]:
-    """`mooring lock` on a shell's script, as a shell with job control starts it."""
-    started: list[subprocess.Popen[bytes]] = []
+def told(tmp_path: Path) -> Path:
+    """The file with the standard error of `mooring lock`."""
+    return tmp_path / "told"
 
-    def lock(script: str, *options: str) -> subprocess.Popen[bytes]:
-        command = [*MOORING, "lock", NAME, *options, "--", "sh", "-c", script]
-        environment = {**os.environ, "MOORING_STORE": url}
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                process_group=0,
+
+@pytest.fixture
+def start(url: str, told: Path) -> Iterator[Start]:
+    """`mooring lock` on a shell's script, as a shell with job control starts it."""
+    started: list[Forked] = []
+
+    def lock(script: str, *options: str) -> Forked:
+        with told.open("w") as stderr, open(os.devnull, "r+") as nothing:
+            started.append(
+                Forked(
+                    *("lock", NAME, *options, "--", "sh", "-c", script),
+                    environment={**os.environ, "MOORING_STORE": url},
+                    stdin=nothing,
+                    stdout=nothing,
+                    stderr=stderr,
+                    process_group=True,
+                )
             )
-        )
         return started[-1]
 
     yield lock
     for process in started:
         process.kill()
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
 
 
 @pytest.fixture
@@ -186,7 +190,7 @@ def test_killed_it_takes_the_command_with_it(start: Start, here: Path, tmp_path:
 
 
 def test_when_the_lock_is_lost_nobody_of_the_command_stays(
-    start: Start, hub: mooring.sync.Hub, here: Path
+    start: Start, hub: mooring.sync.Hub, here: Path, told: Path
 ):
     """Also who does not listen, though the command itself ends at once."""
     ours = start(f"sh -c 'trap \"\" TERM; echo $$ > {here}; exec sleep 60' & wait")
@@ -194,8 +198,7 @@ def test_when_the_lock_is_lost_nobody_of_the_command_stays(
     hub.store.revoke(hub.locks(NAME)[0].holders[0].lease)
     assert ours.wait(40) == 1
     assert not state(deaf)
-    assert ours.stderr is not None
-    assert b"it is killed" in ours.stderr.read()
+    assert "it is killed" in told.read_text()
 
 
 WAITS = "while :; do wait $!; done"
