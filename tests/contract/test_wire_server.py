@@ -327,11 +327,15 @@ class TestRubbish:
             await eventually(lambda: host.read(lambda engine: len(engine._watchers)) == 0)
 
     @pytest.mark.timeout(180)
-    async def test_ten_thousand_calls_at_once_are_all_answered(self):
+    @pytest.mark.parametrize(
+        "count",
+        [1_000, pytest.param(10_000, marks=pytest.mark.extended("1,000 take the same way"))],
+    )
+    async def test_many_calls_at_once_are_all_answered(self, count: int):
         async with serving() as (_, wire):
-            calls = (wire.put(proto.PutRequest(key=b"%d" % n), timeout=150) for n in range(10_000))
+            calls = (wire.put(proto.PutRequest(key=b"%d" % n), timeout=150) for n in range(count))
             answers = await asyncio.gather(*calls)
-            assert {answer.header.revision for answer in answers} == set(range(2, 10_002))
+            assert {answer.header.revision for answer in answers} == set(range(2, count + 2))
 
 
 class TestLifetime:
@@ -401,8 +405,8 @@ class TestLifetime:
 
         async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0") as server:
             loop = asyncio.get_running_loop()
-            watchers = [loop.create_task(reopen(number)) for number in range(100)]
-            await eventually(lambda: len(opened) == 100)
+            watchers = [loop.create_task(reopen(number)) for number in range(30)]
+            await eventually(lambda: len(opened) == 30)
             await server.drain(grace)
         stopped.set()
         await asyncio.gather(*watchers)
@@ -452,7 +456,7 @@ class TestLifetime:
     async def test_leases_run_out_though_nobody_calls(self):
         async with serving() as (_, wire), Stream(wire.watch()) as stream:
             await stream.create(b"a")
-            lease = await wire.grant(proto.LeaseGrantRequest(TTL=4))
+            lease = await wire.grant(proto.LeaseGrantRequest(TTL=1))
             await wire.put(proto.PutRequest(key=b"a", lease=lease.ID))
             *_, gone = await stream.take(3)
         assert gone.events[0].type == proto.DELETE
