@@ -16,9 +16,16 @@ from mooring.server.access.audit import Audit, Entry
 from mooring.server.access.audit_store import AuditStore, surplus
 from mooring.server.access.folder import Folder
 from mooring.store import Put, Store, prefix
+from tests.backends import USUAL, usual
 from tests.waiting import eventually
 
 ROOT = b"/mooring/audit/"
+
+
+@pytest.fixture(params=usual(USUAL))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

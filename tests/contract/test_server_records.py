@@ -15,6 +15,7 @@ from mooring.hub import open_store
 from mooring.server.access.records import Records, ServerKey, is_key_of, seal, unseal
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from mooring.testing.etcd import EtcdServer
+from tests.backends import USUAL, usual
 from tests.waiting import eventually
 
 KEY, OTHER_KEY = ServerKey(b"k" * 32), ServerKey(b"o" * 32)
@@ -24,6 +25,12 @@ ROOT = b"/mooring/rights/"
 class Right(msgspec.Struct, frozen=True):
     role: str
     revoked: bool = False
+
+
+@pytest.fixture(params=usual(USUAL))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
