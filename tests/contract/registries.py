@@ -21,6 +21,11 @@ ON_STORES = [
     *(("etcd-3.5", layout) for layout in LAYOUTS[1:]),
 ]
 ON_REDIS = [(f"redis-{kind}", "") for kind in ("6.2", "7.0", "valkey-9", "cluster", "sentinel")]
+REDIS = usual(
+    ["7.0"],
+    ["6.2", "valkey-9"],
+    reason="tests/contract/registry/test_registry.py runs the scripts on the others",
+)
 
 
 def places(stores: Collection[str], redis: Collection[str] = ()) -> list[Any]:

@@ -16,11 +16,11 @@ from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.registry.redis.scripts import Script
 from mooring.testing.redis import RedisServer
-from tests.contract.registries import QUICK
+from tests.contract.registries import QUICK, REDIS
 from tests.waiting import eventually
 
 
-@pytest.fixture(params=["6.2", "7.0", "valkey-9"])
+@pytest.fixture(params=REDIS)
 def url(request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]) -> str:
     return f"{redis(request.param).url}?namespace={uuid.uuid4().hex}"
 

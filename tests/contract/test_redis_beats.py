@@ -18,12 +18,12 @@ from mooring.registry.redis.enrolment import RedisEnrolment
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.registry.redis.scripts import HEARTBEAT, LIST
 from mooring.testing.redis import RedisServer
-from tests.contract.registries import QUICK
+from tests.contract.registries import QUICK, REDIS
 
 MUCH = {"a": "x" * 60_000}
 
 
-@pytest.fixture(params=["6.2", "7.0", "valkey-9"])
+@pytest.fixture(params=REDIS)
 def server(request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]) -> RedisServer:
     return redis(request.param)
 
