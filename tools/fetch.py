@@ -27,7 +27,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mooring.testing.etcd import EtcdNotFound, find_etcd
@@ -47,6 +49,7 @@ PROMETHEUS = ("prometheus",)
 CHROMIUM = ("chromium", "fonts-dejavu-core", "fonts-inter", "fonts-wqy-zenhei")
 JAVA = ("openjdk-17-jre-headless",)
 WRK = ("wrk", "libluajit-5.1-2")
+APT_GET = ("apt-get", "-qq", "-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true")
 PYTHON_PACKAGES = {
     "protobuf-5": ("--no-deps", "protobuf==5.29.6"),
     "protobuf-6": ("--no-deps", "protobuf==6.33.6"),
@@ -60,12 +63,15 @@ NODE_PACKAGES = {"grpc-js": ("@grpc/grpc-js@1.14.7", "@grpc/grpc-js-xds@1.14.1")
 """What npm installs into a folder of its own, by the folder's name."""
 
 
+_fetching_lists = threading.Lock()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Bring what no wheel brings, below .tools.")
     parser.add_argument("what", nargs="*", help=f"{', '.join(FETCHERS)} (tests)")
     wanted = parser.parse_args().what or ["tests"]
     if unknown := [name for name in wanted if name not in FETCHERS]:
-        parser.error(f"nobody knows how to bring {unknown[0]!r}")
+        parser.error(f"unknown tool: {unknown[0]}")
     TOOLS.mkdir(exist_ok=True)
     return max(FETCHERS[name]() for name in wanted)
 
@@ -80,7 +86,9 @@ def fetch_for_tests() -> int:
         fetch_python_packages,
         fetch_node_packages,
     )
-    return max(fetcher() for fetcher in fetchers)
+    with ThreadPoolExecutor(len(fetchers)) as pool:
+        started = [pool.submit(fetcher) for fetcher in fetchers]
+        return max(each.result() for each in started)
 
 
 def fetch_etcd() -> int:
@@ -136,24 +144,39 @@ def fetch_zookeeper() -> int:
 
 
 def download(folder: str, packages: tuple[str, ...]) -> bool:
-    command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
-    return subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode == 0
+    return apt_get(folder, "download", *packages)
 
 
 def download_with_dependencies(folder: str, packages: tuple[str, ...]) -> bool:
     """These, and of what they need all that is not installed: a browser needs a hundred more on a
     machine without a screen."""
     (Path(folder) / "partial").mkdir(exist_ok=True)
-    options = {
-        "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "root",
-        "Debug::NoLocking": "true",
-        "Dir::Cache::archives": folder,
-    }
-    command = ["apt-get", "install", "--download-only", "-qq", "-y"]
-    command += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    done = subprocess.run([*command, *packages], check=False, capture_output=True)
-    return done.returncode == 0
+    archives = ("-o", f"Dir::Cache::archives={folder}", "-o", "APT::Install-Recommends=false")
+    return apt_get(folder, "install", "--download-only", "-y", *archives, *packages)
+
+
+def apt_get(folder: str, *arguments: str) -> bool:
+    """Run apt-get with this machine's lists of packages, or else with lists of our own."""
+    return any(
+        succeeds([*APT_GET, *lists(), *arguments], folder) for lists in (tuple, fetch_own_lists)
+    )
+
+
+def fetch_own_lists() -> tuple[str, ...]:
+    """The options for lists of packages below .tools, which take no root to fetch."""
+    apt = TOOLS.absolute() / "apt"
+    options = ("-o", f"Dir::State::lists={apt / 'lists'}", "-o", f"Dir::Cache={apt / 'cache'}")
+    with _fetching_lists:
+        if not apt.exists():
+            (apt / "lists/partial").mkdir(parents=True)
+            (apt / "cache").mkdir()
+            if not succeeds([*APT_GET, *options, "update"], apt):
+                shutil.rmtree(apt)
+    return options
+
+
+def succeeds(command: list[str], folder: str | Path) -> bool:
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True).returncode == 0
 
 
 def fetch_wrk() -> int:
@@ -175,9 +198,7 @@ def unpack(
         print(missing, file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        if not download(folder, packages) and os.geteuid() == 0:
-            subprocess.run(["apt-get", "update", "-qq"], check=False)
-        if not any(Path(folder).glob("*.deb")) and not download(folder, packages):
+        if not download(folder, packages):
             print(f"could not download: apt-get download {' '.join(packages)}", file=sys.stderr)
             return 1
         for package in Path(folder).glob("*.deb"):
@@ -197,7 +218,8 @@ def relink(target: Path) -> None:
 
 
 def fetch_python_packages() -> int:
-    return max(install_with_pip(*each) for each in PYTHON_PACKAGES.items())
+    with ThreadPoolExecutor(len(PYTHON_PACKAGES)) as pool:
+        return max(pool.map(lambda each: install_with_pip(*each), PYTHON_PACKAGES.items()))
 
 
 def install_with_pip(name: str, requirements: tuple[str, ...]) -> int:
