@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 SOAK ?= 10m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check fmt bench soak tools clean
+.PHONY: help setup run test test-all test-unit test-changed coverage prepare check fmt bench soak
+.PHONY: tools clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed  ## prepare .venv, with the command `mooring` in it
 
@@ -18,18 +19,32 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
-$(VENV)/.developing: $(VENV)/.installed
+$(VENV)/.developing: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 run: setup  ## start Mooring on the embedded store
 	$(BIN)/mooring serve
 
-test: check tools  ## lint, types and tests; brings what they need
+test: prepare  ## lint, types and tests (under 10 minutes; brings what they need)
 	$(BIN)/python tools/run_tests.py
 
-test-all: check tools  ## the same, and the extended tests (half an hour)
+test-all: prepare  ## the same, with the extended tests
 	$(BIN)/python tools/run_tests.py --extended
+
+test-unit: $(VENV)/.developing  ## the pure tests (under a minute)
+	$(BIN)/pytest -q -n 2 tests/unit
+
+test-changed: tools  ## the tests of what changed since the last commit; FILES=src/… names modules
+	files=$$($(BIN)/python tools/tests_of.py $(FILES)) && $(BIN)/pytest -q -n 2 $$files
+
+coverage: prepare  ## the tests again, and the share of lines and branches that they run
+	$(BIN)/python tools/run_tests.py --coverage -q
+
+# The downloads wait for the network while the types are checked.
+prepare: $(VENV)/.developing
+	@$(MAKE) --no-print-directory -j2 check tools
 
 check: $(VENV)/.developing  ## lint and types
 	$(BIN)/ruff format --check .
@@ -50,4 +65,4 @@ tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redi
 	@$(BIN)/python tools/fetch.py
 
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) .tools .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .tools .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -24,8 +24,8 @@ from tests.deadlines import Deadlines
 from tests.surroundings import settle
 
 # A test asserts no time but a promised one: many run at once.
-settings.register_profile("mooring", deadline=None)
-settings.load_profile("mooring")
+settings.register_profile("usual", deadline=None, max_examples=50)
+settings.register_profile("extended", deadline=None, max_examples=500)
 
 
 pytest_plugins = ["pytester"]
@@ -33,6 +33,7 @@ pytest_plugins = ["pytester"]
 
 def pytest_configure(config: pytest.Config) -> None:
     settle()
+    settings.load_profile("extended" if config.getoption("--extended") else "usual")
     config.pluginmanager.register(Deadlines())
 
 

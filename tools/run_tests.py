@@ -1,8 +1,9 @@
-"""Run all tests: many at once first, then those about time among few, then what failed once more.
+"""Run the tests: all but those of deadlines many at once, then those of deadlines, few at once.
 
-With real servers and six workers on two cores a machine is sometimes late for a test, though the
-code is not. A second trial, alone, tells the two apart: what fails twice is broken. What passed
-only then is named at the end; it is to be looked at, not to be forgotten.
+python tools/run_tests.py [--coverage] [options of pytest]
+
+A test that waits takes no processor, so there are more workers than cores. A test of a deadline
+needs a machine that is on time, so there are fewer of those.
 """
 
 from __future__ import annotations
@@ -10,37 +11,61 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
-STEPS = (
-    ("-n", "6", "--dist", "worksteal", "-m", "not timed", "--cache-clear"),
-    ("-n", "3", "--dist", "worksteal", "-m", "timed"),
-)
-SECOND_TRIALS = 10
-"""More failures than that are no noise."""
-
-_FAILED = Path(".pytest_cache/v/cache/lastfailed")
-_TESTS_FAILED = 1
+STEPS = {
+    "tests": ("-n", "5", "--dist", "worksteal", "-m", "not deadline"),
+    "tests of deadlines": ("-n", "3", "--dist", "worksteal", "-m", "deadline"),
+}
+_COVERAGE = Path(".coverage.json")
+_NONE_FOUND = 5
+"""What pytest exits with if no test was chosen."""
 
 
 def main() -> int:
-    codes = [_pytest(*step) for step in STEPS]
-    if not any(codes):
-        return 0
-    failed = sorted(json.loads(_FAILED.read_text())) if _FAILED.exists() else []
-    for name in failed:
-        print(f"failed: {name}")
-    if set(codes) - {0, _TESTS_FAILED} or not 0 < len(failed) <= SECOND_TRIALS:
-        return 1
-    if _pytest("--last-failed", "-m", ""):
-        return 1
-    print("passed only when tried again, alone:", *failed, sep="\n  ")
-    return 0
+    options = sys.argv[1:]
+    measure = "--coverage" in options
+    if measure:
+        options.remove("--coverage")
+        coverage("erase")
+    program = ["coverage", "run", "-m", "pytest"] if measure else ["pytest"]
+    failed, times = False, {}
+    for name, step in STEPS.items():
+        started = time.monotonic()
+        command = [sys.executable, "-m", *program, *step, *options]
+        failed |= subprocess.run(command, check=False).returncode not in (0, _NONE_FOUND)
+        times[name] = time.monotonic() - started
+    if measure:
+        report_coverage()
+    for name, seconds in times.items():
+        print(f"{name}: {seconds // 60:.0f} min {seconds % 60:.0f} s")
+    return int(failed)
 
 
-def _pytest(*arguments: str) -> int:
-    command = [sys.executable, "-m", "pytest", *arguments, *sys.argv[1:]]
-    return subprocess.run(command, check=False).returncode
+def coverage(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "coverage", *arguments], check=True)
+
+
+def report_coverage() -> None:
+    """Print the shares of lines and branches that ran, for each package."""
+    coverage("combine", "--quiet")
+    coverage("json", "--quiet", "-o", str(_COVERAGE))
+    packages: dict[str, Counter[str]] = {}
+    for file, measured in json.loads(_COVERAGE.read_text())["files"].items():
+        parts = Path(file).parts[2:]  # below src/mooring
+        package = parts[0] if len(parts) > 1 else "(modules)"
+        packages.setdefault(package, Counter()).update(measured["summary"])
+    packages["all"] = sum(packages.values(), Counter())
+    print(f"{'package':12} {'lines':>8} {'covered':>8} {'branches':>8} {'covered':>8}")
+    for package, sums in sorted(packages.items()):
+        lines, branches = sums["num_statements"], sums["num_branches"]
+        line_share, branch_share = (
+            sums["covered_lines"] / lines,
+            sums["covered_branches"] / branches,
+        )
+        print(f"{package:12} {lines:>8} {line_share:>8.1%} {branches:>8} {branch_share:>8.1%}")
 
 
 if __name__ == "__main__":
