@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from importlib import resources
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from mooring.store import Delete, Entry, Put, Query, key, prefix
 from mooring.store.embedded import journal
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
+from tests.faults.conftest import SteppedClock
 from tests.waiting import eventually
 
 WRITER = """
@@ -48,15 +48,15 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
 
 
-def run_and_kill(path: Path, start: int, seconds: float) -> tuple[list[tuple[int, int]], list[int]]:
-    """Let a writer work for a while, kill it: what it was told was written, and its leases."""
+def run_and_kill(path: Path, start: int, writes: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Kill a writer as soon as so many writes were confirmed: what it was told was written, and its
+    leases."""
     command = [sys.executable, "-c", WRITER, str(path), str(start)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        first = process.stdout.readline()
-        time.sleep(seconds)
+        lines = [process.stdout.readline() for _ in range(1 + writes)]
         process.send_signal(signal.SIGKILL)
-        lines = [first, *process.stdout]
+        lines += process.stdout
     words = [line.split() for line in lines if line.endswith("\n")]
     acknowledged = [(int(w[1]), int(w[2])) for w in words if w[0] == "ack"]
     return acknowledged, [int(w[1]) for w in words if w[0] == "lease"]
@@ -69,7 +69,7 @@ async def kill_and_look(path: Path, rounds: int) -> None:
     newest = 0
     for _ in range(rounds):
         start = max(written, default=0) + 1000
-        acknowledged, granted = run_and_kill(path, start, chance.uniform(0.05, 0.4))
+        acknowledged, granted = run_and_kill(path, start, chance.randint(1, 300))
         written.update(acknowledged)
         leases += granted
         assert journal.check(path) == []
@@ -91,9 +91,8 @@ async def kill_and_look(path: Path, rounds: int) -> None:
                 assert await store.renew(lease) == 1000
 
 
-@pytest.mark.timeout(120)
-async def test_ten_kills_lose_nothing_that_was_acknowledged(tmp_path: Path):
-    await kill_and_look(tmp_path / "store", 10)
+async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path):
+    await kill_and_look(tmp_path / "store", 3)
 
 
 @pytest.mark.soak
@@ -103,21 +102,21 @@ async def test_five_hundred_kills(tmp_path: Path):
         await kill_and_look(tmp_path / f"store{number}", 10)
 
 
-async def test_leases_live_on_with_their_remaining_time(tmp_path: Path):
+async def test_leases_live_on_with_their_remaining_time(tmp_path: Path, clock: SteppedClock):
     url = f"sqlite://{tmp_path}/store"
     async with open_store(url) as store:
-        lease = await store.grant(8)
+        lease = await store.grant(100)
         await store.commit(Put(b"/a", b"", lease.id), Put(b"/b", b""))
-        await asyncio.sleep(4)
-    await asyncio.sleep(5)  # down for longer than it had left
+        clock.step(40)
+    clock.step(1000)
     async with open_store(url) as store:
+        await store.commit(Put(b"/c", b""))
         assert (await store.read(key(b"/a"))).first is not None, "downtime does not count"
-        started = time.monotonic()
         async with store.watch(prefix(b"/")) as watch:
+            clock.step(60)  # with those before the restart all of its time
             async with asyncio.timeout(20):
                 batch = await anext(watch)
         assert [event.key for event in batch.events] == [b"/a"]
-        assert time.monotonic() - started < 7, "it did not start anew"
 
 
 async def test_everything_is_as_it_was_after_a_restart(tmp_path: Path):
@@ -150,13 +149,13 @@ async def test_a_mirror_resumes_over_a_restart(tmp_path: Path):
 async def test_compaction_reaches_the_disk(tmp_path: Path):
     path = tmp_path / "store"
     async with open_store(f"sqlite://{path}?history=100") as store:
-        for n in range(1000):
+        for n in range(300):
             await store.commit(Put(b"/busy", b"%d" % n), Put(b"/%d" % n, b""))
             await store.commit(Delete(key(b"/%d" % n)))
         await eventually(lambda: rows(path) < 600)
     async with open_store(f"sqlite://{path}?history=100") as store:
         found = await store.read(prefix(b"/"))
-        assert [(e.key, e.value) for e in found.entries] == [(b"/busy", b"999")]
+        assert [(e.key, e.value) for e in found.entries] == [(b"/busy", b"299")]
 
 
 async def test_concurrent_writes_share_a_commit(tmp_path: Path):
@@ -303,7 +302,7 @@ async def test_a_lease_that_is_granted_again_has_its_new_time(tmp_path: Path):
 
 
 async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monkeypatch):
-    """Of 200 MB, most of it in values that span many pages: in pieces that take milliseconds, with
+    """Of 40 MB, most of it in values that span many pages: in pieces that take milliseconds, with
     writes and renewals between them."""
     path, forget = tmp_path / "store", journal.Journal.forget
     pieces: list[list[Entry]] = []
@@ -315,13 +314,13 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
 
     monkeypatch.setattr(journal.Journal, "forget", record)
     async with open_store(f"sqlite://{path}?history_bytes=1GiB") as store:
-        for start in range(0, 2000, 100):
+        for start in range(0, 400, 100):
             values = (b"x" * 100_000 for _ in range(100))
             done = await asyncio.gather(*(store.commit(Put(b"/busy", v)) for v in values))
             await store.commit(*(Put(b"/%d/%d" % (start, n), b"") for n in range(100)))
         lease = await store.grant(10)
         await store.compact(max(commit.revision for commit in done))
-        while sum(map(len, pieces)) < 1999:
+        while sum(map(len, pieces)) < 399:
             await store.commit(Put(b"/ping", b""))
             await store.renew(lease.id)
             written.append(len(pieces))

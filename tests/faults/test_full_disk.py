@@ -7,7 +7,6 @@ import os
 import sqlite3
 import tempfile
 import threading
-import time
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -18,6 +17,7 @@ from mooring.errors import Conflict, OutOfSpace, StoreError
 from mooring.hub import open_store
 from mooring.store import Committed, Put, Query, Store, absent, exists, key, prefix
 from mooring.store.embedded import journal
+from tests.faults.conftest import SteppedClock
 from tests.faults.faulty_disk import faulty_disk
 from tests.faults.test_durable import python
 from tests.waiting import eventually
@@ -34,12 +34,12 @@ async def all_keys(store: Store) -> list[bytes]:
 
 
 async def test_a_full_disk_refuses_writes_and_heals(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock
 ):
     path = tmp_path / "store"
     with faulty_disk() as disk:
         async with open_store(f"sqlite://{path}") as store:
-            lease = await store.grant(3)
+            lease = await store.grant(60)
             await store.commit(Put(b"/kept", b"1"), Put(b"/leased", b"", lease.id))
             disk.room = 300_000
             errors = []
@@ -57,12 +57,13 @@ async def test_a_full_disk_refuses_writes_and_heals(
             entry = (await store.read(key(b"/kept"))).first
             assert entry is not None
             assert entry.value == b"1"
-            await asyncio.sleep(lease.ttl)  # it ends while the disk is full
+            clock.step(lease.ttl)  # does not count while the disk is full
             disk.room = inf
             await store.commit(Put(b"/after", b""))
             async with store.watch(key(b"/leased")) as watch, asyncio.timeout(20):
-                if (await store.read(key(b"/leased"))).first is not None:
-                    await anext(watch)
+                assert (await store.read(key(b"/leased"))).first is not None
+                clock.step(lease.ttl)
+                await anext(watch)
     assert caplog.text.count("writes are refused") == 1
     assert journal.check(path) == []
     async with open_store(f"sqlite://{path}") as store:
@@ -136,17 +137,19 @@ async def test_a_store_that_fails_to_write_takes_everything_back(tmp_path: Path,
         assert [event.key for event in batch.events] == [b"/b"]
 
 
-async def test_reads_and_leases_live_on_while_nothing_can_be_written(tmp_path: Path, monkeypatch):
+async def test_reads_and_leases_live_on_while_nothing_can_be_written(
+    tmp_path: Path, monkeypatch, clock: SteppedClock
+):
     """Nobody can renew a lease meanwhile, so none runs out; who changes nothing is answered."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
-        lease = await store.grant(4)
+        lease = await store.grant(60)
         start = await store.commit(Put(b"/a", b"", lease.id))
         with monkeypatch.context() as broken:
             broken.setattr(journal.Journal, "write", fail)
             with pytest.raises(OutOfSpace):
                 await store.renew(lease.id)
-            until = time.monotonic() + 6
-            while time.monotonic() < until:
+            for _ in range(10):
+                clock.step(20)
                 await asyncio.sleep(0.1)
                 done = await store.commit(require=[exists(b"/a")], read=[Query(key(b"/a"))])
                 assert (done.revision, len(done.reads[0].entries)) == (start.revision, 1)
@@ -156,8 +159,9 @@ async def test_reads_and_leases_live_on_while_nothing_can_be_written(tmp_path: P
                     await store.compact(start.revision)
             assert (await store.status()).alarms
         await eventually(partial(has_no_alarm, store))
-        assert await store.renew(lease.id) == 4
+        assert await store.renew(lease.id) == 60
         async with store.watch(key(b"/a")) as watch, asyncio.timeout(20):
+            clock.step(60)
             assert (await anext(watch)).events[0].entry is None, "time passes again"
 
 
@@ -183,10 +187,12 @@ async def test_who_only_reads_is_not_refused_with_those_who_write(tmp_path: Path
         monkeypatch.undo()
 
 
-async def test_a_renewal_that_waits_saves_its_lease(tmp_path: Path, monkeypatch):
+async def test_a_renewal_that_waits_saves_its_lease(
+    tmp_path: Path, monkeypatch, clock: SteppedClock
+):
     """However long the disk takes, and however many wait before it."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
-        lease = await store.grant(4)
+        lease = await store.grant(60)
         write, held, free = journal.Journal.write, threading.Event(), threading.Event()
 
         def slow(self: journal.Journal, changes: journal.Changes) -> None:
@@ -200,9 +206,10 @@ async def test_a_renewal_that_waits_saves_its_lease(tmp_path: Path, monkeypatch)
         assert await asyncio.to_thread(held.wait, 20)
         waiting += [loop.create_task(store.commit(Put(b"/%d" % n, b""))) for n in range(2500)]
         renewal = loop.create_task(store.renew(lease.id))
-        await asyncio.sleep(5)
+        await asyncio.sleep(0)  # all of them wait now
+        clock.step(100)
         free.set()
-        assert await renewal == 4
+        assert await renewal == 60
         await asyncio.gather(*waiting)
 
 
