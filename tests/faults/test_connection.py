@@ -37,7 +37,10 @@ class Wire:
         return Mirror(RangeFeed(self.through, prefix(PREFIX)))
 
 
-@pytest.fixture(params=["etcd-3.5", "etcd-3.4"])
+OLDER = "the server's series matters for compacted revisions only, which run on both"
+
+
+@pytest.fixture(params=["etcd-3.5", pytest.param("etcd-3.4", marks=pytest.mark.extended(OLDER))])
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -58,14 +61,16 @@ async def test_resets_lose_and_repeat_nothing(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
         async with writing(wire.direct) as revisions:
-            for _ in range(10):
-                await asyncio.sleep(0.15)
+            for _ in range(5):
+                told = len(recorder.updates)
+                await eventually(lambda: len(recorder.updates) > told + 5)  # noqa: B023
                 wire.proxy.reset()
-            await eventually(lambda: len(revisions) > 50, within=20)
+            await eventually(lambda: len(revisions) > 50)
         await recorder.tells_every_revision(wire.direct)
         assert mirror.resyncs == 0
 
 
+@pytest.mark.timed
 async def test_a_blackhole_makes_it_stale_in_time_and_it_catches_up(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
@@ -75,7 +80,6 @@ async def test_a_blackhole_makes_it_stale_in_time_and_it_catches_up(wire: Wire):
         async with writing(wire.direct):
             await eventually(lambda: mirror.stale, within=STALE_WITHIN)
             assert len(mirror.items) == 1, "the last state is kept"
-            await asyncio.sleep(2)
         wire.proxy.heal()
         await eventually(lambda: not mirror.stale, within=2.5)
         await recorder.tells_every_revision(wire.direct)
@@ -86,37 +90,38 @@ async def test_a_half_open_connection_is_noticed_and_replaced(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
         wire.proxy.half_open()
-        cut = time.monotonic()
         async with writing(wire.direct):
-            await eventually(lambda: bool(mirror.items), within=8)
-        assert time.monotonic() - cut < 8
+            await eventually(lambda: bool(mirror.items))
         await recorder.tells_every_revision(wire.direct)
 
 
+@pytest.mark.timed
 async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
         wire.proxy.delay(0.3)
         async with writing(wire.direct):
-            for _ in range(20):
+            while len(recorder.updates) < 30:
                 await asyncio.sleep(0.1)
                 assert not mirror.stale
         await recorder.tells_every_revision(wire.direct)
 
 
+@pytest.mark.timed
 async def test_a_member_that_answers_late_is_neither_left_nor_stale(wire: Wire):
     async with wire.mirror() as mirror:
         await wire.direct.commit(Put(PREFIX + b"a", b""))
         await eventually(lambda: len(mirror.items) == 1)  # its watch stands
         wire.proxy.delay(0.85)  # a round trip of 1.7 s
         opened = wire.proxy.accepted
-        end = time.monotonic() + 8
+        end = time.monotonic() + 6
         while time.monotonic() < end:
             assert not mirror.stale
             await asyncio.sleep(0.05)
         assert wire.proxy.accepted == opened
 
 
+@pytest.mark.parametrize("backend", ["etcd-3.5", "etcd-3.4"])
 async def test_compaction_while_away_means_reading_again(wire: Wire):
     await wire.direct.commit(Put(PREFIX + b"old", b""), Put(PREFIX + b"kept", b""))
     async with wire.mirror() as mirror:
@@ -135,6 +140,7 @@ async def test_compaction_while_away_means_reading_again(wire: Wire):
         assert set(view) == {PREFIX + b"kept", PREFIX + b"new"}, "a view that is held stays live"
 
 
+@pytest.mark.parametrize("backend", ["etcd-3.5", "etcd-3.4"])
 async def test_a_deletion_compacted_at_exactly_the_resume_revision(wire: Wire):
     await wire.direct.commit(Put(PREFIX + b"gone", b""))
     async with wire.mirror() as mirror:
@@ -184,23 +190,25 @@ async def test_a_read_rides_out_a_short_break(wire: Wire):
     assert len((await reading).entries) == 1
 
 
+@pytest.mark.timed
 async def test_nothing_waits_beyond_its_deadline(wire: Wire):
     await wire.through.commit(Put(b"/a", b"1"))
     wire.proxy.blackhole()
-    for call in (
-        lambda: wire.through.read(key(b"/a")),
-        lambda: wire.through.commit(Put(b"/a", b"")),
-        lambda: wire.through.grant(5),
-        lambda: wire.through.renew(5),
-        lambda: wire.through.watch(key(b"/a")).__aenter__(),
-    ):
-        started = time.monotonic()
-        with pytest.raises((Unavailable, OutcomeUnknown)):
-            await call()
-        # The deadline is 2 s, then there is a look at the endpoint; and a machine may be busy.
-        assert time.monotonic() - started < 4
+    started = time.monotonic()
+    results = await asyncio.gather(
+        wire.through.read(key(b"/a")),
+        wire.through.commit(Put(b"/a", b"")),
+        wire.through.grant(5),
+        wire.through.renew(5),
+        wire.through.watch(key(b"/a")).__aenter__(),
+        return_exceptions=True,
+    )
+    # The deadline is 2 s, then there is a look at the endpoint; and a machine may be busy.
+    assert time.monotonic() - started < 4
+    assert all(isinstance(result, (Unavailable, OutcomeUnknown)) for result in results), results
 
 
+@pytest.mark.timed
 async def test_a_session_in_doubt_recovers(wire: Wire):
     async with Session(wire.through, ttl=6) as session:
         wire.proxy.blackhole()
@@ -211,12 +219,14 @@ async def test_a_session_in_doubt_recovers(wire: Wire):
         await eventually(lambda: session.state == "alive", within=2.5)
 
 
+@pytest.mark.timed
 async def test_a_session_outlives_a_half_open_connection(wire: Wire):
     """Its patience is shorter than the store's deadline, and nobody else watches the wire."""
     async with Session(wire.through, ttl=5) as session:
         await wire.through.commit(Put(b"/mine", b"", session.lease))
         wire.proxy.half_open()
-        await asyncio.sleep(8)  # more than the lease would live
+        before = session._deadline
+        await eventually(lambda: session._deadline > before or session.lost.is_set())
         assert session.state == "alive"
         assert (await wire.direct.read(key(b"/mine"))).first is not None
 
@@ -242,6 +252,7 @@ async def test_closing_a_store_ends_calls_under_way_with_closed(wire: Wire):
         await commit
 
 
+@pytest.mark.timed
 async def test_a_renewal_finds_a_new_connection_within_its_deadline(wire: Wire):
     lease = await wire.through.grant(30)
     await wire.through.renew(lease.id)
@@ -259,21 +270,22 @@ async def test_large_answers_over_a_slow_connection_do_not_break_the_watches(wir
         async with writing(wire.direct, pause=0.05):
             with contextlib.suppress(Unavailable):
                 await wire.through.read(prefix(b"/big/"))
-            await asyncio.sleep(3)
+            await eventually(lambda: len(recorder.updates) > 20)
         wire.proxy.delay(0)
         await recorder.tells_every_revision(wire.direct)
 
 
 async def test_a_session_knows_its_end_before_the_store_does(wire: Wire):
-    async with Session(wire.through, ttl=3) as session:
+    async with Session(wire.through, ttl=2) as session:
         await wire.through.commit(Put(b"/mine", b"", session.lease))
         async with wire.direct.watch(key(b"/mine")) as watch:
             wire.proxy.blackhole()
-            async with asyncio.timeout(12):
+            async with asyncio.timeout(20):
                 await anext(watch)
-        assert session.lost.is_set()
+        assert session.state == "lost"
 
 
+@pytest.mark.timed
 async def test_closing_a_session_is_bounded(wire: Wire):
     session = Session(wire.through, ttl=30)
     await session.__aenter__()
@@ -283,6 +295,7 @@ async def test_closing_a_session_is_bounded(wire: Wire):
     assert time.monotonic() - started < 4
 
 
+@pytest.mark.timed
 async def test_cancelling_the_entry_of_a_session_is_bounded(wire: Wire):
     await wire.through.read(key(b"/a"))
     wire.proxy.blackhole()
@@ -368,4 +381,4 @@ async def test_a_mirror_opened_before_the_store_is_up(wire: Wire):
         assert not mirror.loaded
         await eventually(lambda: mirror.error is not None)
         wire.proxy.heal()
-        await eventually(lambda: len(mirror.items) == 1 and not mirror.stale, within=3)
+        await eventually(lambda: len(mirror.items) == 1 and not mirror.stale)
