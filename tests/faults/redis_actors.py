@@ -101,6 +101,20 @@ async def crash(registrations: Iterable[Any]) -> None:
         registration._closing.set()
 
 
+async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
+    """They crashed longer ago than any timeout: no heartbeat came for an hour."""
+    gone = list(registrations)
+    await crash(gone)
+    registry = registry_of(hub)
+    for service in {one.instance.service for one in gone}:
+        keys = registry.keys.of(service)
+        ago = (await registry.reader.state(keys)).now - 3_600_000
+        ids = [one.instance.id for one in gone if one.instance.service == service]
+        for scores in (keys.heartbeats, keys.persistent):  # of all at once: a sweeper may look
+            command = ("ZADD", scores, "XX", *(word for id in ids for word in (ago, id)))
+            await registry.connection.call(*command, what="the test", writes=True)
+
+
 class World:
     """One service as several processes see it, each over a connection of its own."""
 

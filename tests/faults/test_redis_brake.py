@@ -18,11 +18,11 @@ from mooring.registry.redis.cleanup import Swept
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import (
-    crash,
     fleet,
     namespaced,
     quick,
     registry_of,
+    silence,
     sweeping,
 )
 from tests.waiting import eventually
@@ -64,11 +64,7 @@ async def brakes(hub: Hub) -> set[str]:
     return {*await registry_of(hub).sweeper().brakes()}
 
 
-@pytest.mark.parametrize("series", ["6.2", "7.0", "valkey-9"])
-async def test_who_is_not_due_to_beat_is_not_silent(
-    redis: Callable[[str], RedisServer], series: str, caplog: pytest.LogCaptureFixture
-):
-    url = namespaced(redis(series).url)
+async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.LogCaptureFixture):
     rare = quick(beat=90.0, interval=30.0, timeout=120.0)
     async with connect(url, rare) as hub, fleet(hub, 4) as echo:
         registry = registry_of(hub)
@@ -89,9 +85,8 @@ async def test_who_is_not_due_to_beat_is_not_silent(
 
 async def test_who_stays_though_it_is_silent_is_counted_as_it_is_listed(url: str):
     async with connect(url) as hub, fleet(hub, 2, ephemeral=False) as stays, fleet(hub, 1, first=5):
-        await crash(stays)
-
-        await eventually(lambda: overdue(hub, 2), within=5 * TIMEOUT)
+        await silence(hub, stays)
+        assert await overdue(hub, 2)
         assert await listed(hub) == {1, 2, 5}
         assert await hub.registry.services() == [("echo", 3)]
 
@@ -132,18 +127,17 @@ async def test_the_dead_are_taken_out_and_the_living_stay(url: str):
         other.discover("echo") as view,
         fleet(hub, 2, first=10) as dying,
     ):
-        await crash(dying)
+        await silence(hub, dying)
 
         async def gone() -> bool:
             return await kept(other) == 5
 
-        await eventually(gone, within=5 * TIMEOUT)
+        await eventually(gone)
         await eventually(lambda: len(view.instances) == 5)
         assert not await brakes(other)
 
 
-@pytest.mark.parametrize("sweepers", [1, 3])
-async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
+async def test_sixty_percent_cut_off_lose_nobody(url: str):
     address, _, rest = url.removeprefix("redis://").partition("?")
     async with (
         FaultProxy(address) as proxy,
@@ -153,7 +147,7 @@ async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
         fleet(near, 4),
         fleet(far, 6, first=5) as cut_off,
         consumer.discover("echo") as view,
-        sweeping(consumer, sweepers),
+        sweeping(consumer, 3),
         never_fewer(view, 10),
     ):
         proxy.blackhole()
@@ -161,8 +155,8 @@ async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
         async def braked() -> bool:
             return await brakes(consumer) == {"echo"}
 
-        await eventually(braked, within=5 * TIMEOUT)
-        await holds(consumer, 10, 1.5 * TIMEOUT)
+        await eventually(braked)
+        await holds(consumer, 10, TIMEOUT)
         listing = await consumer.registry.instances("echo")
         assert len(listing.instances) == 10
         assert any("6 of 10 instances are silent" in str(problem) for problem in listing.problems)
@@ -173,7 +167,7 @@ async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
             assert await kept(consumer) == 10
             return not await brakes(consumer)
 
-        await eventually(released, within=5 * TIMEOUT)
+        await eventually(released)
         after = {i.incarnation for i in (await consumer.registry.instances("echo")).instances}
         assert before < after
 
@@ -187,21 +181,20 @@ async def test_those_who_do_not_come_back_go_when_the_rest_did(url: str):
         sweeping(other),
         fleet(hub, 6, first=5) as dying,
     ):
-        await crash(dying)
+        await silence(hub, dying)
 
         async def braked() -> bool:
             return bool(await brakes(other))
 
-        await eventually(braked, within=5 * TIMEOUT)
-        await eventually(lambda: overdue(other, 6), within=5 * TIMEOUT)  # it holds ahead of that
+        await eventually(braked)
         async with connect(url) as anew, fleet(anew, 4, first=5):  # in the same places
-            first = await eventually(lambda: _not(braked()), within=5 * TIMEOUT)
+            first = await eventually(lambda: _not(braked()))
             assert first > 0.5 * TIMEOUT
 
             async def gone() -> bool:
                 return await listed(other) == {1, 2, 3, 4, 5, 6, 7, 8}
 
-            await eventually(gone, within=5 * TIMEOUT)
+            await eventually(gone)
             assert await kept(other) == 8
 
 
@@ -218,14 +211,14 @@ async def test_the_brake_lets_go_after_its_time(url: str):
         fleet(hub, 4, first=5) as dying,
         sweeping(other),
     ):
-        await crash(dying)
-        await eventually(lambda: _holding(other), within=5 * TIMEOUT)
+        await silence(hub, dying)
+        await eventually(lambda: _holding(other))
         assert await kept(other) == 6
 
         async def gone() -> bool:
             return await kept(other) == 2
 
-        await eventually(gone, within=5 * TIMEOUT)
+        await eventually(gone)
         assert not await brakes(other)
 
 
@@ -248,14 +241,14 @@ async def test_an_operator_releases_the_brake_and_the_silent_go(
         fleet(hub, 4, first=5) as dying,
         sweeping(other, 2),
     ):
-        await crash(dying)
-        await eventually(lambda: _holding(other), within=5 * TIMEOUT)
+        await silence(hub, dying)
+        await eventually(lambda: _holding(other))
         assert await registry_of(other).sweeper().release("echo")
 
         async def gone() -> bool:
             return await kept(other) == 2
 
-        await eventually(gone, within=5 * TIMEOUT)
+        await eventually(gone)
         assert not await registry_of(other).sweeper().release("echo")
         assert not await brakes(other)
 
@@ -264,29 +257,29 @@ async def test_a_brake_that_nobody_looks_after_ends(url: str):
     """All sweepers died while it held: consumers do not keep the dead for ever."""
     settings = quick(timeout=TIMEOUT, release=0.5)
     async with connect(url, settings) as hub, fleet(hub, 4) as dying:
-        await crash(dying)
+        await silence(hub, dying)
         async with sweeping(hub):
-            await eventually(lambda: _holding(hub), within=5 * TIMEOUT)
+            await eventually(lambda: _holding(hub))
 
         async def over() -> bool:
             return await listed(hub) == set()
 
-        await eventually(over, within=5 * TIMEOUT)
+        await eventually(over)
 
 
 async def test_a_scale_in_by_deregistration_trips_nothing(url: str):
     async with connect(url) as hub, connect(url) as other, sweeping(other, 2), fleet(hub, 2):
         async with fleet(hub, 8, first=3):
             assert await kept(other) == 10
-        end = time.monotonic() + 1.5 * TIMEOUT
-        while time.monotonic() < end:
+        for _ in range(3):
+            swept = await registry_of(other).sweeper().sweep()
+            assert (swept.removed, swept.brakes) == ([], {})
             assert await listed(other) == {1, 2}
             assert not await brakes(other)
-            await asyncio.sleep(0.1)
 
 
 async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., RedisServer]):
-    """For several timeouts, and also services of one and two instances."""
+    """For longer than the timeout, and also services of one and two instances."""
     server = fresh_redis()
     url = namespaced(server.url)
     async with (
@@ -306,13 +299,13 @@ async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., 
         incarnations = {each.instance.incarnation for each in (*one, *two, *five)}
         async with never_fewer(view1, 1), never_fewer(view2, 2), never_fewer(view5, 5):
             server.pause()
-            await asyncio.sleep(2 * TIMEOUT)
+            await asyncio.sleep(1.3 * TIMEOUT)
             server.resume()
 
             async def back() -> bool:
                 return await listed(hub, "five") == {1, 2, 3, 4, 5}
 
-            await eventually(back, within=10)
+            await eventually(back)
             await asyncio.sleep(1)
         assert removed == []
         held = [i for v in (view1, view2, view5) for i in v.instances]
@@ -331,7 +324,7 @@ async def test_persistent_instances_are_marked_and_recover(url: str):
         fleet(hub, 1, first=9),
         other.discover("echo") as view,
     ):
-        await crash(dying)
+        await silence(hub, dying)
 
         async def marked() -> bool:
             assert not await brakes(other)
@@ -339,7 +332,7 @@ async def test_persistent_instances_are_marked_and_recover(url: str):
             assert len(found) == 5
             return sum(not each.status.healthy for each in found) == 4
 
-        await eventually(marked, within=5 * TIMEOUT)
+        await eventually(marked)
         await eventually(lambda: sum(not i.status.healthy for i in view.instances) == 4)
         async with connect(url) as again:
             for one in dying:  # the very same process, after a long sleep
@@ -355,10 +348,10 @@ async def test_persistent_instances_do_not_keep_the_brake_from_holding(url: str)
     async with connect(url) as hub, connect(url) as other:
         registry = registry_of(other)
         async with fleet(hub, 10, ephemeral=False), fleet(hub, 4, first=20) as ephemeral:
-            await crash(ephemeral[1:])
+            await silence(hub, ephemeral[1:])
             async with sweeping(other):
-                await eventually(lambda: _holding(other), within=5 * TIMEOUT)
-                await asyncio.sleep(TIMEOUT)
+                await eventually(lambda: _holding(other))
+                await asyncio.sleep(1)
                 assert await kept(other) == 14
         keys = registry.keys.of("echo")
         assert await registry.connection.call("ZCARD", keys.persistent, what="test") == 0
@@ -370,7 +363,7 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
         registry = registry_of(hub)
         keys = registry.keys.of("echo")
         async with fleet(hub, 1):
-            for number in range(450):
+            for number in range(250):
                 record = keys.instance(f"i{number}")
                 await registry.connection.call("HSET", record, "host", "h", what="t", writes=True)
                 command = ("ZADD", keys.heartbeats, number + 1, f"i{number}")
@@ -380,13 +373,13 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
                 interval=0.2, global_timeout=0.4, brake_least=1000
             )
             oldest = await sweeper._now(keys) - 400
-            first = [f"i{number}" for number in range(200)]
+            first = [f"i{number}" for number in range(100)]
             await sweeper._call(keys, first, Swept(), oldest)  # and it is gone
-            assert await kept(hub) == 251
+            assert await kept(hub) == 151
             other = registry.sweeper()
             other._settings = sweeper._settings
             swept = await other.sweep()
-            assert len(swept.removed) == 250
+            assert len(swept.removed) == 150
             assert await kept(hub) == 1
             found = await registry.connection.scan(f"{keys.base}:instance:*")
             assert len(found) == 1
@@ -401,13 +394,13 @@ async def test_a_service_by_another_name_is_not_held_up(url: str):
         fleet(hub, 1, service="c", first=3),
         sweeping(other),
     ):
-        await crash([*dying, *single])
-        await eventually(lambda: _holding(other), within=5 * TIMEOUT)
+        await silence(hub, [*dying, *single])
+        await eventually(lambda: _holding(other))
 
         async def gone() -> bool:
             return await kept(other, "b") == 0
 
-        await eventually(gone, within=5 * TIMEOUT)
+        await eventually(gone)
         assert await brakes(other) == {"echo"}
         names = [service.name for service in await other.registry.services()]
         assert names == ["c", "echo"]

@@ -22,7 +22,16 @@ from mooring.hub import Hub
 from mooring.mirror import Mirror
 from mooring.testing.redis import RedisServer
 from tests.contract.registry.test_registry import at
-from tests.faults.redis_actors import World, crash, fleet, namespaced, quick, registry_of, sweeping
+from tests.faults.redis_actors import (
+    World,
+    crash,
+    fleet,
+    namespaced,
+    quick,
+    registry_of,
+    silence,
+    sweeping,
+)
 from tests.faults.test_redis_races import PATIENT
 from tests.waiting import eventually
 
@@ -105,7 +114,7 @@ async def test_clocks_an_hour_off_change_nothing(redis: Callable[[str], RedisSer
     url = namespaced(redis("7.0").url)
     everybody = [f"10.0.0.1:{port}" for port in (1, 2, 3)] + ["10.0.0.2:1"]
     async with connect(url) as hub, fleet(hub, 3), sweeping(hub), elsewhen(url, shift) as other:
-        end = time.monotonic() + 3
+        end = time.monotonic() + 1
         while time.monotonic() < end:
             state, seen, listed = await other.tell()
             assert state == "registered"
@@ -116,12 +125,12 @@ async def test_clocks_an_hour_off_change_nothing(redis: Callable[[str], RedisSer
         scores = await registry_of(hub).reader.scores(registry_of(hub).keys.of("echo"))
         assert all(abs(score - time.time() * 1000) < 5000 for score in scores.values())
         async with fleet(hub, 1, first=4) as dying:
-            await crash(dying)
+            await silence(hub, dying)
 
             async def gone() -> bool:
                 return (await other.tell())[1:] == (everybody, everybody)
 
-            await eventually(gone, within=30)
+            await eventually(gone)
 
 
 async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
@@ -146,7 +155,10 @@ UNATTENDED = quick(timeout=60.0)
 """For instances that send no heartbeats: they are silent after a minute, or a step."""
 
 
-@pytest.fixture(params=["6.2", "valkey-9"])
+VALKEY = "the clock is judged by our scripts and clients, the same on each server"
+
+
+@pytest.fixture(params=["6.2", pytest.param("valkey-9", marks=pytest.mark.extended(VALKEY))])
 def steppable(
     request: pytest.FixtureRequest, fresh_redis: Callable[..., RedisServer]
 ) -> RedisServer:
@@ -172,7 +184,7 @@ async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: 
         steppable.command("PUBLISH", "registry:services:echo:changes", "{}")
         await eventually(lambda: looks(steppable) > before)  # just before the step
         steppable.step_clock(3600)
-        end = time.monotonic() + 6
+        end = time.monotonic() + 5
         while time.monotonic() < end:
             steppable.command("PUBLISH", "registry:services:echo:changes", "{}")
             assert len((await hub.registry.instances("echo")).instances) == 2
@@ -218,6 +230,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
         assert caplog.text.count("at the first look") == 2  # the view's, and the mirror's
 
 
+@pytest.mark.timed
 async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_period(
     steppable: RedisServer,
 ):
@@ -234,8 +247,8 @@ async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_
         ):
             assert view.stale
             assert view.seen.kept
-            assert await eventually(lambda: not view.instances) < 2 * 0.3 + 5 + 1
-            await eventually(lambda: not mirror.items, within=30)
+            await eventually(lambda: not view.instances, within=2 * 0.3 + 5 + 1)
+            await eventually(lambda: not mirror.items)
             await eventually(lambda: not view.stale)
             assert not view.seen.kept
             async with newcomer.discover("echo") as later:  # the clock is known by now
@@ -328,7 +341,7 @@ async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_a
         assert len(view.instances) == 4
         assert (await sweeper.sweep()).lowered == []
         async with sweeping(hub):
-            await eventually(lambda: len(view.instances) == 3, within=30)
+            await eventually(lambda: len(view.instances) == 3)
             await eventually(lambda: "10.0.0.1:4" not in {each.id for each in view.instances})
             gone = "registry:services:echo:instance:10.0.0.1:4"
             await eventually(lambda: steppable.command("EXISTS", gone) == 0)

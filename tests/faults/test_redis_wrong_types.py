@@ -51,42 +51,49 @@ def _later(feed: ServiceFeed, than: float) -> bool:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
-    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture, kind: str
+    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
 ):
     server = redis("7.0")
-    async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
-        key = getattr(registry_of(hub).keys.of("echo"), kind)
-        async with fleet(hub, 2), hub.discover("echo") as view:
-            assert len(view.instances) == 2
-            await just_looked(view)
-            server.command("SET", key, "something else")
-            await eventually(lambda: view.stale, within=5)
-            await holds(view, 3)
-            assert len(view.instances) == 2
-            assert said(caplog, "no longer followed", "followed again") == [1, 0]
-            assert said(caplog, f"{key} is a string and should be a") == [1]
-            server.command("DEL", key)
-            await eventually(lambda: not view.stale)
-            await eventually(lambda: len(view.instances) == 2)
-            assert said(caplog, "no longer followed", "followed again") == [1, 1]
+
+    async def broken(kind: str) -> None:
+        async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
+            key = getattr(registry_of(hub).keys.of("echo"), kind)
+            async with fleet(hub, 2), hub.discover("echo") as view:
+                assert len(view.instances) == 2
+                await just_looked(view)
+                server.command("SET", key, "something else")
+                await eventually(lambda: view.stale, within=5)
+                await holds(view, 3)
+                assert len(view.instances) == 2
+                assert said(caplog, f"{key} is a string and should be a") == [1]
+                server.command("DEL", key)
+                await eventually(lambda: not view.stale)
+                await eventually(lambda: len(view.instances) == 2)
+
+    await asyncio.gather(*map(broken, KINDS))
+    assert said(caplog, "no longer followed", "followed again") == [len(KINDS)] * 2
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
-    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture, kind: str
+    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
 ):
     server = redis("7.0")
-    async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
-        key = getattr(registry_of(hub).keys.of("echo"), kind)
-        async with fleet(hub, 2), Mirror(hub.registry.follow_all()) as mirror:
-            server.command("SET", key, "something else")
-            await eventually(lambda: mirror.stale, within=5)
-            await holds(mirror, 3)
-            assert len(mirror.items) == 2
-            assert said(caplog, "echo cannot be read", "echo can be read again") == [1, 0]
-            server.command("DEL", key)
-            await eventually(lambda: not mirror.stale)
-            assert said(caplog, "echo cannot be read", "echo can be read again") == [1, 1]
+
+    async def broken(kind: str) -> None:
+        async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
+            name = f"echo-{kind}"
+            key = getattr(registry_of(hub).keys.of(name), kind)
+            async with fleet(hub, 2, service=name), Mirror(hub.registry.follow_all()) as mirror:
+                server.command("SET", key, "something else")
+                await eventually(lambda: mirror.stale, within=5)
+                await holds(mirror, 3)
+                assert len(mirror.items) == 2
+                reports = (f"{name} cannot be read", f"{name} can be read again")
+                assert said(caplog, *reports) == [1, 0]
+                server.command("DEL", key)
+                await eventually(lambda: not mirror.stale)
+                assert said(caplog, *reports) == [1, 1]
+
+    await asyncio.gather(*map(broken, KINDS))

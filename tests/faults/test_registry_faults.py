@@ -186,7 +186,8 @@ asyncio.run(main(sys.argv[1]))
 async def test_a_killed_process_is_gone_within_its_ttl_and_a_second(
     fresh_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(RetainedFeed.__init__.__kwdefaults__, "grace", 0.5)
+    defaults = RetainedFeed.__init__.__kwdefaults__ or {}
+    monkeypatch.setattr(RetainedFeed.__init__, "__kwdefaults__", {**defaults, "grace": 0.5})
     url = fresh_etcd().url
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SERVICE, url, stdout=subprocess.PIPE
