@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import sys
 from collections.abc import Iterator
 
 import pytest
-import typer.main
 
 from mooring import cli
 from tests.acceptance.commands import Command, Done
-
-_build_once = functools.cache(typer.main.get_command)
-"""A process builds the tree of all commands for its one call; that takes most of the time here."""
 
 
 @pytest.fixture
@@ -30,7 +25,6 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
             patch.setenv("COLUMNS", "200")
             for name, value in environment.items():
                 patch.setenv(name, value)
-            patch.setattr(typer.main, "get_command", _build_once)
             patch.setattr(sys, "argv", ["mooring", *arguments])
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
             patch.setattr(sys, "stdout", sys.stdout)  # restores what the command replaces

@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import select
 import signal
 import socket
@@ -27,11 +26,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from mooring.cli import app, main
+
 _REQUEST = 1_000_000  # bytes: the arguments and the environment
 _IMPORTED = (
-    *("mooring.store.embedded.store", "mooring.store.embedded.host", "mooring.store.etcd.store"),
-    *("mooring.registry.redis.registry", "mooring.server.serving", "uvloop"),
+    "mooring.registry.redis.registry",
+    "mooring.server.serving",
+    "mooring.store.embedded.durable",
+    "mooring.store.embedded.host",
+    "mooring.store.etcd.store",
+    "uvloop",
 )
+"""What a command imports when it knows its store, or that it serves."""
 
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """What a process may ignore because its parent does."""
@@ -132,17 +138,10 @@ _server = functools.cache(_Server)
 
 
 def _import_all() -> None:
-    """Everything that a command imports and builds on its way."""
-    import typer.main
-
-    from mooring import cli
-
-    for module in pkgutil.iter_modules(cli.__path__, "mooring.cli."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    """Everything that a command imports on its way."""
+    app.load()
     for name in _IMPORTED:
         importlib.import_module(name)
-    typer.main.get_command = functools.cache(typer.main.get_command)
     with (
         open(os.devnull, "w") as nothing,
         contextlib.redirect_stdout(nothing),
@@ -151,7 +150,7 @@ def _import_all() -> None:
         for call in ("version", "nonsense"):  # typer imports more when it is called
             sys.argv = ["mooring", call]
             with contextlib.suppress(SystemExit):
-                cli.main()
+                main()
 
 
 def _serve(requests: socket.socket) -> None:
@@ -242,8 +241,6 @@ if __name__ == "__main__":
     _import_all()
     gc.freeze()
     _serve(asked)
-    from mooring.cli import main
-
     try:
         main()
     except SystemExit as ended:

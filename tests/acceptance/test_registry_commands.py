@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import uuid
@@ -23,16 +24,16 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.cli import app
+from mooring.cli import app, reaching
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.store import Put, prefix
 from mooring.tenants.secrets import MASK
+from tests.acceptance.commands import Command, mooring_command
+from tests.acceptance.forking import Forked
 from tests.acceptance.serving import Served
-from tests.acceptance.test_cli import mooring_command
 from tests.waiting import eventually
 
-MOORING = [sys.executable, "-m", "mooring.cli"]
 BLUE, GREEN = "10.0.0.1:8080", "[2001:db8::1]:8080"
 
 
@@ -111,20 +112,22 @@ def terminal(url: str, *arguments: str, columns: int = 100) -> str:
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    process = subprocess.Popen(
-        [*MOORING, *arguments],
-        env={**environment, "MOORING_STORE": url, "TERM": "xterm"},
-        stdin=its,
-        stdout=its,
-        stderr=subprocess.PIPE,
-    )
-    os.close(its)
-    shown = b""
-    while chunk := _read(ours):
-        shown += chunk
-    os.close(ours)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    with tempfile.TemporaryFile("r+", encoding="utf-8") as errors:
+        process = Forked(
+            *arguments,
+            environment={**environment, "MOORING_STORE": url, "TERM": "xterm"},
+            stdin=its,
+            stdout=its,
+            stderr=errors,
+        )
+        os.close(its)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+        os.close(ours)
+        code = process.wait(timeout=60)
+        errors.seek(0)
+        assert code == 0, errors.read()
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
 
 
@@ -142,10 +145,9 @@ class Running:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = folder / "out", folder / "err"
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
-            self.process = subprocess.Popen(
-                [*MOORING, *arguments],
-                env={**os.environ, "MOORING_STORE": url},
-                stdin=subprocess.DEVNULL,
+            self.process = Forked(
+                *arguments,
+                environment={**os.environ, "MOORING_STORE": url},
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -287,7 +289,7 @@ class TestListing:
 
     def test_a_name_that_the_terminal_cannot_show(self, shop: Hub, url: str):
         done = subprocess.run(
-            [*MOORING, "groups"],
+            [sys.executable, "-m", "mooring.cli", "groups"],
             env={**os.environ, "MOORING_STORE": url, "PYTHONIOENCODING": "latin-1"},
             capture_output=True,
             text=True,
@@ -778,81 +780,46 @@ class TestRegistering:
         ],
     )
     async def test_an_hprose_server_gets_the_protocol_of_its_domain(
-        self, url: str, domain: str, flags: list[str], expected: str
+        self, hub: Hub, start: Start, domain: str, flags: list[str], expected: str
     ):
-        command = [*MOORING, "register", domain, "10.0.0.1:80", "--layout=hprose", *flags]
-        process = await asyncio.create_subprocess_exec(
-            *command, env={**os.environ, "MOORING_STORE": url}
-        )
-        try:
-            async with mooring.connect(url) as hub:
+        start("register", domain, "10.0.0.1:80", "--layout=hprose", *flags)
 
-                async def registered() -> bool:
-                    found = await hub.store.read(prefix(f"hprose-service/{domain}/".encode()))
-                    return [json.loads(each.value)["ServerUrl"] for each in found.entries] == [
-                        expected
-                    ]
+        async def registered() -> bool:
+            found = await hub.store.read(prefix(f"hprose-service/{domain}/".encode()))
+            return [json.loads(each.value)["ServerUrl"] for each in found.entries] == [expected]
 
-                await eventually(registered)
-        finally:
-            process.terminate()
-            await process.wait()
-
-
-LOCAL_ELSEWHERE = """
-import sys
-from mooring.cli import main, reaching
-reaching.LOCAL = "127.0.0.1:1"
-sys.argv[0] = "mooring"
-main()
-"""
+        await eventually(registered, within=40)
 
 
 class TestTheStore:
-    def test_who_names_no_store_and_runs_none_is_told_what_to_do(self):
-        """The default address is moved: something may be listening there."""
-        for command in (
-            ["services"],
-            ["instances", "a"],
-            ["watch", "a"],
-            ["config", "get", "a"],
-            ["store", "export"],
-        ):
-            done = subprocess.run(
-                [sys.executable, "-c", LOCAL_ELSEWHERE, *command],
-                env={**os.environ, "MOORING_STORE": ""},
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-            assert done.stdout == ""
-            assert done.returncode == 1
-            assert done.stderr == (
-                "mooring: no store answers at 127.0.0.1:1: start `mooring serve`, or name a store "
-                "with --store URL or MOORING_STORE, or a registry with --registry URL or "
-                "MOORING_REGISTRY\n"
-            )
+    @pytest.fixture
+    def local(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+        """A command that names no store. The default address is moved: something may be listening
+        there."""
+        monkeypatch.setattr(reaching, "LOCAL", "127.0.0.1:1")
+        monkeypatch.setenv("MOORING_STORE", "")
+        return command
 
-    def test_the_doctor_looks_at_the_local_server_where_none_is_named(self):
-        done = subprocess.run(
-            [sys.executable, "-c", LOCAL_ELSEWHERE, "doctor"],
-            env={**os.environ, "MOORING_STORE": ""},
-            capture_output=True,
-            text=True,
-            timeout=60,
+    @pytest.mark.parametrize(
+        "typed", ["services", "instances a", "watch a", "config get a", "store export"]
+    )
+    def test_who_names_no_store_and_runs_none_is_told_what_to_do(self, local: Command, typed: str):
+        assert local(*typed.split()) == (
+            1,
+            "",
+            "mooring: no store answers at 127.0.0.1:1: start `mooring serve`, or name a store "
+            "with --store URL or MOORING_STORE, or a registry with --registry URL or "
+            "MOORING_REGISTRY\n",
         )
-        assert done.returncode == 1
+
+    def test_the_doctor_looks_at_the_local_server_where_none_is_named(self, local: Command):
+        done = local("doctor")
+        assert done.code == 1
         assert "nothing listens at 127.0.0.1:1" in done.stdout
 
-    def test_a_registration_goes_on_trying_and_tells_the_same(self):
-        done = subprocess.run(
-            [sys.executable, "-c", LOCAL_ELSEWHERE, "register", "a", "h:1", "--", "echo", "runs"],
-            env={**os.environ, "MOORING_STORE": ""},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (done.returncode, done.stdout) == (0, "runs\n")
+    def test_a_registration_goes_on_trying_and_tells_the_same(self, local: Command):
+        done = local("register", "a", "h:1", "--", "echo", "runs")
+        assert (done.code, done.stdout) == (0, "runs\n")
         assert "a h:1: not registered yet, trying on" in done.stderr
         assert "start `mooring serve`" in done.stderr
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
@@ -14,15 +15,19 @@ import pytest
 
 import mooring
 from mooring.store import Put
+from tests.acceptance.commands import mooring_command
+from tests.acceptance.forking import Forked
 
-MOORING = [sys.executable, "-m", "mooring.cli"]
 UNREAD = 141
 
 
 def into(output: int, *arguments: str) -> tuple[int, str]:
     """A command that prints into a file: its exit code, and what it says on stderr."""
-    done = subprocess.run([*MOORING, *arguments], stdout=output, stderr=PIPE, text=True, timeout=60)
-    return done.returncode, done.stderr
+    with tempfile.TemporaryFile("r+", encoding="utf-8") as errors:
+        process = Forked(*arguments, environment=os.environ, stdout=output, stderr=errors)
+        code = process.wait(timeout=60)
+        errors.seek(0)
+        return code, errors.read()
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def test_a_command_ends_quietly_where_nobody_reads(unread: int, command: str):
 def test_an_export_ends_quietly_where_nobody_reads(unread: int, tmp_path: Path):
     lines, url = tmp_path / "lines", f"sqlite://{tmp_path}/store"
     lines.write_text('{"key": "/a", "value": ""}\n')
-    subprocess.run([*MOORING, "store", "import", "--store", url, lines], check=True)
+    assert mooring_command("store", "import", "--store", url, str(lines)).returncode == 0
     assert into(unread, "store", "export", "--store", url) == (UNREAD, "")
     assert into(unread, "store", "export", "--store", url, "/dev/stdout") == (UNREAD, "")
 
@@ -55,17 +60,22 @@ async def test_a_watch_ends_quietly_once_its_reader_has_enough(served: Callable[
     async with mooring.connect(url) as hub:
         await hub.store.commit(Put(b"/registry/default/orders/10.0.0.1:80/data", b"{}"))
         reading, writing = os.pipe()
-        watch = await asyncio.create_subprocess_exec(
-            *MOORING, "watch", "orders", "--store", url, stdout=writing, stderr=PIPE
+        watch = asyncio.create_task(
+            asyncio.to_thread(into, writing, "watch", "orders", "--store", url)
         )
-        os.close(writing)
         first = await asyncio.to_thread(os.read, reading, 1000)
         assert first == b"+ 10.0.0.1:80 state up, version 0.0.0\n"
         os.close(reading)
         await hub.store.commit(Put(b"/registry/default/orders/10.0.0.2:80/data", b"{}"))
-        async with asyncio.timeout(40):
-            _, said = await watch.communicate()
-    assert (watch.returncode, said) == (UNREAD, b"")
+        assert await watch == (UNREAD, "")
+    os.close(writing)
+
+
+def test_an_interpreter_ends_as_quietly(unread: int):
+    """It writes what is left to be written once more when it ends."""
+    command = [sys.executable, "-m", "mooring.cli", "services", "--help"]
+    done = subprocess.run(command, stdout=unread, stderr=PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (UNREAD, "")
 
 
 def test_a_full_disk_is_told():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
@@ -17,8 +16,7 @@ from mooring.cli import reaching
 from mooring.hub import open_store
 from mooring.store import Put, prefix
 from mooring.testing.etcd import EtcdServer
-from tests.acceptance.commands import Command
-from tests.acceptance.test_cli import mooring_command
+from tests.acceptance.commands import Command, mooring_command
 
 
 @pytest.fixture
@@ -126,8 +124,7 @@ def test_a_dash_is_standard_output_and_input(file: Path, monkeypatch: pytest.Mon
     done = mooring_command("store", "export", f"--store=sqlite://{file}", "-")
     assert len(done.stdout.splitlines()) == 3
     copy = f"--store=sqlite://{file}.copy"
-    command = [sys.executable, "-m", "mooring.cli", "store", "import", copy, "-"]
-    subprocess.run(command, input=done.stdout, text=True, check=True)
+    assert mooring_command("store", "import", copy, "-", stdin=done.stdout).returncode == 0
     assert mooring_command("store", "export", copy).stdout == done.stdout
     assert not Path("-").exists()
 

@@ -18,8 +18,8 @@ import pytest
 import trustme
 
 from mooring.testing.servers import free_port
+from tests.acceptance.commands import mooring_command
 from tests.acceptance.serving import Served
-from tests.acceptance.test_cli import mooring_command
 
 
 @pytest.fixture(scope="module")
