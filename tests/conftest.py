@@ -95,6 +95,15 @@ def data_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_authorities(certificates: Path) -> Iterator[None]:
+    """Every HTTP client reads all authorities of the machine, which takes longer than its calls: a
+    test names those that it trusts. This one signs nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(certificates / "other-ca.pem"))
+        yield
+
+
 @pytest.fixture
 def soak_seconds(request: pytest.FixtureRequest) -> float:
     """This campaign's share of the time that was given to all."""
