@@ -1,5 +1,5 @@
-"""Commands in processes of their own, forked from one that has imported everything already: the
-start of an interpreter and its imports are most of what a command costs.
+"""Commands and programs in processes of their own, forked from one that has imported everything
+already: the start of an interpreter and its imports are most of what a command costs.
 
 A forked command is a process like any other: it has its own arguments, environment, folder and
 standard streams, and gets signals. Only what the interpreter does before it runs `mooring` is
@@ -55,7 +55,9 @@ class Forked:
         stderr: IO[Any] | int,
         start_new_session: bool = False,
         process_group: bool = False,
+        program: str = "",
     ) -> None:
+        """`program` is Python to run in place of the command."""
         self.returncode: int | None = None
         self._status, status = os.pipe()
         request = {
@@ -65,6 +67,7 @@ class Forked:
             "session": start_new_session,
             "group": process_group,
             "ignored": [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_IGN],
+            "program": program,
         }
         with open(status, "wb"), open(os.devnull) as nothing:
             streams = (nothing if stdin is None else stdin, stdout, stderr)
@@ -153,9 +156,9 @@ def _import_all() -> None:
                 main()
 
 
-def _serve(requests: socket.socket) -> None:
-    """Fork a command for each request. Returns in each child, ready to run it, and ends with the
-    tests."""
+def _serve(requests: socket.socket) -> str:
+    """Fork a command for each request. Returns in each child, ready to run it, the program that it
+    is if it is not a command. Ends with the tests."""
     running: dict[int, int] = {}
 
     def reap(*_: object) -> None:
@@ -181,8 +184,7 @@ def _serve(requests: socket.socket) -> None:
             requests.close()
             for descriptor in (status, *running.values()):
                 os.close(descriptor)
-            _become(json.loads(message), streams)
-            return
+            return _become(json.loads(message), streams)
         running[child] = status
         _tell(status, child)
         for descriptor in streams:
@@ -195,7 +197,7 @@ def _tell(descriptor: int, number: int) -> None:
         os.write(descriptor, b"%d\n" % number)
 
 
-def _become(request: dict[str, Any], streams: list[int]) -> None:
+def _become(request: dict[str, Any], streams: list[int]) -> str:
     """What the interpreter does when it starts."""
     if request["session"]:
         os.setsid()
@@ -208,7 +210,8 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()
-    sys.argv = ["mooring", *request["arguments"]]
+    program: str = request["program"]
+    sys.argv = ["-c" if program else "mooring", *request["arguments"]]
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -224,6 +227,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
         )
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
+    return program
 
 
 def _end(code: int) -> None:
@@ -240,7 +244,9 @@ if __name__ == "__main__":
     asked = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
     gc.freeze()
-    _serve(asked)
+    if asked_program := _serve(asked):
+        exec(compile(asked_program, "<program>", "exec"), {"__name__": "__main__"})
+        sys.exit()
     try:
         main()
     except SystemExit as ended:

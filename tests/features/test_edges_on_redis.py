@@ -30,6 +30,7 @@ from mooring.store import Put, key, prefix
 from mooring.testing.redis import RedisServer
 from mooring.testing.servers import free_port
 from mooring.workers import Turn
+from tests.acceptance.commands import python_program
 from tests.contract.registries import OnRedis
 from tests.features.hprose_server import HproseServer
 from tests.features.test_wsgi import GUNICORN, Quiet
@@ -200,14 +201,8 @@ class TestBlockingCode:
         self._run(script, url)
         assert blocking.registry.instances("echo").instances == ()
 
-    def _run(self, script: str, url: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", textwrap.dedent(script), url],
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
+    def _run(self, program: str, url: str) -> None:
+        done = python_program(program, url)
         assert (done.returncode, done.stderr) == (0, "")
 
 

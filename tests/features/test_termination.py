@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import mooring
 import mooring.sync
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.servers import free_port
+from tests.acceptance.commands import python_program, start_program
 from tests.waiting import until
 
 TTL = 600  # seconds: an instance that is gone was deregistered
@@ -27,33 +29,53 @@ def url(etcd: Callable[[str], EtcdServer]) -> str:
     return f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
 
 
-def registered(url: str) -> int:
-    with mooring.sync.connect(url) as hub:
-        return len(hub.registry.instances("echo").instances)
+@pytest.fixture
+def hub(url: str) -> Iterator[mooring.sync.Hub]:
+    with mooring.sync.connect(url) as opened:
+        yield opened
+
+
+def registered(hub: mooring.sync.Hub) -> int:
+    return len(hub.registry.instances("echo").instances)
+
+
+READY = """
+    import os, signal, sys, threading, time
+    def ready():
+        open(sys.argv[3], "w").close()
+    def ready_to_be_stopped():
+        installed = signal.getsignal(signal.SIGTERM)
+        def look():
+            while signal.getsignal(signal.SIGTERM) is installed:
+                time.sleep(0.01)
+            ready()
+        threading.Thread(target=look).start()
+"""
 
 
 def terminated(
+    hub: mooring.sync.Hub,
     url: str,
-    *command: str,
-    folder: Path | None = None,
+    program: str,
+    *,
     count: int = 1,
     before: Callable[[], object] = lambda: None,
 ) -> tuple[int, str]:
-    """Wait until the program has registered its instances, and send SIGTERM; its status, and what
-    it printed."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
-    try:
-        until(lambda: registered(url) == count, within=30)
-        before()
-        process.send_signal(signal.SIGTERM)
-        printed, _ = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    return process.returncode, printed
-
-
-def script(text: str, url: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", textwrap.dedent(text), url, str(TTL))
+    """Send SIGTERM to a program once it is `ready` and has registered its instances; its status,
+    and what it printed."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as printed:
+        ready = Path(folder) / "ready"
+        process = start_program(READY + program, url, str(TTL), str(ready), stdout=printed)
+        try:
+            until(ready.exists)
+            assert registered(hub) == count
+            before()
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(timeout=20)
+        finally:
+            process.kill()
+        printed.seek(0)
+        return status, printed.read()
 
 
 BLOCKING = """
@@ -62,7 +84,7 @@ BLOCKING = """
     with mooring.sync.connect(sys.argv[1]) as hub:
         me = mooring.Instance("echo", "10.0.0.1", 80)
         with hub.register(me, ttl=float(sys.argv[2])):
-            time.sleep(60)
+            ready(); time.sleep(60)
 """
 
 ASYNCIO = """
@@ -72,41 +94,45 @@ ASYNCIO = """
         async with mooring.connect(sys.argv[1]) as hub:
             me = mooring.Instance("echo", "10.0.0.1", 80)
             async with hub.register(me, ttl=float(sys.argv[2])):
-                await asyncio.sleep(60)
+                ready(); await asyncio.sleep(60)
     asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("program", [BLOCKING, ASYNCIO], ids=["blocking", "asyncio"])
-def test_sigterm_deregisters_and_ends_the_process_by_the_signal(url: str, program: str):
-    status, _ = terminated(url, *script(program, url))
+def test_sigterm_deregisters_and_ends_the_process_by_the_signal(
+    hub: mooring.sync.Hub, url: str, program: str
+):
+    status, _ = terminated(hub, url, program)
     assert status == -signal.SIGTERM
-    assert registered(url) == 0
+    assert registered(hub) == 0
 
 
 @pytest.mark.parametrize("program", [BLOCKING, ASYNCIO], ids=["blocking", "asyncio"])
-def test_a_handler_of_the_application_is_left_alone(url: str, program: str):
+def test_a_handler_of_the_application_is_left_alone(hub: mooring.sync.Hub, url: str, program: str):
     own = """
     import signal, sys
     signal.signal(signal.SIGTERM, lambda *_: (print("mine"), sys.exit(3)))
     """
-    status, printed = terminated(url, *script(own + program, url))
+    status, printed = terminated(hub, url, own + program)
     assert (status, printed) == (3, "mine\n")
-    assert registered(url) == 0
+    assert registered(hub) == 0
 
 
-def test_blocking_code_waits_for_a_signal_and_drains(url: str):
+def test_blocking_code_waits_for_a_signal_and_drains(hub: mooring.sync.Hub, url: str):
     waiting = BLOCKING.replace("]))", "])) as mine").replace(
-        "time.sleep(60)", "print(mooring.sync.until_stopped(mine, linger=0.1).name, mine.state)"
+        "ready(); time.sleep(60)",
+        "ready_to_be_stopped(); "
+        "print(mooring.sync.until_stopped(mine, linger=0.1).name, mine.state)",
     )
-    assert terminated(url, *script(waiting, url)) == (0, "SIGTERM closed\n")
-    assert registered(url) == 0
+    assert terminated(hub, url, waiting) == (0, "SIGTERM closed\n")
+    assert registered(hub) == 0
 
 
-def waiting(text: str, url: str, *, blocking: bool = False) -> tuple[str, ...]:
+def waiting(text: str, *, blocking: bool = False) -> str:
     """A program that does this while `one` is registered."""
     program, sleeping = (BLOCKING, "time.sleep") if blocking else (ASYNCIO, "await asyncio.sleep")
-    before, after = program.replace("]))", "])) as one").split(f"{sleeping}(60)")
+    before, after = program.replace("]))", "])) as one").split(f"ready(); {sleeping}(60)")
     spaces = before[before.rindex("\n") + 1 :]
     needed = """
     import os, signal
@@ -114,7 +140,7 @@ def waiting(text: str, url: str, *, blocking: bool = False) -> tuple[str, ...]:
         return hub.register(mooring.Instance("echo", "10.0.0.2", 80), ttl=float(sys.argv[2]))
     """
     used = textwrap.indent(textwrap.dedent(text), spaces).lstrip()
-    return script(needed + before + used + after, url)
+    return needed + before + used + after
 
 
 CANCELLED = """
@@ -137,26 +163,32 @@ TIMED_OUT = """
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
-def test_sigterm_deregisters_after_a_wait_for_signals_has_timed_out(url: str, blocking: bool):
-    program = waiting(TIMED_OUT if blocking else CANCELLED, url, blocking=blocking)
-    assert subprocess.run(program, timeout=20, check=False).returncode == -signal.SIGTERM
-    assert registered(url) == 0
+def test_sigterm_deregisters_after_a_wait_for_signals_has_timed_out(
+    hub: mooring.sync.Hub, url: str, blocking: bool
+):
+    program = waiting(TIMED_OUT if blocking else CANCELLED, blocking=blocking)
+    assert python_program(program, url, str(TTL)).returncode == -signal.SIGTERM
+    assert registered(hub) == 0
 
 
-def test_a_handler_of_the_event_loop_works_after_a_wait_for_signals(url: str):
+def test_a_handler_of_the_event_loop_works_after_a_wait_for_signals(
+    hub: mooring.sync.Hub, url: str
+):
     own = """
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: print("mine") or exit(3))
     """
-    program = waiting(own + CANCELLED, url)
-    run = subprocess.run(program, timeout=20, check=False, stdout=subprocess.PIPE, text=True)
+    run = python_program(waiting(own + CANCELLED), url, str(TTL))
     assert (run.returncode, run.stdout) == (3, "mine\n")
-    assert registered(url) == 0
+    assert registered(hub) == 0
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
-def test_another_signal_after_the_wait_deregisters_the_rest(url: str, blocking: bool):
+def test_another_signal_after_the_wait_deregisters_the_rest(
+    hub: mooring.sync.Hub, url: str, blocking: bool
+):
     program = """
     with two(hub):
+        ready_to_be_stopped()
         mooring.sync.until_stopped(one, linger=0.1)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -167,18 +199,19 @@ def test_another_signal_after_the_wait_deregisters_the_rest(url: str, blocking: 
             .replace("mooring.sync.until", "await mooring.until")
             .replace("time.sleep", "await asyncio.sleep")
         )
-    status, _ = terminated(url, *waiting(program, url, blocking=blocking), count=2)
+    status, _ = terminated(hub, url, waiting(program, blocking=blocking), count=2)
     assert status == -signal.SIGTERM
-    assert registered(url) == 0
+    assert registered(hub) == 0
 
 
-def test_two_waits_for_signals_at_the_same_time_both_end(url: str):
+def test_two_waits_for_signals_at_the_same_time_both_end(hub: mooring.sync.Hub, url: str):
     program = """
     async with two(hub) as other:
+        ready_to_be_stopped()
         waits = [mooring.until_stopped(each, linger=0.1) for each in (one, other)]
         print(*(number.name for number in await asyncio.gather(*waits)), one.state, other.state)
     """
-    status, printed = terminated(url, *waiting(program, url), count=2)
+    status, printed = terminated(hub, url, waiting(program), count=2)
     assert (status, printed) == (0, "SIGTERM SIGTERM closed closed\n")
 
 
@@ -188,10 +221,11 @@ SEVERAL = """
     for port in range(4):
         hub = mooring.sync.connect(sys.argv[1]).open()
         hub.register(mooring.Instance("echo", "10.0.0.1", port + 1), ttl=float(sys.argv[2])).open()
-    time.sleep(60)
+    ready(); time.sleep(60)
 """
 
 
+@pytest.mark.deadline
 def test_several_blocking_hubs_share_five_seconds(fresh_etcd: Callable[..., EtcdServer]):
     """The store does not answer any more: hubs closed one after another took 2 s each."""
     server = fresh_etcd()
@@ -202,9 +236,12 @@ def test_several_blocking_hubs_share_five_seconds(fresh_etcd: Callable[..., Etcd
         server.pause()
         started = time.monotonic()
 
-    status, _ = terminated(server.url, *script(SEVERAL, server.url), count=4, before=silence)
+    with mooring.sync.connect(server.url) as hub:
+        status, _ = terminated(hub, server.url, SEVERAL, count=4, before=silence)
+        ended = time.monotonic()
+        server.resume()
     assert status == -signal.SIGTERM
-    assert time.monotonic() - started < 5.5
+    assert ended - started < 5.5
 
 
 IN_A_THREAD = """
@@ -215,20 +252,20 @@ IN_A_THREAD = """
         async with hub:
             me = mooring.Instance("echo", "10.0.0.1", 80)
             async with hub.register(me, ttl=float(sys.argv[2])):
-                await asyncio.sleep(60)
+                ready(); await asyncio.sleep(60)
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     thread.join()
 """
 
 
-def test_an_event_loop_of_another_thread_deregisters(url: str):
-    status, _ = terminated(url, *script(IN_A_THREAD, url))
+def test_an_event_loop_of_another_thread_deregisters(hub: mooring.sync.Hub, url: str):
+    status, _ = terminated(hub, url, IN_A_THREAD)
     assert status == -signal.SIGTERM
-    assert registered(url) == 0
+    assert registered(hub) == 0
 
 
-def test_a_thread_that_cannot_install_the_handler_says_so(url: str):
+def test_a_thread_that_cannot_install_the_handler_says_so(hub: mooring.sync.Hub, url: str):
     connecting = IN_A_THREAD.replace("    hub = mooring.connect(sys.argv[1])\n", "").replace(
         "async with hub:", "async with mooring.connect(sys.argv[1]) as hub:"
     )
@@ -236,7 +273,7 @@ def test_a_thread_that_cannot_install_the_handler_says_so(url: str):
     import logging, sys
     logging.basicConfig(stream=sys.stdout, level="WARNING", format="%(message)s")
     """
-    status, printed = terminated(url, *script(logged + connecting, url))
+    status, printed = terminated(hub, url, logged + connecting)
     assert status == -signal.SIGTERM
     assert printed == (
         "SIGTERM will end this process without deregistering its instances: call mooring.connect "
@@ -260,13 +297,15 @@ CHAINING = """
 @pytest.mark.parametrize(
     "program", [BLOCKING, ASYNCIO, IN_A_THREAD], ids=["blocking", "asyncio", "thread"]
 )
-def test_a_handler_that_calls_the_one_of_mooring_finishes(url: str, program: str):
-    status, printed = terminated(url, *script(CHAINING + program, url))
+def test_a_handler_that_calls_the_one_of_mooring_finishes(
+    hub: mooring.sync.Hub, url: str, program: str
+):
+    status, printed = terminated(hub, url, CHAINING + program)
     assert (status, printed) == (-signal.SIGTERM, "before\nafter\n")
-    assert registered(url) == 0
+    assert registered(hub) == 0
 
 
-def test_flask_run_deregisters(url: str, tmp_path: Path):
+def test_flask_run_deregisters(hub: mooring.sync.Hub, url: str, tmp_path: Path):
     (tmp_path / "app.py").write_text(
         textwrap.dedent(f"""
         import flask
@@ -277,14 +316,14 @@ def test_flask_run_deregisters(url: str, tmp_path: Path):
         """)
     )
     command = (sys.executable, "-m", "flask", "run", "--port", str(free_port()))
-    status, _ = terminated(url, *command, folder=tmp_path)
-    assert status == -signal.SIGTERM
-    assert registered(url) == 0
-
-
-def status_of(program: str) -> int:
-    command = (sys.executable, "-c", textwrap.dedent(program))
-    return subprocess.run(command, timeout=20, check=False, stderr=subprocess.DEVNULL).returncode
+    process = subprocess.Popen(command, cwd=tmp_path)
+    try:
+        until(lambda: registered(hub) == 1)
+        process.terminate()
+        assert process.wait(timeout=20) == -signal.SIGTERM
+    finally:
+        process.kill()
+    assert registered(hub) == 0
 
 
 def test_a_process_that_the_signal_does_not_end_exits():
@@ -295,7 +334,7 @@ def test_a_process_that_the_signal_does_not_end_exits():
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     termination._end()
     """
-    assert status_of(program) == 128 + signal.SIGTERM
+    assert python_program(program).returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -313,7 +352,7 @@ def test_the_process_ends_if_nothing_is_left_to_close(program: str):
     mooring.connect("memory://")
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     """
-    assert status_of(textwrap.dedent(prepare) + program) == -signal.SIGTERM
+    assert python_program(textwrap.dedent(prepare) + program).returncode == -signal.SIGTERM
 
 
 def test_the_process_ends_if_leaving_the_registry_is_cancelled():
@@ -335,4 +374,4 @@ def test_the_process_ends_if_leaving_the_registry_is_cancelled():
         os._exit(1)
     asyncio.run(main())
     """
-    assert status_of(program) == -signal.SIGTERM
+    assert python_program(program).returncode == -signal.SIGTERM
