@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.admin import Admin
 from tests.backends import USUAL, usual
 from tests.deadlines import Deadlines
 from tests.surroundings import settle
+from tests.virtual_time import VirtualTimeLoop
 
 # A test asserts no time but a promised one: many run at once.
 settings.register_profile("usual", deadline=None, max_examples=50)
@@ -63,6 +65,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(chosen) != len(items):
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"loop of the test": _new_loop}
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """With a clock that jumps for a test marked `virtual_time`, if its store is in memory."""
+    return VirtualTimeLoop() if _clock_jumps else asyncio.new_event_loop()
+
+
+_clock_jumps = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    global _clock_jumps
+    callspec = getattr(item, "callspec", None)
+    backend = callspec.params.get("backend") if callspec else None
+    _clock_jumps = (
+        backend == "memory"
+        and bool(item.get_closest_marker("virtual_time"))
+        and not item.get_closest_marker("real_time")
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,9 +1,9 @@
 """An event loop whose clock jumps to the next timer: an hour of waiting takes a millisecond.
 
-While the loop is open, `time.monotonic()` and `time.time()` follow its clock, because Mooring
-reads them. The clock stands still while a thread of the loop's executor works and while sockets
-deliver data. A test that waits for another process, or for a thread that the loop does not know,
-needs the real clock: mark it `real_time`.
+While the loop is open, `time.monotonic()`, `time.time()` and `CLOCK_BOOTTIME` follow its clock,
+because Mooring reads them. The clock stands still while a thread of the loop's executor works and
+while sockets deliver data. A test that waits for another process, or for a thread that the loop
+does not know, needs the real clock: mark it `real_time`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_REAL_MONOTONIC, _REAL_TIME = time.monotonic, time.time
+_REAL_MONOTONIC, _REAL_TIME, _REAL_CLOCK = time.monotonic, time.time, time.clock_gettime
 
 _QUIET = 0.005
 """Real seconds without an event after which open sockets count as idle."""
@@ -33,12 +33,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         since = _REAL_TIME() - self._started
         time.monotonic = self.time
         time.time = lambda: since + self.time()
+        time.clock_gettime = self._clock_gettime
 
     def time(self) -> float:
         return self._started + self._selector_of_files.passed
 
+    def _clock_gettime(self, clock: int) -> float:
+        return self.time() if clock == time.CLOCK_BOOTTIME else _REAL_CLOCK(clock)
+
     def close(self) -> None:
         time.monotonic, time.time = _REAL_MONOTONIC, _REAL_TIME
+        time.clock_gettime = _REAL_CLOCK
         super().close()
 
     def run_in_executor(
