@@ -29,3 +29,5 @@ in_memory = pytest.mark.parametrize(
     "backend", usual(["memory"], ["sqlite", "etcd-3.5"]), indirect=True
 )
 """For what takes many operations, and cannot differ between stores."""
+without_store = pytest.mark.parametrize("backend", ["memory"], indirect=True)
+"""For what is refused before a store is asked."""

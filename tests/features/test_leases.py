@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from mooring.registry.leases import SharedLease
 from mooring.session import Session
 from mooring.store import Store
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Keeper:

@@ -14,6 +14,8 @@ from mooring.hub import Hub
 from mooring.store import Delete, Store, key, prefix
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 CROWD = 200
 NAME = "crowd"
 

@@ -17,6 +17,8 @@ from mooring.locks.lock import Lock
 from mooring.store import Delete, Put, key, prefix
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Task:
     """Somebody who wants a lock, and keeps it until told otherwise."""

@@ -16,6 +16,8 @@ from mooring.store import Store
 from mooring.store.contract import Lease
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_lease_that_has_ended_leaves_no_task(store: Store):
     before = asyncio.all_tasks()

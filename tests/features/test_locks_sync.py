@@ -14,6 +14,7 @@ import mooring.sync
 from mooring.errors import Conflict, LockLost, LockTimeout, Reentered
 from mooring.store import Put
 from mooring.sync.portal import Caller
+from tests.backends import in_memory
 from tests.waiting import until
 
 
@@ -116,7 +117,7 @@ def test_closing_the_hub_is_a_loss_like_any_other(store_url: str):
 
 
 def test_leaving_while_the_hub_is_closed_releases_it_or_says_that_it_is_lost(store_url: str):
-    for _ in range(20):
+    for _ in range(10):
         hub = mooring.sync.connect(store_url).open()
         lock = hub.lock("lock", ttl=5)
         lock.open()
@@ -129,9 +130,10 @@ def test_leaving_while_the_hub_is_closed_releases_it_or_says_that_it_is_lost(sto
         pass
 
 
+@in_memory
 def test_a_blocked_body_keeps_it_for_as_long_as_it_takes(hub: mooring.sync.Hub):
-    with hub.lock("lock", ttl=4) as held:
-        time.sleep(5)
+    with hub.lock("lock", ttl=2) as held:
+        time.sleep(2.5)
         assert held.state == "held"
         hub.store.commit(Put(b"/x", b""), require=[held.check])
 
@@ -164,7 +166,7 @@ def test_what_is_got_as_its_time_ends_is_given_back(hub: mooring.sync.Hub, way: 
     acquire = ACQUIRE[way](hub)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mooring.sync.proxy.Caller", Late)
-        with pytest.raises(TimeoutError), mooring.sync.timeout(1):
+        with pytest.raises(TimeoutError), mooring.sync.timeout(0.5):
             acquire()
     assert hub.locks() == []
     with hub.lock("lock", timeout=20):
