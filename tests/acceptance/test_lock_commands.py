@@ -16,13 +16,17 @@ import pytest
 
 import mooring.sync
 from mooring.testing.etcd import EtcdServer, find_etcdctl
-from tests.acceptance.test_cli import mooring_command
+from tests.acceptance.commands import Command
+from tests.acceptance.forking import Forked
 from tests.waiting import until
 
 MOORING = [sys.executable, "-m", "mooring.cli"]
 
 
-@pytest.fixture(params=["etcd-3.5", "etcd-3.4", "served"])
+OLDER = pytest.param("etcd-3.4", marks=pytest.mark.extended("etcd 3.5 is run by default"))
+
+
+@pytest.fixture(params=["etcd-3.5", OLDER, "served"])
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -48,16 +52,12 @@ def name() -> str:
 class Running:
     """A command under way, and what it printed so far."""
 
-    def __init__(self, arguments: list[str], folder: Path, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, start: Callable[[IO[bytes]], subprocess.Popen[bytes] | Forked]
+    ) -> None:
         self._file = folder / uuid.uuid4().hex
-        self._output: IO[bytes] = self._file.open("wb")
-        self.process = subprocess.Popen(
-            arguments,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **environment},
-        )
+        with self._file.open("wb") as output:
+            self.process = start(output)
 
     @property
     def output(self) -> str:
@@ -73,7 +73,6 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._output.close()
 
 
 @pytest.fixture
@@ -81,14 +80,26 @@ def run(url: str, backend: str, tmp_path: Path) -> Iterator[Callable[..., Runnin
     """Start `mooring …` or `etcdctl …` on the store of the test."""
     started: list[Running] = []
 
+    def etcdctl(*arguments: str) -> Callable[[IO[bytes]], subprocess.Popen[bytes]]:
+        series = "3.4" if backend == "etcd-3.4" else "3.5"
+        endpoint = f"--endpoints={url.removeprefix('etcd://')}"
+        return lambda output: subprocess.Popen(
+            [find_etcdctl(series), endpoint, *arguments],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+
+    def ours(*arguments: str) -> Callable[[IO[bytes]], Forked]:
+        environment = {**os.environ, "MOORING_STORE": url}
+        return lambda output: Forked(
+            *arguments, environment=environment, stdout=output, stderr=output
+        )
+
     def start(program: str, *arguments: str) -> Running:
-        if program == "etcdctl":
-            series = "3.4" if backend == "etcd-3.4" else "3.5"
-            endpoint = f"--endpoints={url.removeprefix('etcd://')}"
-            command = [str(find_etcdctl(series)), endpoint, *arguments]
-        else:
-            command = [*MOORING, *arguments]
-        started.append(Running(command, tmp_path, ETCDCTL_API="3", MOORING_STORE=url))
+        command = etcdctl(*arguments) if program == "etcdctl" else ours(*arguments)
+        started.append(Running(tmp_path, command))
         return started[-1]
 
     yield start
@@ -106,7 +117,22 @@ def waits(hub: mooring.sync.Hub, name: str, count: int) -> None:
     until(so, within=40, what=f"{count} wait for {name}")
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("backend", "end"),
+    [
+        ("etcd-3.5", signal.SIGINT),
+        ("served", signal.SIGINT),
+        ("served", signal.SIGKILL),
+        *(
+            pytest.param(backend, end, marks=pytest.mark.extended("killed on one server"))
+            for backend, end in (
+                ("etcd-3.4", signal.SIGINT),
+                ("etcd-3.4", signal.SIGKILL),
+                ("etcd-3.5", signal.SIGKILL),
+            )
+        ),
+    ],
+)
 def test_etcdctl_holds_it_and_ours_waits(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: signal.Signals
 ):
@@ -124,7 +150,22 @@ def test_etcdctl_holds_it_and_ours_waits(
     assert hub.locks(name) == []
 
 
-@pytest.mark.parametrize("end", ["released", "killed"])
+@pytest.mark.parametrize(
+    ("backend", "end"),
+    [
+        ("etcd-3.5", "killed"),
+        ("etcd-3.5", "released"),
+        ("served", "released"),
+        *(
+            pytest.param(backend, end, marks=pytest.mark.extended("killed on one server"))
+            for backend, end in (
+                ("etcd-3.4", "released"),
+                ("etcd-3.4", "killed"),
+                ("served", "killed"),
+            )
+        ),
+    ],
+)
 def test_ours_holds_it_and_etcdctl_waits(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: str
 ):
@@ -200,22 +241,21 @@ def test_the_command_is_stopped_when_the_lock_is_lost(
     assert "stopped\n" in ours.output
 
 
-def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub):
-    done = mooring_command("lock", name, "--", "sh", "-c", "exit 7", MOORING_STORE=url)
-    assert done.returncode == 7
-    done = mooring_command("lock", name, "--", "no-such-program", MOORING_STORE=url)
-    assert done.returncode == 127
+@pytest.mark.parametrize("backend", ["served"])
+def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub, command: Command):
+    done = command("lock", name, "--", "sh", "-c", "exit 7", MOORING_STORE=url)
+    assert done.code == 7
+    done = command("lock", name, "--", "no-such-program", MOORING_STORE=url)
+    assert done.code == 127
     assert "no-such-program" in done.stderr
     assert hub.locks(name) == []
 
 
-def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub):
+def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub, command: Command):
     with hub.lock(name) as held:
-        for timeout in ("0s", "3s"):
-            done = mooring_command(
-                "lock", name, "--timeout", timeout, "--", "true", MOORING_STORE=url
-            )
-            assert done.returncode == 1
+        for timeout in ("0s", "1s"):
+            done = command("lock", name, "--timeout", timeout, "--", "true", MOORING_STORE=url)
+            assert done.code == 1
             assert name in done.stderr
         assert f"token {held.token}" in done.stderr
         assert len(hub.locks(name)[0].waiting) == 0
@@ -242,20 +282,22 @@ def test_without_a_command_it_holds_it_until_it_is_stopped(
         (["elect", "a/", "--", "true"], "ends with a slash"),
     ],
 )
-def test_bad_input_is_told_in_words(url: str, arguments: list[str], complaint: str):
-    done = mooring_command(*arguments, MOORING_STORE=url)
-    assert done.returncode == 2
+def test_bad_input_is_told_in_words(command: Command, arguments: list[str], complaint: str):
+    done = command(*arguments, MOORING_STORE="memory://")
+    assert done.code == 2
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_locks_are_listed(url: str, hub: mooring.sync.Hub, run: Callable[..., Running], name: str):
+def test_locks_are_listed(
+    url: str, hub: mooring.sync.Hub, run: Callable[..., Running], name: str, command: Command
+):
     theirs = run("etcdctl", "lock", f"{name}/theirs")
     theirs.prints(name)
     with hub.lock(f"{name}/ours") as held, hub.semaphore(f"{name}/places", 2):
         waiting = run("mooring", "lock", f"{name}/ours")
         waits(hub, f"{name}/ours", 1)
-        done = mooring_command("locks", name, "--json", MOORING_STORE=url)
+        done = command("locks", name, "--json", MOORING_STORE=url)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [(row["lock"].rpartition("/")[2], row["state"], row["kind"]) for row in rows] == [
             ("ours", "held", "lock"),
@@ -264,15 +306,30 @@ def test_locks_are_listed(url: str, hub: mooring.sync.Hub, run: Callable[..., Ru
             ("theirs", "held", None),
         ]
         assert rows[0]["token"] == held.token
-        lines = mooring_command("locks", name, MOORING_STORE=url).stdout.splitlines()
+        lines = command("locks", name, MOORING_STORE=url).stdout.splitlines()
         assert len(lines) == 4
         assert lines[0].split("\t")[:3] == [f"{name}/ours", "held", "lock"]
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.ends() == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["lock", "elect", "register"])
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("lock", "<&- >&- 2>&-"),
+        ("lock", "<&-"),
+        ("elect", "2>&-"),
+        ("register", ">&-"),
+        *(
+            pytest.param(command, closed, marks=pytest.mark.extended("each closed by one command"))
+            for command, closed in (
+                *(("lock", ">&-"), ("lock", "2>&-")),
+                *(("elect", "<&-"), ("elect", ">&-"), ("elect", "<&- >&- 2>&-")),
+                *(("register", "<&-"), ("register", "2>&-"), ("register", "<&- >&- 2>&-")),
+            )
+        ),
+    ],
+)
 def test_a_command_runs_where_standard_descriptors_are_closed(
     tmp_path: Path, command: str, closed: str
 ):
