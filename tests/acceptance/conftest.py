@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import sys
@@ -11,7 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from mooring import cli
+from mooring.cli.commands import Unloaded
 from tests.acceptance.commands import Command, Done
+
+_load_once = functools.cache(Unloaded.load)
+"""A process builds a command for its one call; that takes most of the time here."""
 
 
 @pytest.fixture
@@ -25,6 +30,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
             patch.setenv("COLUMNS", "200")
             for name, value in environment.items():
                 patch.setenv(name, value)
+            patch.setattr(Unloaded, "load", _load_once)
             patch.setattr(sys, "argv", ["mooring", *arguments])
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
             patch.setattr(sys, "stdout", sys.stdout)  # restores what the command replaces

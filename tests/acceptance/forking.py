@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mooring.cli import app, main
+from mooring.cli.commands import Unloaded
 
 _REQUEST = 1_000_000  # bytes: the arguments and the environment
 _IMPORTED = (
@@ -141,7 +142,8 @@ _server = functools.cache(_Server)
 
 
 def _import_all() -> None:
-    """Everything that a command imports on its way."""
+    """Everything that a command imports and builds on its way."""
+    Unloaded.load = functools.cache(Unloaded.load)  # type: ignore[method-assign]
     app.load()
     for name in _IMPORTED:
         importlib.import_module(name)
