@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tests.acceptance.forking import Forked
@@ -74,3 +78,48 @@ def _run_to_end(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(["mooring", *arguments], code, out.read(), err.read())
+
+
+class Running(NamedTuple):
+    """A command under way in a process of its own, and the files of its output."""
+
+    process: Forked
+    out: Path
+    err: Path
+
+    def lines(self) -> list[str]:
+        """Standard output so far, without a line that has not ended."""
+        return self.out.read_text().split("\n")[:-1]
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[Running]:
+    """Start a command, with its output in files of a folder; it is killed in the end."""
+    name = uuid.uuid4().hex
+    out, err = folder / f"{name}.out", folder / f"{name}.err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = Forked(*arguments, environment=os.environ, stdout=stdout, stderr=stderr)
+    try:
+        yield Running(process, out, err)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def in_terminal(*arguments: str, typed: str = "", **environment: str) -> tuple[int, str]:
+    """Run a command in a terminal, with what is typed there: its exit code, and the screen."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm", **environment}
+    try:
+        process = Forked(
+            *arguments, environment=environment, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        os.write(ours, typed.encode())
+        screen = b""
+        with suppress(OSError):  # the terminal goes with its last user
+            while piece := os.read(ours, 4096):
+                screen += piece
+    finally:
+        os.close(ours)
+    return process.wait(60), screen.decode()

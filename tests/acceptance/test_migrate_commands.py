@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from mooring.testing.redis import RedisServer
-from tests.acceptance.commands import Command, Done
+from tests.acceptance.commands import Command, Done, in_terminal, running
 from tests.waiting import until
 
 
@@ -150,44 +145,25 @@ def test_delete_refuses_what_was_verified_elsewhere_or_changed_since(place: Plac
     assert not place.verified.exists(), "what was verified before no longer counts"
 
 
-@contextlib.contextmanager
-def running(place: Place, *more: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mooring.cli", *place.arguments("bridge", *more)],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
-    with running(place, "--interval=100ms", "--json") as bridge:
+def test_a_bridge_runs_until_it_is_told_to_stop(place: Place, tmp_path: Path):
+    with running(tmp_path, *place.arguments("bridge", "--interval=100ms", "--json")) as bridge:
         place.register("svc", "a")
-        assert bridge.stdout is not None
-        first = next(line for line in bridge.stdout if json.loads(line)["toV2"])
+        moved = [{"service": "svc", "id": "a"}]
+        until(lambda: any(json.loads(line)["toV2"] == moved for line in bridge.lines()), within=40)
         assert place.listed("svc") == ["a"]
-        bridge.send_signal(signal.SIGTERM)
-        _, told = bridge.communicate(timeout=40)
-    assert bridge.returncode == 0
+        bridge.process.send_signal(signal.SIGTERM)
+        assert bridge.process.wait(40) == 0
+    told = bridge.err.read_text()
     assert told.splitlines()[-1] == "mooring: stopped"
     assert "mooring: svc a: from v1 to v2" in told
-    assert json.loads(first)["toV2"] == [{"service": "svc", "id": "a"}]
 
 
-def test_a_copy_that_is_killed_goes_on(place: Place):
+def test_a_copy_that_is_killed_goes_on(place: Place, tmp_path: Path):
     for number in range(300):
         place.register(f"s{number % 30}", f"i{number}")
-    command = [sys.executable, "-m", "mooring.cli", *place.arguments("copy")]
     heartbeats = f"{place.v2}:services:s0:heartbeats"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as copying:
+    with running(tmp_path, *place.arguments("copy")):
         until(lambda: place.server.command("EXISTS", heartbeats), within=40)
-        copying.kill()
     assert place.run("copy").code == 0
     done = place.run("verify")
     assert "300 equal" in done.stderr, done.stderr
@@ -201,21 +177,11 @@ def test_a_store_is_no_redis(command: Command, tmp_path: Path):
 
 def test_a_terminal_has_a_bar_and_a_table(place: Place):
     place.register("svc", "a")
-    shown = b""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ |= {"TERM": "xterm", "COLUMNS": "120"}
-        command = [sys.executable, "-m", "mooring.cli", *place.arguments("plan")]
-        os.execv(sys.executable, command)
-    with contextlib.suppress(OSError):  # the terminal goes with its last user
-        while part := os.read(terminal, 4096):
-            shown += part
-    os.close(terminal)
-    assert os.waitpid(child, 0)[1] == 0, shown.decode()
-    text = shown.decode()
-    assert "looked at" in text
-    assert "verdict" in text
-    assert "missing" in text
+    code, screen = in_terminal(*place.arguments("plan"))
+    assert code == 0, screen
+    assert "looked at" in screen
+    assert "verdict" in screen
+    assert "missing" in screen
 
 
 def test_the_page_shows_commands_that_work(place: Place):

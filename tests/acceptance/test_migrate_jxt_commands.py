@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,9 @@ from mooring.store.contract import key
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
-from tests.acceptance.commands import Command, Done
+from tests.acceptance.commands import Command, Done, Running, running
 from tests.features.jxt_store import OldStore, dump, encoded, level, made, new_parts, verdicts
-from tests.waiting import eventually
+from tests.waiting import eventually, until
 
 log = logging.getLogger(__name__)
 
@@ -53,20 +51,8 @@ class Place:
     def run(self, step: str, *more: str) -> Done:
         return self.command(*self.arguments(step, *more))
 
-    @contextlib.contextmanager
-    def running(self, step: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mooring.cli", *self.arguments(step, *more)],
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+    def running(self, step: str, *more: str) -> AbstractContextManager[Running]:
+        return running(self.verified.parent, *self.arguments(step, *more))
 
     @contextlib.asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
@@ -194,10 +180,11 @@ def test_a_copy_that_is_interrupted_says_what_is_done(place: Place):
     asyncio.run(write())
     with place.running("copy") as copy:
         asyncio.run(begun())
-        copy.send_signal(signal.SIGINT)
-        output, told = copy.communicate(timeout=60)
-    assert copy.returncode == 130, told
-    assert "to new" in output
+        copy.process.send_signal(signal.SIGINT)
+        code = copy.process.wait(60)
+    told = copy.err.read_text()
+    assert code == 130, told
+    assert "to new" in copy.out.read_text()
     assert "stopped before the end: run `copy` again" in told
 
 
@@ -221,15 +208,15 @@ def test_a_store_without_old_keys(place: Place):
 def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
     with place.running("bridge", "--json") as bridge:
         place.put(**{"jxt//tenants/1/meta": META})
-        assert bridge.stdout is not None
         moved = {"part": "meta", "move": "to new", "conflict": False}
-        for line in bridge.stdout:  # the sentinel may come first
-            if moved in json.loads(line)["changes"]:
-                break
+        until(
+            lambda: any(moved in json.loads(line)["changes"] for line in bridge.lines()), within=40
+        )
         assert "jxt/tenants/1/meta" in place.dump()
-        bridge.send_signal(signal.SIGTERM)
-        _, told = bridge.communicate(timeout=20)
-    assert bridge.returncode == 0, told
+        bridge.process.send_signal(signal.SIGTERM)
+        code = bridge.process.wait(20)
+    told = bridge.err.read_text()
+    assert code == 0, told
     assert told.splitlines()[-1] == "mooring: stopped"
     assert "mooring: tenant 1: meta to new" in told
 
@@ -271,7 +258,7 @@ async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(
             with place.running("bridge") as bridge:
                 await write(2 * round)
                 await eventually(under_way, within=30)
-                bridge.send_signal(signal.SIGKILL)
+                bridge.process.kill()
             await write(2 * round + 1)
             await store.commit(Delete(prefix(f"jxt//tenants/{round + 1}/".encode())))
 
@@ -315,18 +302,18 @@ class Killed:
         return len((await self.store.read(prefix(start.encode()), keys_only=True)).entries)
 
     async def kill(self, step: str, far: Callable[[], Awaitable[bool]]) -> None:
-        with self.place.running(step) as process:
+        with self.place.running(step) as command:
 
             async def enough() -> bool:
                 started = time.monotonic()
-                if process.poll() is not None or await far():
+                if command.process.poll() is not None or await far():
                     return True
                 # To count a hundred thousand keys all the time would leave nobody else a chance.
                 await asyncio.sleep(0.05 + 5 * (time.monotonic() - started))
                 return False
 
             await eventually(enough, within=self.patience)
-            process.send_signal(signal.SIGKILL)
+            command.process.kill()
 
     async def finish(self, step: str, *more: str) -> Done:
         return await asyncio.to_thread(self.place.run, step, *more)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +14,8 @@ import mooring.sync
 from mooring.store import Put
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from mooring.testing.redis import RedisServer
-from tests.acceptance.commands import Command, Done
+from tests.acceptance.commands import Command, Done, in_terminal
 
-MOORING = [sys.executable, "-m", "mooring.cli"]
 KEY, OTHER_KEY = "k" * 32, "j" * 32
 SECRETS = ("hunter2", "hunter3", "$2a$10$hash", "t0ken")
 
@@ -82,27 +79,9 @@ class Terminal:
 
     def interactive(self, answer: str, *arguments: str) -> tuple[int, str]:
         """In a terminal, where somebody types an answer: the exit code, and the screen."""
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            [*MOORING, "tenant", *arguments],
-            env={**os.environ, "COLUMNS": "200", **self.environment},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            close_fds=True,
-        )
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        screen = b""
-        try:
-            while piece := os.read(ours, 4096):
-                screen += piece
-        except OSError:
-            pass  # the other side is closed
-        finally:
-            os.close(ours)
-        self._printed.append(screen.decode())
-        return process.wait(60), screen.decode()
+        code, screen = in_terminal("tenant", *arguments, typed=f"{answer}\n", **self.environment)
+        self._printed.append(screen)
+        return code, screen
 
     def kept_secrets(self) -> None:
         printed = "".join(self._printed)
