@@ -102,8 +102,9 @@ def test_drivers_stay_in_their_places():
 
 
 def test_backends_do_not_know_each_other():
-    """Save for the wire format, which the embedded store's own server shares with the client."""
-    shared = {"mooring.store.etcd.proto", "mooring.store.etcd"}
+    """Save for the wire format and the end of gRPC's calls, which the embedded store's own server
+    shares with the client."""
+    shared = {f"mooring.store.etcd{part}" for part in ("", ".proto", ".completions")}
     for one, other in (("embedded", "etcd"), ("etcd", "embedded")):
         for file in (ROOT / "store" / one).rglob("*.py"):
             foreign = {target for target in imports(file) if f"mooring.store.{other}" in target}

@@ -22,6 +22,7 @@ from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.registration import LINGER, Registration
 from mooring.registry.shutdown import until_stopped
+from mooring.store.etcd.completions import stop
 from mooring.store.etcd.forks import tracked
 from mooring.sync.proxy import Blocking
 from mooring.tasks import cleanup
@@ -115,7 +116,7 @@ class Serving:
                     await entered.enter_async_context(registration)
                 entered.pop_all()
         except BaseException:
-            await cleanup(self.server.stop(None), within=self._grace + 1)
+            await cleanup(stop(self.server, None), within=self._grace + 1)
             raise
         self.registrations = tuple(registrations)
         return self
@@ -138,7 +139,7 @@ class Serving:
         )
         # After the server has stopped accepting calls: earlier, callers would refuse to make them.
         asyncio.get_running_loop().call_soon(self.health.end)
-        await self.server.stop(self._grace)
+        await stop(self.server, self._grace)
 
 
 class BlockingServing:

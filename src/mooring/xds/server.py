@@ -14,6 +14,7 @@ from mooring.connections import ConnectionLimit
 from mooring.hub import Hub
 from mooring.store.embedded.wire.sockets import Sockets
 from mooring.store.embedded.wire.tls import ServerTLS, listen
+from mooring.store.etcd.completions import stop
 from mooring.tasks import Tasks
 from mooring.xds import metrics, proto
 from mooring.xds.catalogue import INTERVAL, Catalogue
@@ -88,7 +89,7 @@ class ControlPlane:
             self._stopping.set()
             for stream in self._streams:
                 stream.turn.set()
-            await server.stop(_PARTING)
+            await stop(server, _PARTING)
             await self._tasks.aclose()
             await self._catalogue.aclose()
 

@@ -25,6 +25,7 @@ from mooring.grpc.statuses import reason, verdict
 from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
+from mooring.store.etcd.completions import settled
 from mooring.tasks import Backoff, Tasks
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 _NAMED = 5  # instances whose reason an error has
 _ASK_AGAIN = 1.0  # seconds for which the reasons count
+_FOLLOWED = 0.1
+"""Seconds for gRPC to report that channels are closed. It takes a millisecond, but while the caller
+keeps an ended call of a channel, gRPC keeps the channel too and reports nothing."""
 _A_STREAM = 1e-3  # seconds that a stream counts as where nothing is known of an instance
 
 
@@ -61,6 +65,7 @@ class Links:
         self._links: dict[str, Link | None] = {}
         """By instance; None for those that may not be called."""
         self._leaving: set[Link] = set()
+        self._following: set[asyncio.Task[object]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._connecting = 0
         self._methods: WeakSet[Method] = WeakSet()
@@ -143,7 +148,10 @@ class Links:
         self._rotation.reach(id, link is not None and link.ready)
 
     def _connected(self, instance: Instance, target: str) -> Link | None:
-        """A link to an instance; None if gRPC, or what wraps it, refuses to make a channel."""
+        """A link to an instance; None if gRPC, or what wraps it, refuses to make a channel, and
+        once this is closed."""
+        if self.closed:
+            return None
         id = instance.id
         try:
             channel = self._connect(target)
@@ -156,7 +164,9 @@ class Links:
         self._unconnected.pop(id, None)
         link = Link(instance, target, channel, self._look)
         self._connecting += 1
-        self.tasks.start(link.follow(), name=f"connection to {id} of {self.service}")
+        follow = self.tasks.start(link.follow(), name=f"connection to {id} of {self.service}")
+        self._following.add(follow)
+        follow.add_done_callback(self._following.discard)
         return link
 
     def _leave(self, link: Link) -> None:
@@ -170,9 +180,12 @@ class Links:
             self._end(link)
 
     def _end(self, link: Link) -> None:
-        self._leaving.discard(link)
         if not self.closed:
-            self.tasks.start(link.channel.close(), name=f"end of the connection to {link.id}")
+            self.tasks.start(self._disconnect(link), name=f"end of the connection to {link.id}")
+
+    async def _disconnect(self, link: Link) -> None:
+        await link.channel.close()
+        self._leaving.discard(link)
 
     def _look(self, link: Link, was_connecting: bool) -> None:
         """The state of a link changed."""
@@ -344,7 +357,11 @@ class Links:
         self._tell()
         if links:
             await asyncio.gather(*(link.channel.close(grace) for link in links))
+        await settled()
+        if self._following:
+            await asyncio.wait(self._following, timeout=_FOLLOWED)
         await self.tasks.aclose()
+        await settled()
         await self._opened.aclose()
 
 

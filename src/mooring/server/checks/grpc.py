@@ -16,6 +16,7 @@ from mooring.grpc.health import SERVICE, Status, encoded
 from mooring.server.checks.connecting import attempt
 from mooring.server.checks.contract import Outcome, Target
 from mooring.server.checks.failures import Unhealthy
+from mooring.store.etcd.completions import settled
 
 _OPTIONS = (
     # A proxy of the environment would connect elsewhere, to where it looks up itself.
@@ -36,15 +37,17 @@ class GRPCChecker:
 
     async def check(self, target: Target, *, timeout: float) -> Outcome:
         async def ask() -> None:
-            async with self._channel(target) as channel:
-                method = channel.unary_unary(f"/{SERVICE}/Check")
-                try:
-                    answer: bytes = await method(b"", timeout=timeout)
-                except grpc.aio.AioRpcError as error:
-                    _judge(error)
-                else:
-                    if answer != encoded(Status.SERVING):
-                        raise Unhealthy("it says that it is not serving")
+            channel = self._channel(target)
+            try:
+                answer: bytes = await channel.unary_unary(f"/{SERVICE}/Check")(b"", timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                _judge(error)
+            else:
+                if answer != encoded(Status.SERVING):
+                    raise Unhealthy("it says that it is not serving")
+            finally:
+                await channel.close()
+                await settled()
 
         return await attempt(ask, timeout=timeout)
 

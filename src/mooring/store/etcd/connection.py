@@ -15,6 +15,7 @@ import grpc.aio
 
 from mooring.display import quoted
 from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Unavailable
+from mooring.store.etcd.completions import settled
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.endpoints import Endpoint, Preference
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
@@ -24,10 +25,6 @@ from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
-
-_SETTLING = 0.02
-"""Seconds for gRPC to hand over the ends of calls that were cancelled: one that comes after the
-event loop is closed is an error in the log of another loop. Nothing tells when the last came."""
 
 RETURN_AFTER = (60.0, 300.0)
 """Seconds before a client returns to a member that it left, at random: see `endpoints`."""
@@ -295,7 +292,7 @@ class Cluster:
     async def aclose(self) -> None:
         channels = [*self._silent, *(endpoint.channel for endpoint in self.endpoints)]
         await asyncio.gather(*(channel.close() for channel in channels))
-        await asyncio.sleep(_SETTLING)
+        await settled()
         for endpoint in self.endpoints:
             endpoint.release()
 

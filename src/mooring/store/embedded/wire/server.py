@@ -25,6 +25,7 @@ from mooring.store.embedded.wire.sockets import Sockets
 from mooring.store.embedded.wire.tls import ServerTLS, listen
 from mooring.store.embedded.wire.txn import Transactions
 from mooring.store.embedded.wire.watch import PROGRESS_INTERVAL, Watches
+from mooring.store.etcd.completions import stop
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class WireServer:
             # gRPC ends the calls that come while it stops with CANCELLED, so clients go first.
             await self._tasks.aclose()
             await self._sockets.close()
-            await server.stop(None)
+            await stop(server, None)
 
     async def __aexit__(self, *_: object) -> None:
         await self.drain(0)
