@@ -13,13 +13,14 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+import mooring.sync
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.etcd import proto
@@ -27,8 +28,8 @@ from mooring.store.etcd.proto import Methods
 from mooring.tenants.keys import Keys
 from mooring.tenants.publisher import Publisher
 from mooring.testing.etcd import EtcdServer
+from tests.acceptance.commands import Command
 from tests.acceptance.serving import Served
-from tests.acceptance.test_cli import mooring_command
 from tests.waiting import eventually
 from tests.wording import PYTHONS
 
@@ -170,15 +171,15 @@ def test_an_open_stream_does_not_hold_up_the_end():
             assert served.end(8) == 0  # not for its grace of ten
 
 
-def test_a_port_that_is_taken_is_named():
+def test_a_port_that_is_taken_is_named(command: Command):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
         address = "{}:{}".format(*held.getsockname())
         for flag in ("--etcd", "--http"):
             other = "--http=off" if flag == "--etcd" else "--etcd=off"
-            done = mooring_command("serve", "--store=memory://", f"{flag}={address}", other)
-            assert done.returncode == 1
+            done = command("serve", "--store=memory://", f"{flag}={address}", other)
+            assert done.code == 1
             assert address in done.stderr
             assert not PYTHONS.search(done.stderr)
 
@@ -187,37 +188,38 @@ def test_a_port_that_is_taken_is_named():
     ("host", "why"),
     [("192.0.2.1", "Cannot assign requested address"), ("nix.invalid", "the host is unknown")],
 )
-def test_a_host_at_which_it_cannot_listen_is_named(host: str, why: str):
+def test_a_host_at_which_it_cannot_listen_is_named(host: str, why: str, command: Command):
     address = f"{host}:7480"
-    done = mooring_command(
-        "serve", "--store=memory://", f"--http={address}", "--etcd=off", "--insecure"
-    )
-    assert done.returncode == 1
+    done = command("serve", "--store=memory://", f"--http={address}", "--etcd=off", "--insecure")
+    assert done.code == 1
     expected = f"mooring: cannot listen at {address} ({why}): choose another with --http"
     assert done.stderr.splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize(
-    ("store", "http"), [("", "127.0.0.1:0"), ("", "off"), ("memory://", "127.0.0.1:0")]
+    ("store", "faces"), [("", ["127.0.0.1:0", "off"]), ("memory://", ["127.0.0.1:0"] * 2)]
 )
 def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
-    tmp_path: Path, store: str, http: str
+    store: str,
+    faces: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
 ):
-    home = {"XDG_DATA_HOME": str(tmp_path)}
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with Served(store, folder=tmp_path) as served:
         files = [served.data / name for name in ("server.json", "admin-token")]
         before = [(file.read_bytes(), file.stat().st_ino) for file in files]
         named = [f"--store={store}"] if store else []
-        done = mooring_command("serve", *named, f"--http={http}", "--etcd=off", **home)
-        assert done.returncode == 1
-        assert done.stdout == ""
-        assert "already runs" in done.stderr
-        assert f"pid {served.process.pid}" in done.stderr
-        assert f"http://{served.http}" in done.stderr
-        assert [(file.read_bytes(), file.stat().st_ino) for file in files] == before
-        assert mooring_command("token", "list", **home).returncode == 0
-        again = mooring_command("serve", *named, f"--http={http}", "--etcd=off", **home)
-        assert again.returncode == 1, "the first one still holds the folder"
+        for http in faces:  # twice: after the first refusal the folder is still held
+            done = command("serve", *named, f"--http={http}", "--etcd=off")
+            assert done.code == 1
+            assert done.stdout == ""
+            assert "already runs" in done.stderr
+            assert f"pid {served.process.pid}" in done.stderr
+            assert f"http://{served.http}" in done.stderr
+            assert [(file.read_bytes(), file.stat().st_ino) for file in files] == before
+            assert command("token", "list").code == 0
         served.signal(signal.SIGKILL)
         served.end()
     with Served(store, folder=tmp_path) as after_a_kill:
@@ -237,47 +239,65 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
         ([f"--http={'ü' * 70}:0", "--insecure"], "no host's name"),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_starts(arguments: list[str], says: str):
+def test_what_cannot_be_is_refused_before_it_starts(
+    arguments: list[str], says: str, command: Command
+):
     store = (
         [] if any("--store" in a or "--config" in a for a in arguments) else ["--store=memory://"]
     )
-    done = mooring_command("serve", *store, *arguments)
-    assert done.returncode == 2
+    done = command("serve", *store, *arguments)
+    assert done.code == 2
     assert says in done.stderr
-    assert "Traceback" not in done.stderr
 
 
-def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path):
+def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path, command: Command):
     (tmp_path / "junk").write_text("this is no certificate")
     (tmp_path / "config").write_text(
         f"store: memory://\netcd: off\ntls:\n  cert: {certificates}/server.pem\n"
         f"  key: {certificates}/server.key\n  client_ca: {tmp_path}/junk\n"
     )
-    done = mooring_command("serve", f"--config={tmp_path}/config")
-    assert done.returncode == 2
+    done = command("serve", f"--config={tmp_path}/config")
+    assert done.code == 2
     assert f"{tmp_path}/junk holds no certificate" in done.stderr
 
 
-def test_a_setting_that_is_not_known_is_told(tmp_path: Path):
+def test_a_setting_that_is_not_known_is_told(tmp_path: Path, command: Command):
     (tmp_path / "config").write_text("htpp: 127.0.0.1:1\n")
-    done = mooring_command("serve", f"--config={tmp_path}/config")
+    done = command("serve", f"--config={tmp_path}/config")
     assert "did you mean 'http'" in done.stderr
 
 
-async def test_users_of_the_configuration_must_log_in(tmp_path: Path):
-    (tmp_path / "config").write_text("store: memory://\nusers:\n  app: s3cret-word\n")
-    with Served("", f"--config={tmp_path}/config", "--etcd=127.0.0.1:0") as served:
-        address = served.lines[1].split()[1]
-        async with open_store(f"etcd://app:s3cret-word@{address}") as store:
-            await store.commit(Put(b"/a", b""))
-        done = mooring_command("doctor", f"etcd://app:wrong@{address}?timeout=2s")
-        assert done.returncode == 1
-        assert "rejects the user name or password" in done.stdout
-    assert "s3cret-word" not in "\n".join(served.lines)
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with secrets in its configuration."""
+    config = tmp_path_factory.mktemp("configured") / "config"
+    config.write_text(
+        "store: memory://\nusers:\n  app: s3cret-word\n"
+        "alerts:\n  webhook: https://hooks.example:8443/T0/s3cret?key=s3cret\n"
+    )
+    with Served("", f"--config={config}", "--etcd=127.0.0.1:0") as served:
+        yield served
 
 
-async def test_tls_and_client_certificates_from_the_configuration(
-    tmp_path: Path, certificates: Path
+def test_users_of_the_configuration_must_log_in(configured: Served, command: Command):
+    address = configured.lines[1].split()[1]
+    with mooring.sync.connect(f"etcd://app:s3cret-word@{address}") as hub:
+        hub.store.commit(Put(b"/a", b""))
+    done = command("doctor", f"etcd://app:wrong@{address}?timeout=2s")
+    assert done.code == 1
+    assert "rejects the user name or password" in done.stdout
+
+
+def test_whom_alerts_go_to_is_said(configured: Served):
+    assert "alerts   → hooks.example:8443" in configured.lines
+
+
+def test_no_secret_of_the_configuration_is_said(configured: Served):
+    assert "s3cret" not in "\n".join(configured.lines)
+
+
+def test_tls_and_client_certificates_from_the_configuration(
+    tmp_path: Path, certificates: Path, command: Command
 ):
     files = certificates
     (tmp_path / "config").write_text(
@@ -287,9 +307,10 @@ async def test_tls_and_client_certificates_from_the_configuration(
     with Served("", f"--config={tmp_path}/config", "--etcd=0.0.0.0:0") as served:
         port = served.lines[1].split()[1].rpartition(":")[2]
         where = f"etcds://app:word@127.0.0.1:{port}?ca={files}/ca.pem&timeout=5s"
-        async with open_store(f"{where}&cert={files}/client.pem&key={files}/client.key") as store:
-            await store.commit(Put(b"/a", b""))
-        assert mooring_command("doctor", where).returncode == 1
+        client = f"&cert={files}/client.pem&key={files}/client.key"
+        with mooring.sync.connect(where + client) as hub:
+            hub.store.commit(Put(b"/a", b""))
+        assert command("doctor", where).code == 1
         trust = ssl.create_default_context(cafile=f"{files}/ca.pem")
         trust.load_cert_chain(files / "client.pem", files / "client.key")
         assert get(f"https://{served.http}/readyz", trust) == (200, "ok\n")
@@ -327,11 +348,3 @@ def test_readyz_says_what_is_wrong_and_to_nobody_where():
         checked = health_check(served.http)
         assert checked.returncode == 1
         assert "503" in checked.stderr
-
-
-def test_whom_alerts_go_to_is_said_without_what_may_be_secret(tmp_path: Path):
-    config = tmp_path / "config"
-    config.write_text("alerts:\n  webhook: https://hooks.example:8443/T0/s3cret?key=s3cret\n")
-    with Served("memory://", "--etcd=off", f"--config={config}") as served:
-        assert "alerts   → hooks.example:8443" in served.lines
-        assert "s3cret" not in "\n".join(served.lines)
