@@ -8,6 +8,7 @@ import itertools
 import json
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,15 +22,18 @@ from tests.features.test_admin_webhook import receiving
 from tests.waiting import until
 
 PATIENCE = 60.0
-CART = "/registry/services/Shop%2FCart/instances"
-ADMIN = "/admin/registry/services/Shop%2FCart"
+BEAT = 0.2
+"""Seconds between the heartbeats of an instance that lives."""
 DOCUMENT = {"meta": {"code": "acme", "name": "Acme"}}
 
 
-@pytest.fixture(params=["etcd-3.5", "redis-7.0"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+class Service:
+    """The paths of a service."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.instances = f"/registry/services/{name.replace('/', '%2F')}/instances"
+        self.admin = f"/admin{self.instances.removesuffix('/instances')}"
 
 
 class One:
@@ -38,7 +42,13 @@ class One:
     def __init__(self, store: str, folder: Path, *arguments: str) -> None:
         folder.mkdir(exist_ok=True)
         self._served = Served(store, "--etcd=off", *arguments, folder=folder)
+        self._served.environment["MOORING_SERVER_KEY"] = "a key of all of them, long enough"
         self._stack = contextlib.ExitStack()
+        self.use(Service("Shop/Cart"))
+
+    def use(self, service: Service) -> None:
+        """The service that the calls below are about."""
+        self.service = service
 
     def start(self) -> None:
         self._stack.enter_context(self._served)
@@ -57,9 +67,14 @@ class One:
     def kill(self) -> None:
         self._served.signal(signal.SIGKILL)
         self._served.end()
+        self.close()
 
     def close(self) -> None:
         self._stack.close()
+
+    @property
+    def runs(self) -> bool:
+        return self._served.process.poll() is None
 
     @property
     def data(self) -> Path:
@@ -75,15 +90,15 @@ class One:
 
     def register(self, host: str = "10.0.0.1", *, status: int = 201, **more: Any) -> Any:
         body = {"host": host, "port": 80, "ttl": "1h", **more}
-        return self.ask("POST", CART, body, status=status)
+        return self.ask("POST", self.service.instances, body, status=status)
 
     def beat(self, made: Any, *, status: int = 200) -> Any:
         body = {"incarnation": made["incarnation"]}
-        return self.ask("PUT", f"{CART}/{made['id']}/beat", body, status=status)
+        return self.ask("PUT", f"{self.service.instances}/{made['id']}/beat", body, status=status)
 
     def called(self) -> list[str]:
         """Who may be called, by this server's word."""
-        return [each["id"] for each in self.get(CART)]
+        return [each["id"] for each in self.get(self.service.instances)]
 
     def link(self) -> str:
         """The path of a link that logs its opener in, as the admin of this server."""
@@ -101,7 +116,7 @@ class One:
         return browser.get(f"{self.origin}/admin/whoami").status_code
 
     def registered(self) -> list[str]:
-        answer = self.client.get(f"{ADMIN}/instances")
+        answer = self.client.get(f"{self.service.admin}/instances")
         return [each["instanceId"] for each in answer.json()] if answer.is_success else []
 
 
@@ -118,63 +133,141 @@ def servers(store: str, *folders: Path, arguments: tuple[str, ...] = ()) -> Iter
         yield started
 
 
-def test_an_instance_may_turn_to_whichever_it_likes(store_url: str, tmp_path: Path):
-    with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
-        made = a.register()
-        until(lambda: b.called() == [made["id"]])
-        for one in (b, a, b):
-            one.beat(made)
-        again = b.register(incarnation=made["incarnation"])
-        assert (again["id"], again["incarnation"]) == (made["id"], made["incarnation"])
-        b.ask("DELETE", f"{CART}/{made['id']}?incarnation={made['incarnation']}", status=204)
-        until(lambda: a.called() == [])
-        a.beat(made, status=404)
+Pair = tuple[One, One]
 
 
-def test_what_an_operator_says_to_one_all_hear_at_once(store_url: str, tmp_path: Path):
-    with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
-        made = a.register()
-        instance = f"{ADMIN}/instances/{made['id']}"
-        until(lambda: b.registered() == [made["id"]])
-        with b.client.stream("GET", "/admin/events?service=Shop/Cart") as stream:
-            lines = stream.iter_lines()
-            assert "event: hello" in itertools.islice(lines, 10)
-            assert a.ask("POST", f"{instance}/drain")["enabled"] is False
-            told = next(line for line in lines if "Shop/Cart" in line and '"enabled":false' in line)
-            assert made["id"] in told
-        until(lambda: b.called() == [])
-        until(lambda: b.beat(made)["enabled"] is False)
-        assert b.ask("POST", f"{instance}/enable")["enabled"] is True
-        until(lambda: a.called() == [made["id"]])
-        b.ask("DELETE", instance, status=204)
-        a.beat(made, status=410)
-        b.register(incarnation=made["incarnation"], status=410)
-        until(lambda: a.registered() == [])
-        assert a.register()["incarnation"] != made["incarnation"]
+@pytest.fixture(scope="module")
+def started_pairs() -> Iterator[dict[str, Pair]]:
+    """Two servers for each backend, which the tests share."""
+    pairs: dict[str, Pair] = {}
+    yield pairs
+    for one in itertools.chain(*pairs.values()):
+        one.close()
 
 
-def test_one_that_is_killed_takes_nothing_with_it(store_url: str, backend: str, tmp_path: Path):
-    with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
-        made = [a.register(f"10.0.0.{number}") for number in range(1, 6)]
-        ids = sorted(each["id"] for each in made)
-        a.ask("POST", f"{ADMIN}/instances/{ids[0]}/drain?reason=slow")
-        if backend.startswith("etcd"):
-            a.ask("PUT", "/admin/tenants/7", DOCUMENT, status=201)
-        a.kill()
-        audit = [json.loads(line) for line in (a.data / "audit.jsonl").read_text().splitlines()]
-        assert [entry["method"] for entry in audit[:6]] == ["POST"] * 6
-        assert audit[5]["notes"]["reason"] == "slow"
-        until(lambda: sorted(b.registered()) == ids)
-        until(lambda: sorted(b.called()) == ids[1:])
-        for each in made:
-            b.beat(each)
-        if backend.startswith("etcd"):
-            assert b.get("/admin/tenants/7")["document"]["meta"]["code"] == "acme"
-        with servers(store_url, tmp_path / "a") as (anew,):
-            until(lambda: sorted(anew.registered()) == ids)
-            assert [each["path"] for each in anew.get("/admin/audit")][-1] == CART
-            for each in made:
-                anew.beat(each)
+@pytest.fixture
+def pair(
+    request: pytest.FixtureRequest,
+    started_pairs: dict[str, Pair],
+    backend: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Pair:
+    """The two of a backend, both running, and a service that no other test uses."""
+    if backend not in started_pairs:
+        store, folder = request.getfixturevalue("store_url"), tmp_path_factory.mktemp("several")
+        started_pairs[backend] = One(store, folder / "a"), One(store, folder / "b")
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(One.start, started_pairs[backend]))
+    service = Service(f"Shop/{uuid.uuid4().hex}")
+    for one in started_pairs[backend]:
+        one.use(service)
+        if not one.runs:
+            one.start()
+    return started_pairs[backend]
+
+
+on_etcd_and_redis = pytest.mark.parametrize("backend", ["etcd-3.5", "redis-7.0"])
+
+
+@on_etcd_and_redis
+def test_an_instance_may_turn_to_whichever_it_likes(pair: Pair):
+    a, b = pair
+    made = a.register()
+    until(lambda: b.called() == [made["id"]])
+    for one in (b, a, b):
+        one.beat(made)
+    again = b.register(incarnation=made["incarnation"])
+    assert (again["id"], again["incarnation"]) == (made["id"], made["incarnation"])
+    path = f"{b.service.instances}/{made['id']}?incarnation={made['incarnation']}"
+    b.ask("DELETE", path, status=204)
+    until(lambda: a.called() == [])
+    a.beat(made, status=404)
+
+
+@on_etcd_and_redis
+def test_what_an_operator_says_to_one_all_hear_at_once(pair: Pair):
+    a, b = pair
+    made = a.register()
+    instance = f"{a.service.admin}/instances/{made['id']}"
+    until(lambda: b.registered() == [made["id"]])
+    with b.client.stream("GET", f"/admin/events?service={a.service.name}") as stream:
+        lines = stream.iter_lines()
+        assert "event: hello" in itertools.islice(lines, 10)
+        assert a.ask("POST", f"{instance}/drain")["enabled"] is False
+        heard = next(line for line in lines if a.service.name in line and '"enabled":false' in line)
+        assert made["id"] in heard
+    until(lambda: b.called() == [])
+    until(lambda: b.beat(made)["enabled"] is False)
+    assert b.ask("POST", f"{instance}/enable")["enabled"] is True
+    until(lambda: a.called() == [made["id"]])
+    b.ask("DELETE", instance, status=204)
+    a.beat(made, status=410)
+    b.register(incarnation=made["incarnation"], status=410)
+    until(lambda: a.registered() == [])
+    assert a.register()["incarnation"] != made["incarnation"]
+
+
+@on_etcd_and_redis
+def test_one_that_is_killed_takes_nothing_with_it(pair: Pair, backend: str):
+    a, b = pair
+    made = [a.register(f"10.0.0.{number}") for number in range(1, 6)]
+    ids = sorted(each["id"] for each in made)
+    a.ask("POST", f"{a.service.admin}/instances/{ids[0]}/drain?reason=slow")
+    if backend.startswith("etcd"):
+        a.ask("PUT", "/admin/tenants/7", DOCUMENT, status=201)
+    a.kill()
+    lines = (a.data / "audit.jsonl").read_text().splitlines()
+    ours = [entry for entry in map(json.loads, lines) if a.service.admin[6:] in entry["path"]]
+    assert [entry["method"] for entry in ours] == ["POST"] * 6
+    assert ours[5]["notes"]["reason"] == "slow"
+    until(lambda: sorted(b.registered()) == ids)
+    until(lambda: sorted(b.called()) == ids[1:])
+    for each in made:
+        b.beat(each)
+    if backend.startswith("etcd"):
+        assert b.get("/admin/tenants/7")["document"]["meta"]["code"] == "acme"
+    a.start()
+    until(lambda: sorted(a.registered()) == ids)
+    assert a.service.instances in [each["path"] for each in a.get("/admin/audit?limit=1000")]
+    for each in made:
+        a.beat(each)
+
+
+@pytest.mark.parametrize("backend", ["etcd-3.5", "served"])
+def test_tokens_sessions_and_the_audit_are_of_all(pair: Pair):
+    """Of servers with the same key, on a store that keeps what it is given."""
+    a, b = pair
+
+    def create(number: int) -> Any:
+        body = {"name": f"token {number}", "role": "viewer"}
+        return (a, b)[number % 2].ask("POST", "/admin/tokens", body, status=201)
+
+    def audited(one: One) -> Any:
+        return [each for each in one.get("/admin/audit?limit=1000") if "token" in each["path"]]
+
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(create, range(40)))
+    wanted = {each["id"] for each in made}
+    until(lambda: wanted <= ids(a) and wanted <= ids(b))
+    for one in (a, b):
+        assert whoami(one, made[0]["token"]) == 200
+    b.ask("DELETE", f"/admin/tokens/{made[0]['id']}")
+    assert whoami(b, made[0]["token"]) == 401
+    until(lambda: whoami(a, made[0]["token"]) == 401)
+    until(lambda: len(audited(a)) == 41)
+    written = audited(a)
+    until(lambda: audited(b) == written)
+    assert sorted(each["method"] for each in written) == ["DELETE", *["POST"] * 40]
+    assert written == sorted(written, key=lambda each: each["id"], reverse=True)
+    b.login(a.link())
+    until(lambda: a.logged_in(b.browser) == 200)
+    a.kill()
+    assert wanted <= ids(b)
+    assert audited(b) == written
+    a.start()
+    assert a.logged_in(b.browser) == 200, "a restart logs nobody out"
+    assert whoami(a, made[1]["token"]) == 200
+    a.login(b.link())
 
 
 class TestOnRedis:
@@ -194,6 +287,7 @@ class TestOnRedis:
             turns = itertools.cycle([a, b])
 
             def swept() -> bool:
+                time.sleep(BEAT)
                 next(turns).beat(lives)
                 return a.registered() == b.registered() == [lives["id"]]
 
@@ -203,55 +297,12 @@ class TestOnRedis:
             a.kill()
 
             def swept_by_the_other() -> bool:
+                time.sleep(BEAT)
                 b.beat(lives)
                 return b.registered() == [lives["id"]]
 
             until(swept_by_the_other, within=PATIENCE)
             b.beat(late, status=404)
-
-
-class TestSharing:
-    """Of one store that keeps what it is given; its servers have the same key."""
-
-    @pytest.fixture(params=["etcd-3.5", "served"])
-    def backend(self, request: pytest.FixtureRequest) -> str:
-        name: str = request.param
-        return name
-
-    @pytest.fixture(autouse=True)
-    def _one_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("MOORING_SERVER_KEY", "a key of these tests, which is long enough")
-
-    def test_tokens_sessions_and_the_audit_are_of_all(self, store_url: str, tmp_path: Path):
-        with servers(store_url, tmp_path / "a", tmp_path / "b") as (a, b):
-
-            def create(number: int) -> Any:
-                body = {"name": f"token {number}", "role": "viewer"}
-                return (a, b)[number % 2].ask("POST", "/admin/tokens", body, status=201)
-
-            with ThreadPoolExecutor(8) as threads:
-                made = list(threads.map(create, range(40)))
-            wanted = {each["id"] for each in made}
-            until(lambda: wanted <= ids(a) and wanted <= ids(b))
-            for one in (a, b):
-                assert whoami(one, made[0]["token"]) == 200
-            b.ask("DELETE", f"/admin/tokens/{made[0]['id']}")
-            assert whoami(b, made[0]["token"]) == 401
-            until(lambda: whoami(a, made[0]["token"]) == 401)
-            until(lambda: len(a.get("/admin/audit?limit=1000")) == 41)
-            written = a.get("/admin/audit?limit=1000")
-            until(lambda: b.get("/admin/audit?limit=1000") == written)
-            assert sorted(each["method"] for each in written) == ["DELETE", *["POST"] * 40]
-            assert written == sorted(written, key=lambda each: each["id"], reverse=True)
-            b.login(a.link())
-            until(lambda: a.logged_in(b.browser) == 200)
-            a.kill()
-            assert wanted <= ids(b)
-            assert b.get("/admin/audit?limit=1000")[-len(written) :] == written
-            with servers(store_url, tmp_path / "a") as (again,):
-                assert again.logged_in(b.browser) == 200, "a restart logs nobody out"
-                assert whoami(again, made[1]["token"]) == 200
-                again.login(b.link())
 
 
 def whoami(one: One, token: str) -> int:
@@ -264,6 +315,7 @@ def ids(one: One) -> set[str]:
 
 
 class TestTheWebhook:
+    @on_etcd_and_redis
     @pytest.mark.timed
     def test_one_calls_it_and_another_takes_over_from_one_that_was_killed(
         self, store_url: str, tmp_path: Path
@@ -279,14 +331,14 @@ class TestTheWebhook:
                 first, second = b.register("10.0.0.1"), b.register("10.0.0.2")
                 until(lambda: len(a.registered()) == len(b.registered()) == 2)
                 unhealthy = {"incarnation": first["incarnation"], "healthy": False}
-                b.ask("PUT", f"{CART}/{first['id']}/beat", unhealthy)
+                b.ask("PUT", f"{b.service.instances}/{first['id']}/beat", unhealthy)
                 until(lambda: len(receiver.told) == 1)
                 time.sleep(2.0)  # in which the other would have called
                 assert receiver.problems == [("firing", "unhealthy:Shop/Cart")]
                 a.kill()  # which started first
                 killed = time.monotonic()
                 well = {"incarnation": first["incarnation"], "healthy": True}
-                b.ask("PUT", f"{CART}/{first['id']}/beat", well)
+                b.ask("PUT", f"{b.service.instances}/{first['id']}/beat", well)
                 until(lambda: len(receiver.told) == 2, within=PATIENCE)
                 assert time.monotonic() - killed < 15, "the TTL is 10 s"
                 assert receiver.problems[1:] == [("resolved", "unhealthy:Shop/Cart")]
