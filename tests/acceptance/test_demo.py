@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import mooring.sync
 from mooring.demo.gauges import Gauges
 from mooring.demo.play import ACTS, LASTS, ROLES, next_version
 from mooring.demo.props import LOCK
@@ -20,7 +21,8 @@ from mooring.heartbeat.settings import parse
 from mooring.hub import Hub, connect
 from mooring.registry.contract import ServiceCount
 from mooring.store import everything
-from tests.waiting import eventually, until
+from tests.acceptance.commands import Command
+from tests.waiting import eventually
 
 SERVICES = sorted({role.service for role in ROLES})
 
@@ -77,24 +79,19 @@ async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_p
 
 
 @pytest.mark.parametrize("backend", ["redis-7.0"], indirect=True)
-async def test_on_redis_alone_there_are_instances_alone(store_url: str, tmp_path: Path):
-    shown = tmp_path / "shown"
-    async with connect(store_url) as hub:
-        with demo("--registry", store_url, "--for", "3s", shown=shown) as process:
-            await eventually(lambda: process.poll() is not None, within=60)
-            assert process.returncode == 0, shown.read_text()
-        assert "12 instances of 5 services are registered" in shown.read_text()
-        assert "no lock and no tenants" in shown.read_text()
-        assert await counted(hub) == []
+def test_on_redis_alone_there_are_instances_alone(store_url: str, command: Command):
+    done = command("demo", "--registry", store_url, "--for", "2s")
+    assert done.code == 0, done.stderr
+    assert "12 instances of 5 services are registered" in done.stdout
+    assert "no lock and no tenants" in done.stdout
+    with mooring.sync.connect(store_url) as hub:
+        assert not [each for each in hub.registry.services() if each.instances]
 
 
-def test_who_has_no_server_is_told_how_to_start_one(tmp_path: Path):
-    shown = tmp_path / "shown"
-    with demo("--store", "etcd://127.0.0.1:9?timeout=1s", shown=shown) as process:
-        until(lambda: process.poll() is not None, within=60)
-    assert process.returncode == 1
-    assert "127.0.0.1:9" in shown.read_text()
-    assert "Traceback" not in shown.read_text()
+def test_who_has_no_server_is_told_how_to_start_one(command: Command):
+    done = command("demo", "--store", "etcd://127.0.0.1:9?timeout=1s")
+    assert done.code == 1
+    assert "127.0.0.1:9" in done.stderr
 
 
 async def test_a_whole_round_ends_as_it_began():
