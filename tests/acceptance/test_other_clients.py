@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,17 +80,22 @@ asyncio.run(main(int(sys.argv[1])))
 """
 
 
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    with Served("memory://") as served:
+        yield served.etcd.rpartition(":")[2]
+
+
 @pytest.mark.parametrize(("name", "script"), [("aetcd", AETCD), ("etcetra", ETCETRA)])
-def test_it_works_against_mooring_serve(name: str, script: str):
+def test_it_works_against_mooring_serve(port: str, name: str, script: str):
     folder = Path(".tools", name).resolve()
     assert folder.is_dir(), f"{name} is missing: make tools"
-    with Served("memory://") as served:
-        run = subprocess.run(
-            [sys.executable, "-c", script, served.etcd.rpartition(":")[2]],
-            env={**os.environ, "PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+    run = subprocess.run(
+        [sys.executable, "-c", script, port],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
