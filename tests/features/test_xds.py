@@ -106,7 +106,7 @@ async def test_an_instance_whose_record_vanished_is_still_called(hub: Hub, boots
         async with Caller(f"xds:///{SERVICE}", bootstrap=bootstrap) as caller:
             await caller.hears("a")
             await hub.store.commit(Delete(everything()))
-            await caller.hears("a", of=300)
+            await caller.hears("a", of=150)
             assert caller.errors == []
 
 
@@ -125,19 +125,18 @@ async def test_an_operator_takes_an_instance_out_and_back_in(hub: Hub, bootstrap
         assert caller.errors == []
 
 
-@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-async def test_weights_are_kept(hub: Hub, bootstrap: Path, kind: str):
+async def test_weights_are_kept(hub: Hub, bootstrap: Path):
     async with (
         offered(hub, "a", weight=5),
         offered(hub, "b", weight=3),
         offered(hub, "c", weight=2),
-        Caller(f"xds:///{SERVICE}", kind=kind, bootstrap=bootstrap) as caller,
+        Caller(f"xds:///{SERVICE}", bootstrap=bootstrap) as caller,
     ):
         await caller.hears("a", "b", "c")
-        counted = await caller.counted(1500)
-    assert counted["a"] / 1500 == pytest.approx(0.5, abs=0.08)
-    assert counted["b"] / 1500 == pytest.approx(0.3, abs=0.08)
-    assert counted["c"] / 1500 == pytest.approx(0.2, abs=0.08)
+        counted = await caller.counted(600)  # gRPC draws lots: this allows for five deviations
+    assert counted["a"] / 600 == pytest.approx(0.5, abs=0.1)
+    assert counted["b"] / 600 == pytest.approx(0.3, abs=0.1)
+    assert counted["c"] / 600 == pytest.approx(0.2, abs=0.1)
 
 
 async def test_a_weight_that_changes_is_followed(hub: Hub, bootstrap: Path):
@@ -378,7 +377,7 @@ async def test_nothing_is_told_before_the_registry_was_heard(kind: str):
     ):
         await client.ask(kind, resource_names=[] if kind == proto.CLUSTER else ["echo"])
         with pytest.raises(TimeoutError):
-            await client.hear(within=1)
+            await client.hear(within=0.5)
 
 
 async def test_a_name_is_answered_as_it_was_asked(hub: Hub, plane: ControlPlane):

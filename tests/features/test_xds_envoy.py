@@ -98,9 +98,9 @@ async def test_weights_are_exact(hub: Hub, plane: ControlPlane, start):
         calling(envoy) as caller,
     ):
         await caller.hears("a", "b", "c")
-        counted = await caller.counted(500)
-    assert counted["a"] / 500 == pytest.approx(0.5, abs=0.02)
-    assert counted["b"] / 500 == pytest.approx(0.3, abs=0.02)
+        counted = await caller.counted(100)
+    assert counted["a"] == pytest.approx(50, abs=2)
+    assert counted["b"] == pytest.approx(30, abs=2)
 
 
 async def test_an_instance_that_drains_is_called_no_more(hub: Hub, plane: ControlPlane, start):

@@ -1,5 +1,4 @@
-"""A client in a process of its own, since gRPC reads its bootstrap file once in each:
-`python -m tests.features.xds_caller TARGET`.
+"""A client in a process of its own, since gRPC reads its bootstrap file once in each.
 
 It calls again and again, and prints a line for each answer: what the server said, or `!` with the
 error. It ends with its standard input.
@@ -23,12 +22,13 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from tests.acceptance.forking import Forked
 from tests.waiting import eventually
 
 METHOD = "/test.Echo/Who"
 
 _DEADLINE = 20.0
-_PAUSE = 0.002
+_PAUSE = 0.005
 
 
 def say(answer: str) -> None:
@@ -88,13 +88,8 @@ class Caller:
         self, target: str, *, kind: str = "blocking", authority: str = "", bootstrap: Path | None
     ) -> None:
         self.answers: list[str] = []
+        self._target, self._kind, self._authority = target, kind, authority
         self._environment = dict(os.environ)
-        if kind == "node":
-            self._command = [find_node(), str(Path(__file__).with_suffix(".js")), target]
-            self._environment["NODE_PATH"] = str(_NODE_PACKAGES)
-        else:
-            command = ["--kind", kind, "--authority", authority, target]
-            self._command = [sys.executable, "-m", "tests.features.xds_caller", *command]
         if bootstrap is not None:
             self._environment["GRPC_XDS_BOOTSTRAP"] = str(bootstrap)
 
@@ -103,32 +98,50 @@ class Caller:
         return self
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._reading = threading.Thread(target=self._read)
+        stdin, self._stdin = os.pipe()
+        read, stdout = os.pipe()
+        try:
+            self._process = self._started(stdin, stdout)
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        self._reading = threading.Thread(target=self._read, args=(read,))
         self._reading.start()
+
+    def _started(self, stdin: int, stdout: int) -> subprocess.Popen[bytes] | Forked:
+        environment = self._environment
+        if self._kind == "node":
+            return subprocess.Popen(
+                [find_node(), str(Path(__file__).with_suffix(".js")), self._target],
+                env={**environment, "NODE_PATH": str(_NODE_PACKAGES)},
+                stdin=stdin,
+                stdout=stdout,
+            )
+        return Forked(
+            *("--kind", self._kind, "--authority", self._authority, self._target),
+            environment=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=2,
+            program="from tests.features.xds_caller import main; main()",
+        )
 
     async def __aexit__(self, *_: object) -> None:
         self._process.kill()
         await asyncio.to_thread(self._reading.join)
-        with self._process:  # closes its pipes, and waits for it
-            pass
+        await asyncio.to_thread(self._process.wait)
+        os.close(self._stdin)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.answers.append(line.rstrip("\n"))
+    def _read(self, stdout: int) -> None:
+        with open(stdout) as lines:
+            for line in lines:
+                self.answers.append(line.rstrip("\n"))
 
     @property
     def errors(self) -> list[str]:
         return [answer for answer in self.answers if answer.startswith("!")]
 
-    async def hears(self, *names: str, of: int = 40, within: float = 40.0) -> None:
+    async def hears(self, *names: str, of: int = 20, within: float = 40.0) -> None:
         """Wait until the next so many answers come from these, from each of them, and from nobody
         else."""
         begin = len(self.answers)
@@ -181,7 +194,3 @@ def main() -> None:
         call_blocking(told.target, options)
     else:
         asyncio.run(call_asyncio(told.target, options))
-
-
-if __name__ == "__main__":
-    main()
