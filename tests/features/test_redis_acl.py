@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mooring import Instance
 from mooring.errors import AccessDenied, Unavailable
 from mooring.hub import Hub
 from mooring.testing.redis import RedisServer
-from tests.faults.redis_actors import crash, fleet, quick, registry_of
+from tests.faults.redis_actors import fleet, quick, registry_of, silence
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
@@ -24,32 +25,67 @@ RULES = dict(re.findall(r"^user (\w+) on >PASSWORD (.*)$", PAGE.read_text(), re.
 SETTINGS = quick(beat=0.2, interval=0.2, timeout=4.0)
 
 
-@pytest.fixture(params=["6.2", "7.0", "valkey-9"])
-def server(request: pytest.FixtureRequest, fresh_redis: Callable[..., RedisServer]) -> RedisServer:
-    started = fresh_redis(series=request.param)
-    for user, rules in RULES.items():
-        started.command("ACL", "SETUSER", user, "on", ">secret", *rules.split())
-    return started
+class Guarded:
+    """The users of the page on a shared Redis, with names and a prefix of one test's own."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.prefix = uuid.uuid4().hex
+        self._server = server
+        for user, rules in RULES.items():
+            self.allow(
+                user, "on", ">secret", *rules.replace("registry:", f"{self.prefix}:").split()
+            )
+        self.command("ACL", "LOG", "RESET")
+
+    def command(self, *words: str | int) -> object:
+        return self._server.command(*words)
+
+    def name(self, user: str) -> str:
+        return f"{user}-{self.prefix}"
+
+    def allow(self, user: str, *rules: str) -> None:
+        self.command("ACL", "SETUSER", self.name(user), *rules)
+
+    def url(self, user: str, password: str = ":secret") -> str:
+        there = self._server.url.replace("redis://", f"redis://{self.name(user)}{password}@")
+        return f"{there}?prefix={self.prefix}"
+
+    def connect(self, user: str) -> Hub:
+        return mooring.connect(self.url(user), settings=SETTINGS)
+
+    def connect_as_operator(self) -> Hub:
+        return mooring.connect(f"{self._server.url}?prefix={self.prefix}", settings=SETTINGS)
+
+    def refusals(self) -> list[str]:
+        """What Redis refused so far, but for the driver's presenting itself."""
+        log = self.command("ACL", "LOG")
+        assert isinstance(log, list)
+        told = [str(entry) for entry in log]
+        return [entry for entry in told if "client" not in entry.split("'object', ")[1][:9]]
+
+    def remove(self) -> None:
+        self.command("ACL", "DELUSER", *map(self.name, RULES))
 
 
-def connect(server: RedisServer, user: str) -> Hub:
-    url = server.url.replace("redis://", f"redis://{user}:secret@")
-    return mooring.connect(url, settings=SETTINGS)
+@pytest.fixture
+def series() -> str:
+    return "7.0"
 
 
-def refusals(server: RedisServer) -> list[str]:
-    """What Redis refused so far, but for the driver's presenting itself."""
-    log = server.command("ACL", "LOG")
-    assert isinstance(log, list)
-    told = [str(entry) for entry in log]
-    return [entry for entry in told if "client" not in entry.split("'object', ")[1][:9]]
+@pytest.fixture
+def server(series: str, redis: Callable[[str], RedisServer]) -> Iterator[Guarded]:
+    guarded = Guarded(redis(series))
+    yield guarded
+    guarded.remove()
 
 
-async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
+@pytest.mark.parametrize("series", ["6.2", "7.0", "valkey-9"])
+async def test_the_rules_suffice_for_all_that_each_does(server: Guarded):
     async with (
-        connect(server, "provider") as provider,
-        connect(server, "consumer") as consumer,
-        connect(server, "sweeper") as sweeper,
+        server.connect("provider") as provider,
+        server.connect("consumer") as consumer,
+        server.connect("sweeper") as sweeper,
+        server.connect_as_operator() as operator,
         fleet(provider, 2) as echo,
         fleet(provider, 1, first=8, ephemeral=False) as stays,
         consumer.discover("echo") as view,
@@ -62,10 +98,10 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
         assert [*await consumer.registry.services()] == [("echo", 3)]
         assert await consumer.registry.config("echo") == {}
         async with fleet(provider, 1, first=5) as dying:
-            await crash([*dying, *stays])
+            await silence(operator, [*dying, *stays])
             sweeps = registry_of(sweeper).sweeper()
-            server.command("SET", "registry:services:echo:evictions", "0")
-            server.command("HSET", "registry:services:echo:instance:zombie", "host", "h")
+            server.command("SET", f"{server.prefix}:services:echo:evictions", "0")
+            server.command("HSET", f"{server.prefix}:services:echo:instance:zombie", "host", "h")
 
             async def gone() -> bool:
                 swept = await sweeps.sweep()
@@ -77,7 +113,7 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
             assert not await sweeps.release("echo")
             await stays[0]._enrolment.beat(stays[0].instance, update=False)
         async with fleet(provider, 4, service="many") as many:
-            await crash(many)
+            await silence(operator, many)
 
             async def held() -> bool:
                 await sweeps.sweep()
@@ -91,34 +127,29 @@ async def test_the_rules_suffice_for_all_that_each_does(server: RedisServer):
                 return not (await consumer.registry.instances("many")).instances
 
             await eventually(empty)
-    assert refusals(server) == []
+    assert server.refusals() == []
 
 
-async def test_nothing_that_a_consumer_is_allowed_is_idle(
-    fresh_redis: Callable[..., RedisServer],
-):
+async def test_nothing_that_a_consumer_is_allowed_is_idle(server: Guarded):
     """Whatever is taken from it, Redis refuses something that it does."""
-    server = fresh_redis()
-    for user, rules in RULES.items():
-        server.command("ACL", "SETUSER", user, "on", ">secret", *rules.split())
     many = [word for number in range(3000) for word in (number, f"m{number}")]
-    server.command("ZADD", "registry:services:many:heartbeats", *many)
+    server.command("ZADD", f"{server.prefix}:services:many:heartbeats", *many)
     idle = []
-    async with connect(server, "provider") as provider, fleet(provider, 1):
+    async with server.connect("provider") as provider, fleet(provider, 1):
         for right in re.findall(r"\+(\S+)", RULES["consumer"]):
-            server.command("ACL", "SETUSER", "consumer", f"-{right}")
+            server.allow("consumer", f"-{right}")
             server.command("ACL", "LOG", "RESET")
             server.command("SCRIPT", "FLUSH")
             with contextlib.suppress(AccessDenied, Unavailable):
                 await _all_that_a_consumer_does(server)
-            if not refusals(server):
+            if not server.refusals():
                 idle.append(right)
-            server.command("ACL", "SETUSER", "consumer", f"+{right}")
+            server.allow("consumer", f"+{right}")
     assert idle == []
 
 
-async def _all_that_a_consumer_does(server: RedisServer) -> None:
-    async with connect(server, "consumer") as consumer:
+async def _all_that_a_consumer_does(server: Guarded) -> None:
+    async with server.connect("consumer") as consumer:
         registry = registry_of(consumer)
         await registry.services()
         await registry.instances("many")
@@ -126,33 +157,35 @@ async def _all_that_a_consumer_does(server: RedisServer) -> None:
         await registry.config("echo")
         async with consumer.discover("echo"):
             channel = registry._changes
-            await eventually(lambda: channel.hears("echo") or bool(refusals(server)))
+            await eventually(lambda: channel.hears("echo") or bool(server.refusals()))
             subscribed = channel._heard
             # Nothing changes: what it hears next is the answer to a PING.
-            await eventually(lambda: channel._heard > subscribed or bool(refusals(server)))
+            await eventually(lambda: channel._heard > subscribed or bool(server.refusals()))
         with contextlib.suppress(AssertionError):
-            await eventually(lambda: bool(refusals(server)), within=5)
+            await eventually(lambda: bool(server.refusals()), within=5)
 
 
-async def test_a_consumer_learns_that_redis_takes_no_writes(server: RedisServer):
+async def test_a_consumer_learns_that_redis_takes_no_writes(server: Guarded):
     async with (
-        connect(server, "provider") as provider,
-        connect(server, "consumer") as consumer,
+        server.connect("provider") as provider,
+        server.connect("consumer") as consumer,
         fleet(provider, 3),
     ):
         server.command("CONFIG", "SET", "min-replicas-to-write", 1)
-        listing = await consumer.registry.instances("echo")
-        assert any("takes no writes" in str(problem) for problem in listing.problems)
-        server.command("ACL", "SETUSER", "consumer", "-info")
-        listing = await consumer.registry.instances("echo")
-        assert any("takes no writes" in str(problem) for problem in listing.problems)
-        server.command("CONFIG", "SET", "min-replicas-to-write", 0)
+        try:
+            listing = await consumer.registry.instances("echo")
+            assert any("takes no writes" in str(problem) for problem in listing.problems)
+            server.allow("consumer", "-info")
+            listing = await consumer.registry.instances("echo")
+            assert any("takes no writes" in str(problem) for problem in listing.problems)
+        finally:
+            server.command("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
-async def test_a_consumer_changes_nothing(server: RedisServer):
+async def test_a_consumer_changes_nothing(server: Guarded):
     async with (
-        connect(server, "provider") as provider,
-        connect(server, "consumer") as consumer,
+        server.connect("provider") as provider,
+        server.connect("consumer") as consumer,
         fleet(provider, 1) as echo,
     ):
         with pytest.raises(AccessDenied):
@@ -166,27 +199,27 @@ async def test_a_consumer_changes_nothing(server: RedisServer):
 
 
 async def test_who_may_not_listen_looks_at_an_interval(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    server: Guarded, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
-    server.command("ACL", "SETUSER", "consumer", "resetchannels", "-subscribe")
+    server.allow("consumer", "resetchannels", "-subscribe")
     async with (
-        connect(server, "provider") as provider,
-        connect(server, "consumer") as consumer,
+        server.connect("provider") as provider,
+        server.connect("consumer") as consumer,
+        server.connect_as_operator() as operator,
         consumer.discover("echo") as view,
         fleet(provider, 1) as echo,
     ):
         await eventually(lambda: len(view.instances) == 1)
         assert not view.stale
-        await crash(echo)
+        await silence(operator, echo)
         await eventually(lambda: len(view.instances) == 0)
     told = [r.getMessage() for r in caplog.records if "changes" in r.getMessage()]
     assert len([text for text in told if "not heard" in text]) == 1
 
 
-async def test_wrong_credentials_are_told(server: RedisServer):
-    url = server.url.replace("redis://", "redis://provider:wrong@")
-    async with mooring.connect(url, settings=SETTINGS) as hub:
+async def test_wrong_credentials_are_told(server: Guarded):
+    async with mooring.connect(server.url("provider", ":wrong"), settings=SETTINGS) as hub:
         with pytest.raises(AccessDenied, match=r"the login at .* failed"):
             await hub.registry.services()
         with pytest.raises(AccessDenied):
@@ -194,11 +227,11 @@ async def test_wrong_credentials_are_told(server: RedisServer):
                 pass
 
 
-async def test_who_hears_no_changes_still_sees_who_leaves(server: RedisServer):
-    server.command("ACL", "SETUSER", "consumer", "resetchannels", "-subscribe")
+async def test_who_hears_no_changes_still_sees_who_leaves(server: Guarded):
+    server.allow("consumer", "resetchannels", "-subscribe")
     async with (
-        connect(server, "provider") as provider,
-        connect(server, "consumer") as consumer,
+        server.connect("provider") as provider,
+        server.connect("consumer") as consumer,
         fleet(provider, 2),
         consumer.discover("echo") as view,
     ):
@@ -209,14 +242,14 @@ async def test_who_hears_no_changes_still_sees_who_leaves(server: RedisServer):
 
 
 async def test_a_rotated_password_file_is_read_for_the_next_connection(
-    server: RedisServer, tmp_path: Path
+    server: Guarded, tmp_path: Path
 ):
     file = tmp_path / "password"
     file.write_text("secret\n")
-    url = server.url.replace("redis://", "redis://provider@") + f"?password_file={file}"
+    url = f"{server.url('provider', '')}&password_file={file}"
     async with mooring.connect(url, settings=SETTINGS) as hub, fleet(hub, 1) as (echo,):
-        server.command("ACL", "SETUSER", "provider", "resetpass", ">rotated")
-        server.command("CLIENT", "KILL", "USER", "provider")
+        server.allow("provider", "resetpass", ">rotated")
+        server.command("CLIENT", "KILL", "USER", server.name("provider"))
         await eventually(lambda: echo.state == "suspended")
         file.write_bytes(b"\xff")
         with pytest.raises(AccessDenied, match="cannot be read"):
