@@ -3,14 +3,13 @@ functions for the whole process, before any channel is made."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 
 import pytest
 
 from mooring.testing.etcd import EtcdServer
+from tests.acceptance.commands import python_program
 
 INSTRUMENT = {
     "opentelemetry": """
@@ -97,11 +96,5 @@ print("done")
 @pytest.mark.parametrize("instrument", INSTRUMENT)
 def test_calls_work_and_are_traced(instrument: str, etcd: Callable[[str], EtcdServer]):
     url = f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
-    run = subprocess.run(
-        [sys.executable, "-c", INSTRUMENT[instrument] + CALLS, url],
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-    )
+    run = python_program(INSTRUMENT[instrument] + CALLS, url)
     assert run.stdout == "done\n", run.stdout + run.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import AsyncIterator
@@ -22,6 +20,7 @@ from mooring.errors import Closed, InvalidRequest
 from mooring.grpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Health, serve_and_register
 from mooring.grpc.health import SERVICE, Status
 from mooring.model import Instance
+from tests.acceptance.commands import python_program
 from tests.features.grpc_echo.servers import BlockingEcho, EchoServer, Word, pb2_grpc
 from tests.waiting import eventually, until
 
@@ -212,7 +211,7 @@ class Calls:
                     self.fail(error)
 
 
-@pytest.mark.parametrize("backend", ["served", "etcd-3.5", "redis-7.0"], indirect=True)
+@pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
 async def test_the_only_instance_is_called_until_it_stops(store_url: str):
     server = EchoServer("a")
     calls, of_a_thread = Calls(server.server), Calls(server.server)
@@ -227,7 +226,7 @@ async def test_the_only_instance_is_called_until_it_stops(store_url: str):
     assert calls.failures == of_a_thread.failures == []
 
 
-@pytest.mark.parametrize("backend", ["served", "etcd-3.5", "redis-7.0"], indirect=True)
+@pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
 def test_the_only_instance_with_threads_is_called_until_it_stops(store_url: str):
     server = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
     pb2_grpc.add_EchoServicer_to_server(BlockingEcho("a"), server)
@@ -316,32 +315,15 @@ server = serve_with_threads() if "threads" in sys.argv else asyncio.run(serve())
 """
 
 
-def forking(how: str, then: str = "") -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", SERVING + textwrap.dedent(then), how],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
 @pytest.mark.parametrize("how", ["asyncio", "threads"])
-def test_a_child_forked_from_a_server_is_told_that_grpc_does_not_outlive_it(how: str):
-    forking(how)
-
-
-@pytest.mark.parametrize("how", ["asyncio", "threads"])
-def test_a_parent_may_fork_once_its_stopped_server_is_gone(how: str):
-    """Until then gRPC runs: children that use it would crash or hang."""
-    forking(
-        how,
-        """
+def test_a_child_is_told_that_grpc_does_not_outlive_a_fork_until_the_server_is_gone(how: str):
+    """Until then gRPC runs in the parent: children that use it would crash or hang."""
+    then = """
         for ending in (os._exit, sys.exit):
             fork(refused, ending)
         del server
-        for ending in (os._exit, sys.exit) * 3:
+        for ending in (os._exit, sys.exit):
             fork(answered, ending)
-        """,
-    )
+    """
+    run = python_program(SERVING + textwrap.dedent(then), how)
+    assert run.returncode == 0, run.stdout + run.stderr
