@@ -4,12 +4,8 @@ Python's notation, whatever was typed."""
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +15,7 @@ import pytest
 from mooring.cli import app
 from mooring.hub import open_store
 from mooring.store import Put
-from tests.acceptance import many_calls
+from tests.acceptance.commands import mooring_command
 from tests.wording import PYTHONS
 
 STORE = "--store=memory://calls"
@@ -130,29 +126,15 @@ class Done(NamedTuple):
 
 
 def run_all(calls: list[list[str]], home: Path) -> Iterator[Done]:
-    done = subprocess.run(
-        [sys.executable, "-m", many_calls.__name__],
-        input=json.dumps(calls),
-        cwd=home,  # where a command may write what it was called with
-        env={
-            **os.environ,
-            "COLUMNS": "200",
-            "HOME": str(home),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "TERM": "dumb",
-        },
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=True,
-    )
-    for call, line in zip(calls, done.stdout.splitlines(), strict=True):
-        code, output = json.loads(line)
-        yield Done(" ".join(call).replace(str(home), "."), code, " ".join(output.split()))
+    for call in calls:
+        done = mooring_command(*call, HOME=str(home), TERM="dumb")
+        output = " ".join((done.stdout + done.stderr).split())
+        yield Done(" ".join(call).replace(str(home), "."), done.returncode, output)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # where a command may write what it was called with
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no: text: " * 50)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
