@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,8 +20,8 @@ from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
+from tests.acceptance.commands import mooring_command
 from tests.acceptance.serving import Served
-from tests.acceptance.test_cli import mooring_command
 from tests.acceptance.test_registry_commands import Running, objects, ok, refused, rows
 from tests.acceptance.test_serve import get
 from tests.waiting import eventually, until
@@ -105,13 +104,19 @@ async def left_behind(hub: Hub, *ids: str, service: str = "orders", **fields: ob
 
 
 class TestTheRegistry:
-    def test_a_command_is_registered_and_found_while_it_runs(self, run: Run):
-        done = run(
+    async def test_a_command_is_registered_and_found_while_it_runs(
+        self, run: Run, start: Start, tmp_path: Path
+    ):
+        go = tmp_path / "go"
+        register = start(
             *("register", "shop/orders", "10.0.0.7:80", "--version=1.4", "--"),
-            *(sys.executable, "-m", "mooring.cli", "instances", "shop/orders"),
+            *("sh", "-c", f"until test -e {go}; do sleep 0.05; done"),
         )
-        assert ok(done).startswith("10.0.0.7:80\tup\tyes\tyes\t1\t-\t1.4")
-        assert "registered" in done.stderr
+        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        (row,) = rows(run("instances", "shop/orders"))
+        assert row[:7] == ["10.0.0.7:80", "up", "yes", "yes", "1", "-", "1.4"]
+        go.touch()
+        assert await register.end() == 0
         assert rows(run("services")) == []
 
     async def test_what_there_is_and_whom_to_call(self, hub: Hub, run: Run):
