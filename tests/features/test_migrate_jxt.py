@@ -23,6 +23,7 @@ from mooring.store.contract import key as key_range
 from mooring.tasks import Tasks
 from mooring.tenants.publisher import Publisher
 from mooring.tenants.secrets import Keyring
+from tests.backends import USUAL, usual
 from tests.features.jxt_store import (
     differing,
     dump,
@@ -36,8 +37,12 @@ from tests.features.jxt_store import (
 )
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
 
-@pytest.fixture(params=["memory", "etcd-3.5"])
+on_etcd_too = pytest.mark.parametrize("backend", USUAL, indirect=True)
+
+
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5"]))
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -48,6 +53,7 @@ async def test_the_environment_sets_the_namespace(store: Store, monkeypatch: pyt
     assert Migration(store, ring=Keyring()).header.namespace == "acme"
 
 
+@on_etcd_too
 async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store):
     old = made(1, 80)
     await old.write(store)
@@ -192,6 +198,7 @@ async def test_passwords_are_sealed_on_the_way_where_there_is_a_key(store: Store
     assert b"s3cret" not in history
 
 
+@on_etcd_too
 async def test_a_tenant_too_large_for_one_commit_comes_whole(store: Store):
     migration = Migration(store)
     users = [{"username": f"user{number}"} for number in range(300)]
@@ -247,6 +254,7 @@ async def test_the_old_keys_count_until_the_cut_over(store: Store):
     assert "jxt/tenants/1/meta" in await dump(store)
 
 
+@on_etcd_too
 async def test_only_what_was_verified_is_deleted(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/meta", META)
@@ -319,6 +327,7 @@ async def becomes_level(store: Store) -> None:
         assert await differing(store, Keyring()) == []
 
 
+@on_etcd_too
 async def test_a_bridge_carries_over_what_is_written_on_either_side(store: Store):
     publisher = Publisher(store, ring=Keyring())
     await put(store, "jxt//tenants/1/meta", META)
@@ -366,6 +375,7 @@ async def test_a_bridge_carries_over_what_is_written_on_either_side(store: Store
         await holds(store, "jxt//platform/configs/a", None)
 
 
+@on_etcd_too
 async def test_a_bridge_that_starts_again_has_lost_nothing(store: Store):
     publisher = Publisher(store, ring=Keyring())
     for unit in (1, 2, 3, 4):
@@ -462,6 +472,7 @@ async def test_what_is_taken_is_written_once_it_is_free(store: Store):
         await holds(store, "jxt/tenants/1/domain/aliases", ["a.example.com"])
 
 
+@on_etcd_too
 async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
     publisher, chance = Publisher(store, ring=Keyring()), random.Random(7)
 
@@ -506,7 +517,7 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
                 await publisher.put(unit, path, told)
 
     async with bridging(store), bridging(store):
-        for _ in range(60):
+        for _ in range(30):
             await asyncio.gather(write_old(), write_new())
 
         await becomes_level(store)

@@ -80,10 +80,13 @@ async def test_a_subscription_may_be_ended_twice_and_ends_no_other(store: Store)
         assert len(seen) == 1
 
 
-async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(store: Store):
+async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mooring.mirror._PENDING", 100)
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await store.commit(Put(b"/m/gone", b""))
-        for n in range(1500):
+        for n in range(150):
             last = await store.commit(Put(b"/m/a", b"%d" % n))
         last = await store.commit(Delete(key(b"/m/gone")))
         await eventually(lambda: mirror.mark == last.revision)
@@ -99,22 +102,25 @@ async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(store: Store):
                     state[change.key] = change.after.value
             if update.mark == last.revision:
                 break
-        assert state == {b"/m/a": b"1499"}
-        assert count < 1500
+        assert state == {b"/m/a": b"149"}
+        assert count < 150
 
 
-async def test_what_waits_for_a_reader_is_bounded_in_bytes(store: Store):
+async def test_what_waits_for_a_reader_is_bounded_in_bytes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mooring.mirror._PENDING_BYTES", 160_000)
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await eventually(lambda: mirror._steps is not None)
         for n in range(30):
-            await store.commit(Put(b"/m/%d" % (n % 2), b"%d" % n + b"x" * 1_000_000))
+            await store.commit(Put(b"/m/%d" % (n % 2), b"%d" % n + b"x" * 10_000))
         await eventually(lambda: values(mirror).get(b"/m/1", b"").startswith(b"29x"))
         updates: list[Update[bytes, Entry]] = []
         async with asyncio.timeout(20):
             while not updates or updates[-1].mark < mirror.mark:
                 updates.append(await anext(changes))
     kept = [c.after for update in updates for c in update.changes if c.after is not None]
-    assert sum(len(entry.value) for entry in kept) < 16 * 1024 * 1024 + 1_100_000
+    assert sum(len(entry.value) for entry in kept) < 160_000 + 11_000
     assert {entry.key: entry for entry in kept} == dict(mirror.items), "the net effect is whole"
 
 
@@ -193,7 +199,7 @@ async def test_one_that_is_closed_does_not_start_again(store: Store):
 
 @pytest.mark.parametrize("what", ["mirror", "store"])
 async def test_who_waits_for_the_first_snapshot_hears_that_it_is_closed(what: str):
-    async with open_store("etcd://127.0.0.1:1") as store:
+    async with open_store("etcd://127.0.0.1:1?timeout=500ms") as store:
         mirror = Mirror(RangeFeed(store, prefix(b"/m/")), wait=False)
         async with mirror:
             waiting = asyncio.ensure_future(mirror.ready())
