@@ -8,10 +8,11 @@ import pytest
 
 from mooring.store import Store
 from mooring.tenants.live import Tenants
+from tests.backends import USUAL
 from tests.features.tenant_provider.support import provider
 
 
-@pytest.fixture(params=["memory", "etcd-3.5"])
+@pytest.fixture(params=USUAL)
 def backend(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

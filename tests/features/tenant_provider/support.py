@@ -14,7 +14,7 @@ from mooring.tenants.secrets import Keyring
 KEYS = Keys()
 
 
-DEAD = "etcd://127.0.0.1:1"
+DEAD = "etcd://127.0.0.1:1?timeout=500ms"
 
 
 def part(tenant: int, path: str, value: object) -> Put:

@@ -24,6 +24,7 @@ from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.acceptance.serving import Served
+from tests.backends import in_memory
 from tests.features.tenant_provider.support import DEAD, KEYS, WHOLE, common, how, part, provider
 from tests.waiting import eventually
 
@@ -334,15 +335,29 @@ class TestStartFromFile:
         ],
         ids=["empty", "short", "long", "head alone", "a digit", "rubbish", "format"],
     )
-    async def test_a_damaged_file_is_not_believed(
+    @in_memory
+    async def test_a_damaged_file_is_told(
         self,
-        away: Away,
+        store: Store,
+        tmp_path: Path,
         damage: Callable[[bytes], bytes],
         caplog: pytest.LogCaptureFixture,
     ):
-        raw = away.file.read_bytes()
-        away.file.write_bytes(damage(raw))
-        assert away.file.read_bytes() != raw
+        file = tmp_path / "tenants.copy"
+        await store.commit(*WHOLE)
+        async with provider(store, file=file):
+            pass
+        assert CopyFile(file, namespace="jxt").load() is not None
+        raw = file.read_bytes()
+        file.write_bytes(damage(raw))
+        assert file.read_bytes() != raw
+        assert CopyFile(file, namespace="jxt").load() is None
+        assert "tenants.copy cannot be used" in caplog.text
+
+    async def test_a_damaged_file_is_not_believed(
+        self, away: Away, caplog: pytest.LogCaptureFixture
+    ):
+        away.file.write_bytes(away.file.read_bytes().replace(b'"port": 3306', b'"port": 3307'))
         with pytest.raises(Unavailable):
             async with provider(away.through, file=away.file, wait=0.3):
                 pass
@@ -351,12 +366,13 @@ class TestStartFromFile:
         async with provider(away.through, file=away.file) as t:
             assert t.by_code("acme") == 1
 
+    @pytest.mark.parametrize("stopped", ["etcd"], indirect=True)
     async def test_a_file_of_other_addresses_or_another_namespace_is_not_used(
         self, stopped: tuple[str, Path], away: Away, caplog: pytest.LogCaptureFixture
     ):
         """Services would use the databases that it names."""
         (file,) = stopped[1].iterdir()
-        for url in (DEAD, f"{stopped[0]}?namespace=/other/"):
+        for url in (DEAD, f"{stopped[0]}?namespace=/other/&timeout=500ms"):
             async with mooring.connect(url) as hub:
                 with pytest.raises(Unavailable):
                     async with hub.tenants(file=file, wait=0.3):

@@ -25,6 +25,7 @@ from mooring.tenants.secrets import Keyring
 from mooring.tenants.values import Resolver
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
+from tests.backends import in_memory
 from tests.features.tenant_provider.support import (
     DEAD,
     KEYS,
@@ -165,6 +166,7 @@ class TestFollowing:
         await eventually(lambda: where(tenants) == "tenants")
         await eventually(lambda: tenants.health is None)
 
+    @in_memory
     async def test_a_revision_is_seen_whole_or_not_at_all(self, store: Store, tenants: Tenants):
         """Two tenants always hold the same number, in all their parts."""
         mixed: list[object] = []
@@ -194,11 +196,11 @@ class TestFollowing:
                     mixed.append(seen)
 
         tenants.subscribe(check)
-        readers = [threading.Thread(target=read) for _ in range(4)]
+        readers = [threading.Thread(target=read) for _ in range(2)]
         for reader in readers:
             reader.start()
         try:
-            for n in range(40):
+            for n in range(20):
                 last = await store.commit(
                     *(
                         put
@@ -217,7 +219,7 @@ class TestFollowing:
             for reader in readers:
                 await asyncio.to_thread(reader.join)
         assert mixed == []
-        assert len(told) == 80
+        assert len(told) == 40
 
     async def test_callbacks_are_by_tenant_and_kind(self, store: Store, tenants: Tenants):
         told: dict[str, list[Changed]] = {name: [] for name in ("all", "one", "meta", "both")}
@@ -475,7 +477,7 @@ class TestBlocking:
                         if tenants.database(1, "evidence-query") is None or tenants.stale
                     )
 
-                threads = [threading.Thread(target=read) for _ in range(8)]
+                threads = [threading.Thread(target=read) for _ in range(4)]
                 for thread in threads:
                     thread.start()
                 for n in range(20):
