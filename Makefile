@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOAK ?= 10m
 
+# Without bytecode on disk each process of the tests compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all test-unit test-changed coverage prepare check fmt bench soak
 .PHONY: tools clean

@@ -30,9 +30,6 @@ settings.register_profile("usual", deadline=None, max_examples=50)
 settings.register_profile("extended", deadline=None, max_examples=500)
 
 
-pytest_plugins = ["pytester"]
-
-
 def pytest_configure(config: pytest.Config) -> None:
     settle()
     settings.load_profile("extended" if config.getoption("--extended") else "usual")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 
 _OURS = ("MOORING_", "ETCDCTL_", "LC_", "OTEL_", "PYTEST_ADDOPTS")
@@ -24,6 +25,9 @@ def settle() -> None:
     for name in list(os.environ):
         if name.startswith(_OURS) or name in _NAMES:
             del os.environ[name]
+    # Each process would compile everything again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["LANG"] = "C.UTF-8"
     os.environ["TZ"] = "UTC"
     time.tzset()
