@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,27 +16,10 @@ from mooring.heartbeat.settings import parse
 from mooring.hub import Hub, connect
 from mooring.registry.contract import ServiceCount
 from mooring.store import everything
-from tests.acceptance.commands import Command
+from tests.acceptance.commands import Command, running
 from tests.waiting import eventually
 
 SERVICES = sorted({role.service for role in ROLES})
-
-
-@contextlib.contextmanager
-def demo(*arguments: str, shown: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "mooring.cli", "demo", *arguments]
-    with shown.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
 
 
 async def counted(hub: Hub) -> list[ServiceCount]:
@@ -54,9 +32,8 @@ async def left(hub: Hub) -> list[bytes]:
 
 @pytest.mark.parametrize("backend", ["served", "etcd-3.5"], indirect=True)
 async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_path: Path):
-    shown = tmp_path / "shown"
     async with connect(store_url) as hub:
-        with demo(shown=shown, MOORING_STORE=store_url) as process:
+        with running(tmp_path, "demo", "--store", store_url) as (process, shown, errors):
             await eventually(lambda: "Ctrl-C ends it" in shown.read_text(), within=60)
             there = await counted(hub)
             assert [each.name for each in there] == SERVICES
@@ -73,7 +50,7 @@ async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_p
             await eventually(lambda: "unhealthy" in shown.read_text(), within=60)
             process.send_signal(signal.SIGINT)
             await eventually(lambda: process.poll() is not None, within=60)
-            assert process.returncode == 0, shown.read_text()
+            assert process.returncode == 0, errors.read_text()
         assert "everything of the demo is gone again" in shown.read_text()
         assert await left(hub) == []
 

@@ -26,7 +26,8 @@ from mooring.testing.envoy import find_envoy
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from mooring.testing.redis import RedisServer, find_redis, launch
 from mooring.testing.servers import free_port
-from tests.acceptance.commands import Command
+from tests.acceptance.commands import Command, python_program
+from tests.acceptance.forking import Forked
 from tests.acceptance.serving import Served
 from tests.waiting import until
 
@@ -182,14 +183,15 @@ class Reader:
 
     def run_python(self, code: str) -> None:
         """As a program of its own; or on top of the block above, if it imports nothing."""
-        if any(word in code for word in OF_THE_PROCESS):
-            self.run(sys.executable, "-W", "error", "-c", code)
-            return
         if "import " in code:
             assert not (missing := not_imported(code)), f"{missing} are not imported by\n{code}"
             self._python = {"__name__": "__main__"}
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(code, "<block>", "exec"), self._python)
+            if any(word in code for word in OF_THE_PROCESS):
+                done = python_program(code)
+                assert done.returncode == 0, f"{code}\n{done.stdout}{done.stderr}"
+            else:
+                exec(compile(code, "<block>", "exec"), self._python)
 
     def run_mooring(self, arguments: list[str]) -> None:
         arguments, into = redirected(arguments)
@@ -221,11 +223,15 @@ class Reader:
 
     def begin(self, *command: str) -> Path:
         """In the background, to the end of the page; the file that its output goes to."""
-        words = self.prepared(*command)
+        program, *words = self.prepared(*command)
         self._begun += 1
         output = self.folder / f"{command[0]}-{self._begun}.log"
-        with output.open("w") as shown:
-            process = subprocess.Popen(words, cwd=self.folder, stdout=shown, stderr=shown)
+        with output.open("w") as shown, contextlib.chdir(self.folder):
+            process: Forked | subprocess.Popen[bytes]
+            if program == "mooring":
+                process = Forked(*words, environment=os.environ, stdout=shown, stderr=shown)
+            else:
+                process = subprocess.Popen([program, *words], stdout=shown, stderr=shown)
         self.started.callback(process.wait)
         self.started.callback(process.terminate)
         self._patience = 60.0
