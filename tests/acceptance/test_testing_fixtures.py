@@ -7,31 +7,38 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.timeout(120)
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "testing.md"
+ASYNCIO = (
+    *("-p", "pytest_asyncio.plugin", "-oasyncio_mode=auto"),
+    "-oasyncio_default_fixture_loop_scope=function",
+)
 SHOWN = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def run_tests(folder: Path, code: str, *options: str, path: str | None = None) -> str:
-    """What pytest says of a file of tests, with our fixtures and nothing of this project's own."""
-    (folder / "test_shown.py").write_text(code)
+def run_tests(
+    folder: Path, *files: str, options: Sequence[str] = ASYNCIO, path: str | None = None
+) -> str:
+    """What pytest says of files of tests, with our fixtures and nothing of this project's own."""
+    for number, code in enumerate(files):
+        (folder / f"test_{number}.py").write_text(code)
     (folder / "pytest.ini").write_text("[pytest]\n")
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-            # By module, since an entry point is only there once it is installed.
-            *("-p", "no:mooring", "-p", "mooring.testing.fixtures"),
-            *options,
+            *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"),
+            *(*options, "-p", "mooring.testing.fixtures"),
         ],
         cwd=folder,
-        env={**os.environ, **({} if path is None else {"PATH": path})},
+        env={
+            **os.environ,
+            **({} if path is None else {"PATH": path}),
+            # Plugins for other purposes would take most of the time.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=90,
@@ -47,17 +54,18 @@ def test_pytest_finds_them_by_itself():
     assert documented == {name for name in vars(module) if name.startswith("mooring_")}
 
 
-@pytest.mark.parametrize("number", range(len(SHOWN)))
-def test_what_is_shown_runs_with_pytest_asyncio(number: int, tmp_path: Path):
-    options = ("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
-    told = run_tests(tmp_path, SHOWN[number], *(f"-o{option}" for option in options))
-    assert re.search(r"\d passed", told), told
+def test_what_is_shown_runs_with_pytest_asyncio(tmp_path: Path):
+    told = run_tests(tmp_path, *SHOWN)
+    for number, code in enumerate(SHOWN):
+        for name in re.findall(r"def (test_\w+)", code):
+            assert re.search(rf"test_{number}.py::{name} PASSED", told), told
     assert not re.search("failed|error|skipped|warning", told), told
 
 
 def test_they_work_in_the_strict_mode_of_pytest_asyncio(tmp_path: Path):
     code = SHOWN[0].replace("async def test", "@pytest.mark.asyncio\nasync def test")
-    told = run_tests(tmp_path, f"import pytest\n{code}", "-oasyncio_mode=strict")
+    strict = [*ASYNCIO, "-oasyncio_mode=strict"]
+    told = run_tests(tmp_path, f"import pytest\n{code}", options=strict)
     assert "2 passed" in told, told
 
 
@@ -74,7 +82,7 @@ def anyio_backend():
 {SHOWN[0]}
 """
     (tmp_path / "pytest_asyncio.py").write_text("raise ImportError")
-    told = run_tests(tmp_path, code, "-p", "no:asyncio")
+    told = run_tests(tmp_path, code, options=["-p", "anyio.pytest_plugin"])
     assert "2 passed" in told, told
 
 
