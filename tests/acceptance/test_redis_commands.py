@@ -79,12 +79,12 @@ Start = Callable[..., Running]
 
 async def swept(run: Run, what: str) -> dict[str, Any]:
     """What cleanup did once it did something of a kind: all must have been silent for a while."""
-    await asyncio.sleep(2.5)  # longer than that for all of them, and not for some alone
+    await asyncio.sleep(0.7)  # longer than that for all of them, and not for some alone
     told: dict[str, Any] = {}
 
     def done() -> bool:
         nonlocal told
-        command = ("cleanup", "--once", "--json", "--timeout=2s", "--interval=2s")
+        command = ("cleanup", "--once", "--json", "--timeout=500ms", "--interval=1s")
         told = json.loads(run(*command, **QUICK).stdout)
         return bool(told[what])
 
