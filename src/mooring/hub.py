@@ -14,46 +14,44 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from mooring.discovery.copies import Copies
-from mooring.discovery.eligibility import Wanted
-from mooring.discovery.resilience import Resilience
+from mooring.discovery.blame import blames
 from mooring.discovery.retention import HOLD, Empty
-from mooring.discovery.rotation import Explanation, explain
-from mooring.discovery.view import View, blames
 from mooring.errors import Closed, InvalidRequest, MissingExtra
 from mooring.heartbeat.collecting import Collecting
-from mooring.heartbeat.collectors.contract import Collector
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.heartbeat.settings import parse as parse_settings
-from mooring.locks.barrier import Barrier
-from mooring.locks.election import Election
-from mooring.locks.line import ALONE, EXCLUSIVE, Card, written
-from mooring.locks.lock import Lock
-from mooring.locks.observing import LockInfo
-from mooring.locks.observing import locks as find_locks
-from mooring.locks.queue import Queue
-from mooring.locks.rwlock import ReadWriteLock
-from mooring.locks.semaphore import Semaphore
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
-from mooring.registry.contract import Registry
 from mooring.registry.layouts import layout_of
-from mooring.registry.on_store import StoreRegistry
-from mooring.registry.registration import Registration
 from mooring.registry.termination import handle_sigterm
 from mooring.session import Session
 from mooring.store import Entry, Range, Store
-from mooring.store.embedded.host import Host
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
 from mooring.tasks import cleanup
-from mooring.tenants.keys import Keys
-from mooring.tenants.publisher import KEEP, KEEP_FOR, Publisher
-from mooring.tenants.secrets import Keyring
+from mooring.tenants.keys import KEEP, KEEP_FOR, Keys
 
+# What a hub makes is imported when it is first made: no program uses all of it, and each waits for
+# what it loads.
 if TYPE_CHECKING:
+    from mooring.discovery.resilience import Resilience
+    from mooring.discovery.rotation import Explanation
+    from mooring.discovery.view import View
+    from mooring.heartbeat.collectors.contract import Collector
+    from mooring.locks.barrier import Barrier
+    from mooring.locks.election import Election
+    from mooring.locks.lock import Lock
+    from mooring.locks.observing import LockInfo
+    from mooring.locks.queue import Queue
+    from mooring.locks.rwlock import ReadWriteLock
+    from mooring.locks.semaphore import Semaphore
+    from mooring.registry.contract import Registry
+    from mooring.registry.registration import Registration
     from mooring.store.embedded.engine import Engine
+    from mooring.store.embedded.host import Host
     from mooring.tenants.provider import Provider
+    from mooring.tenants.publisher import Publisher
+    from mooring.tenants.secrets import Keyring
 
 _CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
 
@@ -266,6 +264,8 @@ class Hub:
 
         `ttl` is how long it stays without a sign of life: by default what its layout says.
         """
+        from mooring.registry.registration import Registration
+
         registration = Registration(
             self.registry,
             instance,
@@ -299,6 +299,10 @@ class Hub:
         The last instances to leave are called for `hold` seconds more, unless another can be
         called. With `empty="keep"` the last list stays for as long as there is none.
         """
+        from mooring.discovery.copies import Copies
+        from mooring.discovery.eligibility import Wanted
+        from mooring.discovery.view import View
+
         service = self.registry.canonical(service)
         view = View(
             self.registry.follow(service),
@@ -333,6 +337,7 @@ class Hub:
         """
         try:
             from mooring.tenants.provider import Provider
+            from mooring.tenants.secrets import Keyring
         except ImportError as error:
             raise missing_tenants(error) from error
         keys, store = Keys(namespace or self.tenants_namespace), self.store
@@ -375,6 +380,10 @@ class Hub:
     ) -> list[Explanation]:
         """For each instance of a service, why a caller that asks like this would or would not call
         it."""
+        from mooring.discovery.eligibility import Wanted
+        from mooring.discovery.resilience import Resilience
+        from mooring.discovery.rotation import explain
+
         listing = await self.registry.instances(service)
         return explain(listing.instances, Wanted(version, tags or {}, zone), Resilience())
 
@@ -391,6 +400,9 @@ class Hub:
 
         `ttl` is how long it stays held without a sign of life of the holder.
         """
+        from mooring.locks.line import ALONE, EXCLUSIVE, Card, written
+        from mooring.locks.lock import Lock
+
         queue = self._queue()
         value = written(Card(EXCLUSIVE, queue.by))
         return Lock(queue, name, rule=ALONE, value=value, ttl=ttl, timeout=timeout)
@@ -399,28 +411,38 @@ class Hub:
         self, name: str, *, ttl: float = 10.0, timeout: float | None = None
     ) -> ReadWriteLock:
         """A lock that readers share: enter its `read()` or its `write()`."""
+        from mooring.locks.rwlock import ReadWriteLock
+
         return ReadWriteLock(self._queue(), name, ttl=ttl, timeout=timeout)
 
     def semaphore(
         self, name: str, places: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Semaphore:
         """A lock that so many may hold at a time."""
+        from mooring.locks.semaphore import Semaphore
+
         return Semaphore(self._queue(), name, places, ttl=ttl, timeout=timeout)
 
     def election(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Election:
         """An election by name, the same as that of `etcdctl elect NAME`."""
+        from mooring.locks.election import Election
+
         return Election(self._queue(), name, ttl=ttl, timeout=timeout)
 
     def barrier(
         self, name: str, parties: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Barrier:
         """A barrier: its `wait` returns once so many wait."""
+        from mooring.locks.barrier import Barrier
+
         return Barrier(self._queue(), name, parties, ttl=ttl, timeout=timeout)
 
     async def locks(self, prefix: str = "") -> list[LockInfo]:
         """Who holds what and who waits, of the locks whose names start so. Without a prefix the
         whole store is read."""
-        return await find_locks(self.store, prefix)
+        from mooring.locks.observing import locks
+
+        return await locks(self.store, prefix)
 
     def publisher(
         self,
@@ -436,6 +458,8 @@ class Hub:
         `by` is named in the histories, of which `keep` entries stay for `keep_for` seconds. The
         keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `keyring` of yours.
         """
+        from mooring.tenants.publisher import Publisher
+
         return Publisher(
             self.store,
             Keys(namespace or self.tenants_namespace),
@@ -448,6 +472,8 @@ class Hub:
     def _queue(self) -> Queue:
         store = self.store
         if self._contenders is None:
+            from mooring.locks.queue import Queue
+
             self._contenders = Queue(store)
             self._made.add(self._contenders)
         return self._contenders
@@ -469,6 +495,8 @@ class Hub:
         where = self._registry_url
         if where.scheme in REDIS:
             return _open_redis(where, self._settings)
+        from mooring.registry.on_store import StoreRegistry
+
         if where is self._url:
             assert self._store is not None
             return StoreRegistry(self._store, self._layout)

@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY
 
 import mooring
 from mooring import Instance, Resilience
+from mooring.discovery.blame import blames
 from mooring.discovery.copies import Copies
-from mooring.discovery.view import blames
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.heartbeat.settings import MetricsSettings, RegistrySettings
 from mooring.hub import Hub

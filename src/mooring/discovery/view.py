@@ -8,11 +8,8 @@ async with hub.discover("Common/AuthenticationService") as auth:
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import random
-import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,6 +18,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from mooring import telemetry
+from mooring.discovery.blame import blames
 from mooring.discovery.copies import Copies
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience, RetryBudget
@@ -55,48 +53,6 @@ class Seen(NamedTuple):
     """Whether some of these may be gone, and are kept for a while."""
     reason: str
     """Why the list is kept or in doubt, in words; empty if it is what the registry has."""
-
-
-_UNREACHED = (ConnectionError, TimeoutError, EOFError, socket.gaierror, socket.herror, ssl.SSLError)
-_AT_HOME = (
-    ValueError,  # what is asked for makes no sense: `io.UnsupportedOperation`
-    BlockingIOError,
-    ChildProcessError,
-    FileExistsError,
-    FileNotFoundError,
-    InterruptedError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-    ProcessLookupError,
-)
-_ON_THE_WAY = {
-    errno.ECONNABORTED,
-    errno.ECONNREFUSED,
-    errno.ECONNRESET,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.ENETDOWN,
-    errno.ENETRESET,
-    errno.ENETUNREACH,
-    errno.ENOTCONN,
-    errno.EPIPE,
-    errno.ESHUTDOWN,
-    errno.ETIMEDOUT,
-}
-
-
-def blames(error: BaseException) -> bool:
-    """Whether an error that ends a call is the instance's fault: it could not be reached, or did
-    not answer in time. A file that is missing here, or a full disk, is not."""
-    if isinstance(error, _UNREACHED):
-        return True
-    if not isinstance(error, OSError) or isinstance(error, _AT_HOME):
-        return False
-    # Without a number it comes from a library: asyncio's where no address of a host answers,
-    # `requests`' own. A negative one is the resolver's.
-    number = error.errno
-    return number is None or number < 0 or number in _ON_THE_WAY
 
 
 class View:

@@ -3,8 +3,10 @@
 `policy` decides by `thresholds`, `collecting` runs the `collectors`, `settings` reads the YAML.
 """
 
+from typing import TYPE_CHECKING
+
 from mooring.heartbeat.collecting import Collecting
-from mooring.heartbeat.collectors import Collector, Cost, DatabaseCollector, DiskCollector
+from mooring.heartbeat.collectors.contract import Collector, Cost
 from mooring.heartbeat.policy import Beats, Decision, Policy
 from mooring.heartbeat.settings import (
     CleanupSettings,
@@ -16,6 +18,9 @@ from mooring.heartbeat.settings import (
     parse,
 )
 from mooring.heartbeat.thresholds import Threshold, changes, flatten
+
+if TYPE_CHECKING:
+    from mooring.heartbeat.collectors import DatabaseCollector, DiskCollector
 
 __all__ = [
     "Beats",
@@ -37,3 +42,12 @@ __all__ = [
     "load",
     "parse",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Collectors are loaded when they are first used."""
+    if name in ("DatabaseCollector", "DiskCollector"):
+        from mooring.heartbeat import collectors
+
+        return getattr(collectors, name)
+    raise AttributeError(f"module 'mooring.heartbeat' has no attribute '{name}'")

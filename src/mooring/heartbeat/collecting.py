@@ -12,7 +12,7 @@ import msgspec
 
 from mooring.display import describe
 from mooring.durations import show
-from mooring.heartbeat.collectors import Collector, Cost, choose
+from mooring.heartbeat.collectors.contract import Collector, Cost
 from mooring.heartbeat.settings import MetricsSettings
 from mooring.heartbeat.threads import in_thread
 from mooring.tasks import Tasks
@@ -65,6 +65,8 @@ class Collecting:
         """Begin to collect, where that has not begun."""
         if self._started:
             return
+        from mooring.heartbeat.collectors.choosing import choose  # loads psutil
+
         chosen = choose(
             self._settings.enabled_metrics, self._settings.collection_intervals, self._own
         )

@@ -8,9 +8,12 @@ requests at once never see each other's.
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from mooring.errors import NotConfigured
-from mooring.tenants.tenant import Tenant
+
+if TYPE_CHECKING:
+    from mooring.tenants.tenant import Tenant
 
 _tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)
 

@@ -36,6 +36,11 @@ NAMESPACE = "jxt"
 NAMESPACE_VARIABLE = "MOORING_TENANTS_NAMESPACE"
 """The environment variable that sets another one for commands, hubs and servers."""
 
+KEEP = 100
+"""Entries of a tenant's history that are kept…"""
+KEEP_FOR = 90 * 86400.0
+"""…and for how many seconds."""
+
 MAX_ID = 2**63 - 1
 
 DOMAIN = ("domain/primary", "domain/aliases", "domain/internal")

@@ -20,7 +20,17 @@ from mooring.tenants.committing import TRIES, Committer, Moved, lost
 from mooring.tenants.committing import Change as Change
 from mooring.tenants.document import Document
 from mooring.tenants.history import HistoryEntry
-from mooring.tenants.keys import SENTINEL, Keys, Owner, area_of, check_id, joined, named
+from mooring.tenants.keys import (
+    KEEP,
+    KEEP_FOR,
+    SENTINEL,
+    Keys,
+    Owner,
+    area_of,
+    check_id,
+    joined,
+    named,
+)
 from mooring.tenants.merging import merged
 from mooring.tenants.publishing import NOTHING_RESENT, Difference, Held, Parts, Resent, held
 from mooring.tenants.rekeying import Progress, rekey
@@ -33,11 +43,6 @@ from mooring.tenants.undoing import noted, to_undo, torn, undone
 from mooring.tenants.values import Unreadable, decode
 from mooring.tenants.work import Also, Published, Work
 from mooring.tenants.work import Require as Require
-
-KEEP = 100
-"""Entries of a tenant's history that are kept…"""
-KEEP_FOR = 90 * 86400.0
-"""…and for how many seconds."""
 
 History = Sequence[HistoryEntry]
 
