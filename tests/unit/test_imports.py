@@ -46,11 +46,23 @@ def loaded(script: str) -> frozenset[str]:
     return frozenset(json.loads(run.stderr.splitlines()[-1]))
 
 
+LOOP = {"asyncio", "msgspec", "ssl"}
+
+
 @pytest.mark.parametrize(
     ("script", "needed", "most_of_ours", "most_of_others"),
     [
         pytest.param("import mooring", set(), 3, 20, id="import"),
+        pytest.param("from mooring import connect", LOOP, 46, 150, id="connect"),
         pytest.param(COMMAND.format("version"), {"typer"}, 9, 240, id="version"),
+        pytest.param(COMMAND.format("--help"), {"rich", "typer"}, 9, 290, id="help"),
+        pytest.param(
+            COMMAND.format("services --store=memory://"),
+            {*LOOP, "typer", "uvloop"},
+            76,
+            310,
+            id="services",
+        ),
     ],
 )
 def test_a_start_loads_only_what_it_needs(
@@ -63,6 +75,12 @@ def test_a_start_loads_only_what_it_needs(
     others = sorted(new.difference(ours))
     for names, most in ((ours, most_of_ours), (others, most_of_others)):
         assert len(names) <= most, f"{len(names)} modules instead of {most}: {', '.join(names)}"
+
+
+def test_the_plugin_of_pytest_loads_no_other_part():
+    """pytest imports it in every project where Mooring is installed."""
+    new = loaded("import mooring.testing.fixtures") - loaded("import pytest, pytest_asyncio")
+    assert new - loaded("import mooring") == {"mooring.testing", "mooring.testing.fixtures"}
 
 
 def test_the_list_of_commands_shows_the_help_of_each():

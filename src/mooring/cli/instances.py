@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.text import Text
 
 from mooring import durations
 from mooring.cli.options import (
@@ -18,7 +17,7 @@ from mooring.cli.options import (
     ServiceArgument,
     StoreOption,
 )
-from mooring.cli.printing import Columns, number, show, show_json, yes_no
+from mooring.cli.printing import Columns, Styled, number, show, show_json, yes_no
 from mooring.cli.reaching import listed, meant, reach, run_command
 from mooring.cli.telling import note
 from mooring.display import quoted
@@ -152,9 +151,7 @@ def _pairs(pairs: dict[str, str] | dict[str, int]) -> str:
 
 COLUMNS: Columns[Instance] = {
     "id": lambda instance: instance.id,
-    "state": lambda instance: Text(
-        instance.status.state, style=_STYLES.get(instance.status.state, "")
-    ),
+    "state": lambda instance: Styled(instance.status.state, _STYLES.get(instance.status.state, "")),
     "healthy": lambda instance: yes_no(instance.status.healthy),
     "enabled": lambda instance: yes_no(instance.enabled),
     "weight": lambda instance: f"{number(instance.weight)}",

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from mooring.cli.telling import printable
 from mooring.model import JSON
 
+if TYPE_CHECKING:  # rich is slow to load, and only a terminal needs it
+    from rich.table import Table
+    from rich.text import Text
+
 T = TypeVar("T")
 
-Columns: TypeAlias = Mapping[str, Callable[[T], str | Text]]
+
+class Styled(NamedTuple):
+    """A cell with a colour for terminals."""
+
+    text: str
+    style: str
+
+
+Columns: TypeAlias = Mapping[str, Callable[[T], str | Styled]]
 """What to show of an item, by heading."""
 
 _GAP = 2  # between two columns
@@ -47,14 +54,23 @@ def show(
             show_json(record(item))
         return
     rows = [[_clean(cell(item)) for cell in columns.values()] for item in items]
-    if not sys.stdout.isatty():
-        for row in rows:
-            typer.echo("\t".join(cell.plain or NOTHING for cell in row))
+    if sys.stdout.isatty():
+        _show_table(columns, rows, spare)
         return
+    for row in rows:
+        typer.echo("\t".join(cell.text or NOTHING for cell in row))
+
+
+def _show_table(
+    headings: Iterable[str], rows: Sequence[Sequence[Styled]], spare: Collection[str]
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     kept = {
-        heading: cells
-        for heading, *cells in zip(columns, *rows, strict=True)
-        if any(cell.plain for cell in cells)
+        heading: [Text(*cell) for cell in cells]
+        for heading, *cells in zip(headings, *rows, strict=True)
+        if any(cell.text for cell in cells)
     }
     console = Console(highlight=False)
     for heading in reversed([heading for heading in kept if heading in spare]):
@@ -65,6 +81,8 @@ def show(
 
 
 def _width(columns: Mapping[str, Sequence[Text]]) -> int:
+    from rich.cells import cell_len
+
     cells = (
         [cell_len(heading), *(cell.cell_len for cell in column)]
         for heading, column in columns.items()
@@ -73,6 +91,9 @@ def _width(columns: Mapping[str, Sequence[Text]]) -> int:
 
 
 def _table(columns: Mapping[str, Sequence[Text]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in columns:
         table.add_column(heading, overflow="fold")
@@ -90,8 +111,8 @@ def words(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def yes_no(flag: bool) -> Text:
-    return Text("yes") if flag else Text("no", style="red")
+def yes_no(flag: bool) -> Styled:
+    return Styled("yes", "") if flag else Styled("no", "red")
 
 
 def number(value: float) -> int | float:
@@ -99,5 +120,5 @@ def number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else value
 
 
-def _clean(cell: str | Text) -> Text:
-    return Text(printable(cell)) if isinstance(cell, str) else cell
+def _clean(cell: str | Styled) -> Styled:
+    return Styled(printable(cell), "") if isinstance(cell, str) else cell

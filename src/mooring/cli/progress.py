@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from mooring.cli.telling import say
 
 _EVERY = 5.0  # seconds between two lines
@@ -17,8 +14,9 @@ _EVERY = 5.0  # seconds between two lines
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Yields a function that reports how much is done, and the total if it is known."""
+    from rich.console import Console  # slow to load, and only a terminal needs the rest
+
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     last = time.monotonic()
 
     def line(done: int, total: int | None) -> None:
@@ -30,6 +28,9 @@ def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     if not console.is_terminal:
         yield line
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
