@@ -16,6 +16,7 @@ from mooring import Instance
 from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.registration import Registration
+from mooring.server.access import sharing
 from mooring.server.api.registry import STALE
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -433,7 +434,10 @@ async def test_while_the_store_is_away_the_picture_stays_and_is_called_stale(
     server = etcd("3.5") if kind == "etcd" else redis("7.0")
     namespace = f"namespace=/{uuid.uuid4().hex}" if kind == "etcd" else f"prefix={uuid.uuid4().hex}"
     async with FaultProxy(server.address) as proxy:
-        direct, url = f"{server.url}?{namespace}", f"{kind}://{proxy.address}?{namespace}"
+        direct, url = (
+            f"{server.url}?{namespace}",
+            f"{kind}://{proxy.address}?{namespace}&timeout=1s",
+        )
         async with (
             mooring.connect(direct, settings=SETTINGS) as hub,
             registered(hub),
@@ -479,7 +483,10 @@ async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admi
     assert (await told(admin, "services", "orders"))["healthyInstances"] == 1
 
 
-async def test_before_the_store_has_answered_nothing_is_said_of_it(tmp_path: Path):
+async def test_before_the_store_has_answered_nothing_is_said_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sharing, "_WAIT", 0.1)
     async with Admin("etcd://127.0.0.1:1", folder=tmp_path, roles=()) as admin:
         for parts in (("services",), ("health",), ("services", "a")):
             answer = await admin.get(path(*parts), as_="admin")

@@ -172,7 +172,7 @@ class TestWhileTheStoreIsAway:
         monkeypatch: pytest.MonkeyPatch,
     ):
         server = fresh_etcd()
-        async with Admin(server.url, folder=tmp_path) as admin:
+        async with Admin(f"{server.url}?timeout=1s", folder=tmp_path) as admin:
             assert await status(admin, admin.tokens["viewer"]) == 200
             server.kill()
             for role in ("viewer", "operator", "admin", "service"):
@@ -188,6 +188,7 @@ class TestWhileTheStoreIsAway:
             assert audit.headers["X-Audit-Of"] == "this server"
             assert len(audit.json()) == 3
 
+    @pytest.mark.deadline
     async def test_a_start_waits_for_nothing_and_the_admin_token_is_good(
         self,
         fresh_etcd: Callable[..., EtcdServer],

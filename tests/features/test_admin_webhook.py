@@ -337,5 +337,5 @@ async def test_a_server_that_never_reached_the_store_calls():
     wrong.now = [problem("store")]
     with receiving() as receiver:
         hook = f"http://127.0.0.1:{receiver.server_port}/"
-        async with others.server("etcd://127.0.0.1:1", wrong, hook):
+        async with others.server("etcd://127.0.0.1:1?timeout=200ms", wrong, hook):
             await eventually(lambda: len(receiver.told) == 1)

@@ -179,9 +179,9 @@ async def test_one_who_comes_as_the_last_goes_from_a_store_that_is_away_is_regis
     away, healed = asyncio.Semaphore(0), asyncio.Event()
     async with FaultProxy(etcd("3.5").address) as proxy, asyncio.TaskGroup() as group:
         proxy.refuse()
-        for turns in range(20):
+        for turns in range(8):
             group.create_task(comes(turns))
-        for _ in range(20):
+        for _ in range(8):
             await away.acquire()
         proxy.heal()
         healed.set()

@@ -27,6 +27,8 @@ from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.servers import free_port
 from mooring.workers import Turn
+from tests.acceptance.commands import start_program
+from tests.acceptance.forking import Forked
 from tests.waiting import until
 
 
@@ -123,7 +125,7 @@ url, workers = sys.argv[1], int(sys.argv[2])
 listening = socket.create_server(("127.0.0.1", 0))
 port = listening.getsockname()[1]
 app = mooring.wsgi.registered(
-    lambda environ, start_response: [], url, mooring.Instance("echo", "127.0.0.1", port), ttl=6
+    lambda environ, start_response: [], url, mooring.Instance("echo", "127.0.0.1", port), ttl=4
 )
 pids = []
 for _ in range(workers):
@@ -143,16 +145,14 @@ for pid in pids:
 @pytest.fixture
 def prefork(url: str) -> Iterator[Callable[[int], list[int]]]:
     """A pre-fork server: the application is loaded first, and started in each worker."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Forked] = []
     workers: list[int] = []
 
     def start(count: int) -> list[int]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PREFORK, url, str(count)], stdout=subprocess.PIPE, text=True
-        )
-        started.append(process)
-        assert process.stdout is not None
-        workers.extend(int(pid) for pid in process.stdout.readline().split())
+        read, write = os.pipe()
+        with open(read) as printed, open(write) as stdout:
+            started.append(start_program(PREFORK, url, str(count), stdout=stdout))
+            workers.extend(int(pid) for pid in printed.readline().split())
         return workers
 
     yield start
@@ -162,8 +162,6 @@ def prefork(url: str) -> Iterator[Callable[[int], list[int]]]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         process.wait(timeout=20)
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
