@@ -1,6 +1,6 @@
 """A process that adds to a register under a lock, again and again, and cannot be talked out of it.
 
-`python -m tests.faults.contender URL LOCK WHO fenced|unfenced` prints a line for everything it
+`python -m tests.faults.contender URL LOCK WHO fenced|unfenced TTL` prints a line for everything it
 does: `read TOKEN` when it has read the register and is about to write, `wrote TOKEN ITEM`,
 `rejected TOKEN`, `unknown TOKEN ITEM`, `lost TOKEN`. Between reading and writing it blocks for a
 moment, in which it may be stopped; when it goes on it writes, whatever it is told meanwhile.
@@ -19,7 +19,6 @@ from mooring.hub import Hub
 from mooring.locks.held import Held
 from mooring.store import Put, key
 
-TTL = 2.0
 WINDOW = 0.2
 
 
@@ -27,14 +26,14 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-async def main(url: str, lock: str, who: str, fenced: bool) -> None:
+async def main(url: str, lock: str, who: str, fenced: bool, ttl: float) -> None:
     async with mooring.connect(url) as hub:
         number = 0
         while True:
             number += 1
             held: Held | None = None
             try:
-                async with hub.lock(lock, ttl=TTL) as held:
+                async with hub.lock(lock, ttl=ttl) as held:
                     await add(hub, lock, held, f"{who}.{number}", fenced)
             except LockLost:
                 say("lost", held.token if held else 0)
@@ -64,5 +63,5 @@ async def add(hub: Hub, lock: str, held: Held, item: str, fenced: bool) -> None:
 
 
 if __name__ == "__main__":
-    _, url, lock, who, mode = sys.argv
-    asyncio.run(main(url, lock, who, mode == "fenced"))
+    _, url, lock, who, mode, ttl = sys.argv
+    asyncio.run(main(url, lock, who, mode == "fenced", float(ttl)))
