@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +15,7 @@ from mooring.hub import open_store
 from mooring.store import Put, Query, Store, absent, prefix
 from mooring.testing.etcd import EtcdServer
 
-_TRIES = 400
+_TRIES = 40
 
 
 async def _filled(store: Store) -> None:
@@ -24,23 +24,21 @@ async def _filled(store: Store) -> None:
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["reads", "reads under a check"])
-async def test_reads_that_are_given_up(tmp_path: Path, checked: bool):
-    with EtcdServer(tmp_path, series="3.5") as server:
-        server.start()
-        async with open_store(server.url) as store:
-            await _filled(store)
-            chance = random.Random(1)
-            everything = [Query(prefix(b"/k/"))] * 4
-            require = [absent(b"/k/1")] if checked else []
+async def test_reads_that_are_given_up(fresh_etcd: Callable[..., EtcdServer], checked: bool):
+    async with open_store(fresh_etcd().url) as store:
+        await _filled(store)
+        chance = random.Random(1)
+        everything = [Query(prefix(b"/k/"))] * 4
+        require = [absent(b"/k/1")] if checked else []
 
-            async def read() -> None:
-                with contextlib.suppress(Conflict):
-                    await store.commit(require=require, read=everything)
+        async def read() -> None:
+            with contextlib.suppress(Conflict):
+                await store.commit(require=require, read=everything)
 
-            for _ in range(_TRIES):
-                task = asyncio.ensure_future(read())
-                await asyncio.sleep(chance.uniform(0, 0.02))
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            assert len((await store.read(prefix(b"/k/"))).entries) == 2000
+        for _ in range(_TRIES):
+            task = asyncio.ensure_future(read())
+            await asyncio.sleep(chance.uniform(0, 0.02))
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        assert len((await store.read(prefix(b"/k/"))).entries) == 2000
