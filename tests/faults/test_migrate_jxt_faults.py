@@ -65,12 +65,12 @@ async def test_a_bridge_goes_on_over_broken_connections(etcd: Callable[[str], Et
         running = tasks.start(bridge.run(), name="bridge")
         try:
             for fault in (proxy.reset, proxy.half_open, proxy.mute, proxy.refuse, proxy.reset):
-                for _ in range(20):
+                for _ in range(8):
                     await write(direct, chance)
                 fault()
-                for _ in range(20):
+                for _ in range(8):
                     await write(direct, chance)
-                await asyncio.sleep(chance.uniform(0, 1))
+                await asyncio.sleep(chance.uniform(0, 0.3))
                 proxy.heal()
             await eventually(lambda: level(direct, Keyring()), within=40)
             assert not running.done()
@@ -80,7 +80,7 @@ async def test_a_bridge_goes_on_over_broken_connections(etcd: Callable[[str], Et
 
 @pytest.mark.timeout(120)
 async def test_a_copy_whose_answers_are_lost_is_run_again(etcd: Callable[[str], EtcdServer]):
-    server, old = etcd("3.5"), made(6, 120)
+    server, old = etcd("3.5"), made(6, 40)
     namespace = f"?namespace=/{uuid.uuid4().hex}/"
     async with (
         FaultProxy(server.address) as proxy,
@@ -89,7 +89,7 @@ async def test_a_copy_whose_answers_are_lost_is_run_again(etcd: Callable[[str], 
     ):
         await old.write(direct)
         migration = Migration(behind, ring=Keyring())
-        for patience in (5, 20, 40):
+        for patience in (3, 8, 15):
             try:
                 done = 0
                 async for _ in migration.copy():
