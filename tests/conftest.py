@@ -42,10 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `make soak` and `make test-all` run; every fault is about time."""
+    """Leave out what only `make soak` and `make test-all` run."""
     for item in items:
-        if item.path.parent.name == "faults":
-            item.add_marker("timed")
         if item.get_closest_marker("timed"):
             item.add_marker("deadline")
         # Elsewhere tests start processes and servers, which are slow among many.

@@ -194,7 +194,7 @@ async def test_writers_on_both_prefixes_and_resets_end_in_agreement(wire: Wire):
             await asyncio.sleep(0.15)
             wire.proxy.reset()
         await writers
-        await eventually(lambda: wire.agrees(mirror), within=20)
+        await eventually(lambda: wire.agrees(mirror))
         assert mirror.resyncs == 0
 
 
@@ -208,7 +208,7 @@ async def test_compaction_while_away_means_reading_again(wire: Wire):
         await wire.direct.compact(last.revision)
         assert ports(mirror) == {"a": 1, "b": 2}, "the last state is kept"
         wire.proxy.heal()
-        await eventually(lambda: ports(mirror) == {"a": 1, "c": 3}, within=20)
+        await eventually(lambda: ports(mirror) == {"a": 1, "c": 3})
         assert mirror.resyncs == 1
 
 
@@ -227,7 +227,7 @@ async def test_a_connection_that_died_in_silence_is_found_out(wire: Wire):
     async with following(wire.through) as mirror:
         wire.proxy.half_open()
         await wire.direct.commit(Put(PLAIN + b"a", value(2)), Put(SLASHED + b"b", value(3)))
-        await eventually(lambda: ports(mirror) == {"a": 2, "b": 3}, within=15)
+        await eventually(lambda: ports(mirror) == {"a": 2, "b": 3})
         assert mirror.resyncs == 0
 
 
@@ -245,7 +245,7 @@ async def test_a_store_restored_from_a_backup_is_read_again(
             server.kill()
             await asyncio.to_thread(restore, server, tmp_path / "backup")
             server.start()
-            await eventually(lambda: ports(mirror) == {"a": 1, "b": 2}, within=20)
+            await eventually(lambda: ports(mirror) == {"a": 1, "b": 2})
 
 
 async def test_a_slow_connection_and_busy_writers_do_not_keep_it_from_following(wire: Wire):
@@ -267,8 +267,8 @@ async def test_a_slow_connection_and_busy_writers_do_not_keep_it_from_following(
     async with following(wire.through) as mirror:
         updates: list[object] = []
         mirror.subscribe(updates.append)
-        await eventually(lambda: len(updates) > 20, within=20)
+        await eventually(lambda: len(updates) > 20)
         assert mirror.resyncs == 0
         done.set()
         await writer
-        await eventually(lambda: wire.agrees(mirror), within=20)
+        await eventually(lambda: wire.agrees(mirror))
