@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 import mooring.sync
+from mooring.cli.job import Job
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from tests.acceptance.commands import Command
 from tests.acceptance.forking import Forked
@@ -249,6 +250,12 @@ def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub, 
     assert done.code == 127
     assert "no-such-program" in done.stderr
     assert hub.locks(name) == []
+
+
+@pytest.mark.timeout(30)  # and not the grace
+async def test_a_program_that_is_not_there_is_reported_without_its_grace():
+    with pytest.raises(FileNotFoundError):
+        Job(["no-such-program"], {}, grace=600, wanted=lambda: True)
 
 
 def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub, command: Command):

@@ -89,6 +89,7 @@ class _Heir:
 
     def __init__(self, grace: float) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
         with contextlib.suppress(FileNotFoundError):  # without a shell the command does without
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _HEIR.format(grace=round(grace))],
@@ -103,10 +104,11 @@ class _Heir:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(b"%d\n" % group)
                 self._process.stdin.flush()
+                self._told = True
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.communicate(b"over\n")
+            self._process.communicate(b"over\n" if self._told else b"")
 
 
 def _may_stop() -> bool:
