@@ -69,7 +69,7 @@ def pytest_asyncio_loop_factories(
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """With a clock that jumps for a test marked `virtual_time`, if its store is in memory."""
+    """With a clock that jumps for a test marked `virtual_time`, unless it asks a server."""
     return VirtualTimeLoop() if _clock_jumps else asyncio.new_event_loop()
 
 
@@ -79,13 +79,18 @@ _clock_jumps = False
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     global _clock_jumps
-    callspec = getattr(item, "callspec", None)
-    backend = callspec.params.get("backend") if callspec else None
     _clock_jumps = (
-        backend == "memory"
-        and bool(item.get_closest_marker("virtual_time"))
+        bool(item.get_closest_marker("virtual_time"))
         and not item.get_closest_marker("real_time")
+        and _asks_no_server(item)
     )
+
+
+def _asks_no_server(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec and "backend" in callspec.params:
+        return bool(callspec.params["backend"] == "memory")
+    return not {"etcd", "redis", "store_url", "fresh_etcd"} & {*getattr(item, "fixturenames", ())}
 
 
 @pytest.hookimpl(trylast=True)

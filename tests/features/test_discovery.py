@@ -30,6 +30,8 @@ from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually, retried_at_once
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 async def hub() -> AsyncIterator[Hub]:
@@ -258,6 +260,7 @@ async def test_nobody_there_is_an_error_in_words(hub: Hub):
             await view.wait(timeout=0.05)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("way", ["pick", "call"])
 async def test_who_retries_at_once_does_not_starve_the_loop(hub: Hub, way: str):
     async with hub.discover("echo") as view:
@@ -430,8 +433,10 @@ class TestTheRegistryAway:
                 assert view.stale
                 async with view.pick() as instance:
                     assert instance.port == 1
-                proxy.heal()
-                await eventually(lambda: not view.stale and not view.instances)
+                near = mooring.connect(f"{server.url}?namespace=/{tmp_path.name}")
+                async with near, near.register(at(2)):
+                    proxy.heal()
+                    await eventually(lambda: not view.stale and called(view) == [2])
 
     async def test_after_a_start_from_disk_the_difference_to_the_copy_is_told(
         self, etcd: Callable[[str], EtcdServer], tmp_path: Path
@@ -464,6 +469,7 @@ class TestTheRegistryAway:
                                 break
                     assert known == {"10.0.0.1:1", "10.0.0.1:3"}
 
+    @pytest.mark.real_time
     async def test_what_changes_while_the_copy_is_saved_is_saved_next(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
@@ -487,14 +493,16 @@ class TestTheRegistryAway:
                 disk.set()
                 await eventually(lambda: saved == [1, 2])
 
+    @pytest.mark.real_time
     async def test_without_a_copy_it_says_what_is_wrong(self, tmp_path: Path):
         async with mooring.connect("etcd://127.0.0.1:1?timeout=1s", cache=tmp_path) as hub:
             with pytest.raises(Unavailable, match="instances of echo cannot be read"):
                 async with hub.discover("echo", wait=1):
                     pass
 
+    @pytest.mark.real_time
     async def test_a_view_that_opens_while_its_hub_closes_says_so_at_once(self):
-        hub = await mooring.connect("etcd://127.0.0.1:1").__aenter__()
+        hub = await mooring.connect("etcd://127.0.0.1:1?timeout=500ms").__aenter__()
         view = hub.discover("echo", wait=60)
         opening = asyncio.ensure_future(view.__aenter__())
         await eventually(lambda: view._mirror.error is not None)

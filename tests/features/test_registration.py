@@ -21,13 +21,15 @@ from prometheus_client import REGISTRY
 import mooring
 from mooring import Instance
 from mooring.errors import Closed, InvalidRequest
-from mooring.heartbeat import parse
+from mooring.heartbeat import Decision, parse
 from mooring.hub import Hub
 from mooring.model import NO_STATUS, Config, RecordedMetadata
 from mooring.store import everything, key
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.virtual_time
 
 ONE = Instance("echo", "10.0.0.1", 80)
 QUIET = parse({"registry": {"metrics": {"enabled-metrics": []}}})
@@ -217,11 +219,12 @@ async def test_draining_waits_until_consumers_can_have_seen_it():
             return await states() == ["draining"]
 
         await eventually(says_so)
-        await asyncio.sleep(0.3)
-        assert await states() == ["draining"], "callers that have no other still call it"
-        assert not draining.done()
-        await draining
+        while await says_so():  # callers that have no other still call it
+            assert not draining.done()
+            await asyncio.sleep(0.01)
         assert time.monotonic() - started >= 0.5
+        assert await states() == []
+        await draining
 
 
 @pytest.mark.timed
@@ -275,14 +278,20 @@ async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str]
     assert states == ["registering", "registered", "suspended", "registered", "closed"]
 
 
+@pytest.mark.real_time
 @pytest.mark.timed
-async def test_its_state_is_right_before_a_blocked_loop_runs_again():
-    """Nothing of ours has run since, and its record is gone."""
+async def test_a_process_held_up_for_three_ttls_knows_it_and_comes_back():
+    """Its state is right before anything of ours has run since, and its record is gone."""
     async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
         time.sleep(3)  # noqa: ASYNC251 - that is the point
         assert one.state == "suspended"
         assert "TTL" in one.reason
-        await eventually(lambda: one.state == "registered", within=2)
+        await eventually(lambda: one.state == "registered" and one.instance.id != "", within=2)
+
+        async def listed() -> bool:
+            return len((await hub.registry.instances("echo")).instances) == 1
+
+        await eventually(listed, within=2)
 
 
 @pytest.mark.timed
@@ -300,49 +309,34 @@ async def test_its_state_on_redis_is_right_before_a_blocked_loop_runs_again(
     )
     url = f"{redis('7.0').url}?namespace={uuid.uuid4().hex}"
     async with mooring.connect(url, settings=settings) as hub, hub.register(ONE) as one:
-        time.sleep(2)  # noqa: ASYNC251 - that is the point
+        time.sleep(1.5)  # noqa: ASYNC251 - that is the point
         assert one.state == "suspended"
         await eventually(lambda: one.state == "registered", within=2)
 
 
-@pytest.mark.timed
-async def test_a_process_held_up_for_three_ttls_comes_back():
-    async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
-        time.sleep(3)  # noqa: ASYNC251 - that is the point
-        await eventually(lambda: one.state == "registered" and one.instance.id != "", within=2)
-
-        async def listed() -> bool:
-            return len((await hub.registry.instances("echo")).instances) == 1
-
-        await eventually(listed, within=2)
-
-
-MOMENTS = """
-import asyncio, os
-import mooring
-from mooring import Instance
-from mooring.heartbeat import Decision
-
-async def main():
+async def moments() -> list[float]:
+    """When processes with these numbers send heartbeats."""
+    found = []
     for number in (1, 2):  # as in a container, and in a child that was forked there
-        os.getpid = lambda: number
-        async with mooring.connect() as hub:
-            beats = hub.register(Instance("echo", "10.0.0.1", 80))._beats
-            beats.sent(0.0, Decision.HEARTBEAT_ONLY, {}, crowded=True)
-            print(beats.next_due(0.0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "getpid", lambda number=number: number)
+            async with mooring.connect() as hub:
+                beats = hub.register(ONE)._beats
+                beats.sent(0.0, Decision.HEARTBEAT_ONLY, {}, crowded=True)
+                found.append(beats.next_due(0.0))
+    return found
 
-asyncio.run(main())
-"""
 
-
-def test_each_process_sends_heartbeats_at_moments_of_its_own():
+@pytest.mark.real_time
+async def test_each_process_sends_heartbeats_at_moments_of_its_own():
     """Also if containers give all processes the same number, and if one process forked them."""
-    moments = [
-        moment
-        for _ in range(2)
-        for moment in subprocess.check_output([sys.executable, "-c", MOMENTS], text=True).split()
-    ]
-    assert len({*moments}) == len(moments) == 4
+    code = (
+        "import asyncio; from tests.features.test_registration import moments;"
+        "print(*asyncio.run(moments()))"
+    )
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE)
+    printed, _ = await other.communicate()
+    assert len({*await moments(), *map(float, printed.split())}) == 4
 
 
 FORKED = """
@@ -437,6 +431,7 @@ def metrics_of(instance: Instance) -> Mapping[str, object]:
     return instance.status.metrics
 
 
+@pytest.mark.real_time
 async def test_host_metrics_travel_with_the_status():
     async with mooring.connect() as hub, hub.register(ONE), hub.discover("echo") as view:
         await eventually(lambda: {"memory", "cpu"} <= set(metrics_of(view.instances[0])))
