@@ -16,6 +16,7 @@ from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import Host, memory_host
 from mooring.store.etcd import proto
+from mooring.store.etcd.completions import settled
 from mooring.store.etcd.endpoints import MAX_MESSAGE
 from mooring.store.etcd.proto import Methods
 
@@ -41,6 +42,7 @@ def host_at(revision: int, folder: Path | None = None) -> Host:
 async def methods(address: str) -> AsyncIterator[Methods]:
     async with grpc.aio.insecure_channel(address, _OPTIONS) as channel:
         yield Methods(channel)
+    await settled()
 
 
 class Pair:

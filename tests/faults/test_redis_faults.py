@@ -19,7 +19,7 @@ from mooring.errors import OutOfSpace, StoreError, Unavailable
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
 from mooring.registry.contract import Listing
-from mooring.testing.redis import RedisServer
+from mooring.testing.redis import CommandFailed, RedisServer
 from tests.faults.redis_actors import fleet, quick, registry_of, sweeping
 from tests.waiting import eventually
 
@@ -326,7 +326,7 @@ async def test_a_redis_that_is_busy_with_a_script_is_waited_for(
 
 
 def _run(server: RedisServer, *words: str) -> None:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(CommandFailed):
         server.command(*words, within=20)
 
 

@@ -19,6 +19,7 @@ from mooring.connections import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub, connect
 from mooring.store import Delete, everything
+from mooring.store.etcd.completions import settled
 from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS, metrics, proto
 from mooring.xds.bootstrap import Identity, for_grpc
@@ -259,6 +260,7 @@ class Subscriber:
     async def __aexit__(self, *_: object) -> None:
         self._stream.cancel()
         await self._channel.close()
+        await settled()
 
     async def ask(self, kind: str, *, error: str = "", **fields: Any) -> None:
         if error:
