@@ -8,9 +8,12 @@ import contextlib
 import json
 import re
 import sys
+import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+
+import pytest
 
 from mooring.model import Instance
 from mooring.server.api import endpoints
@@ -135,15 +138,16 @@ async def populated(url: str, folder: Path) -> AsyncIterator[Admin]:
             yield admin
 
 
-async def schemathesis(admin: Admin, folder: Path, *, examples: int, fuzzing: bool) -> None:
-    """Ask for everything; fails with what schemathesis has to say."""
+async def schemathesis(admin: Admin, folder: Path, *, examples: int, below: str = "/") -> None:
+    """Ask for everything below a path, with so many random examples of each operation; fails with
+    what schemathesis has to say."""
     body = {"name": "spare", "role": "viewer"}
     spare = (await admin.post("/admin/tokens", body, as_="admin")).json()["id"]
     settings = SETTINGS.format(
         token=admin.tokens["admin"],
         url=admin.url,
-        examples=examples,
-        fuzzing=str(fuzzing).lower(),
+        examples=examples or 1,
+        fuzzing=str(examples > 0).lower(),
         services=json.dumps(SERVICES),
         ids=json.dumps([f"{host}:8080" for host in HOSTS]),
         tenants=json.dumps(TENANTS),
@@ -156,7 +160,7 @@ async def schemathesis(admin: Admin, folder: Path, *, examples: int, fuzzing: bo
     file.write_text(settings)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(file), "--no-color"),
-        *("run", f"{admin.url}/admin/openapi.json"),
+        *("run", f"{admin.url}/admin/openapi.json", f"--include-path-regex=^{below}"),
         cwd=folder,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -180,10 +184,14 @@ async def answers(admin: Admin) -> Mapping[str, Mapping[int, int]]:
     return found
 
 
-async def test_everything_is_as_it_is_described(tmp_path: Path):
+@pytest.mark.parametrize(
+    "examples",
+    [1, pytest.param(10, marks=pytest.mark.extended("one example of each asks for all"))],
+)
+async def test_everything_is_as_it_is_described(tmp_path: Path, examples: int):
     async with populated("memory://", tmp_path) as admin:
         before = await answers(admin)
-        await schemathesis(admin, tmp_path, examples=3, fuzzing=True)
+        await schemathesis(admin, tmp_path, examples=examples)
         after = await answers(admin)
     table = {f"{each.method} {each.path}" for each in endpoints()} - {"GET /admin/events"}
     done = {name for name in table if succeeded(after, name) > succeeded(before, name)}
@@ -191,10 +199,17 @@ async def test_everything_is_as_it_is_described(tmp_path: Path):
     assert len(done) > 0.7 * len(table), sorted(table - done)
 
 
-async def test_also_on_redis_alone(tmp_path: Path, redis: Callable[[str], RedisServer]):
-    url = f"{redis('6.2').url}?namespace=described"
+@pytest.mark.parametrize(
+    "below",
+    [
+        "/registry/",
+        pytest.param("/", marks=pytest.mark.extended("features run the rest on Redis")),
+    ],
+)
+async def test_also_on_redis_alone(tmp_path: Path, redis: Callable[[str], RedisServer], below: str):
+    url = f"{redis('6.2').url}?namespace={uuid.uuid4().hex}"
     async with populated(url, tmp_path) as admin:
-        await schemathesis(admin, tmp_path, examples=1, fuzzing=False)
+        await schemathesis(admin, tmp_path, examples=0, below=below)
 
 
 def succeeded(told: Mapping[str, Mapping[int, int]], name: str) -> int:
