@@ -68,10 +68,8 @@ async def test_hostile_metadata_does_nothing(visitor: Visitor, admin: Admin):
             assert await page.locator("main img").count() == 0
 
 
-@pytest.mark.parametrize(
-    "where", ["#/service/%E0%A4%A", "#/instance/a/b/c", "#/tenant/%22%3E", "#/x"]
-)
-async def test_a_broken_link_shows_a_page(visitor: Visitor, where: str):
-    await visitor.page.goto(f"{visitor.admin.url}/{where}")
-    await expect(visitor.page.locator(f'main[data-shown="{where}"] h1')).to_be_visible()
+async def test_a_broken_link_shows_a_page(visitor: Visitor):
+    for where in ("#/service/%E0%A4%A", "#/instance/a/b/c", "#/tenant/%22%3E", "#/x"):
+        await visitor.page.goto(f"{visitor.admin.url}/{where}")
+        await expect(visitor.page.locator(f'main[data-shown="{where}"] h1')).to_be_visible()
     visitor.forgiven = "Failed to load resource"  # the browser says 404, the page nothing else
