@@ -162,36 +162,44 @@ def _serve(requests: socket.socket) -> str:
     """Fork a command for each request. Returns in each child, ready to run it, the program that it
     is if it is not a command. Ends with the tests."""
     running: dict[int, int] = {}
-
-    def reap(*_: object) -> None:
-        while running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            descriptor = running.pop(pid)
-            _tell(descriptor, os.waitstatus_to_exitcode(status))
-            os.close(descriptor)
-
-    signal.signal(signal.SIGCHLD, reap)
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a byte in the pipe, and nothing else
     while True:
+        ready, _, _ = select.select([requests.fileno(), ended], [], [])
+        if ended in ready:
+            os.read(ended, 1000)
+            _reap(running)
+        if requests.fileno() not in ready:
+            continue
         message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST, 4)
         if not message:
             sys.exit()
         *streams, status = descriptors
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         child = os.fork()
         if child == 0:
+            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             requests.close()
-            for descriptor in (status, *running.values()):
+            for descriptor in (ended, wake, status, *running.values()):
                 os.close(descriptor)
             return _become(json.loads(message), streams)
         running[child] = status
         _tell(status, child)
         for descriptor in streams:
             os.close(descriptor)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _reap(running: dict[int, int]) -> None:
+    """Tell the tests which commands have ended."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        descriptor = running.pop(pid)
+        _tell(descriptor, os.waitstatus_to_exitcode(status))
+        os.close(descriptor)
 
 
 def _tell(descriptor: int, number: int) -> None:

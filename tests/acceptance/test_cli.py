@@ -1,4 +1,4 @@
-"""The command as a user types it, in a process of its own."""
+"""The command as a user types it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 
 import mooring
 from mooring.testing.etcd import EtcdServer
-from tests.acceptance.commands import Command
-from tests.acceptance.commands import mooring_command as mooring_command
+from tests.acceptance.commands import Command, mooring_command
 
 
 @pytest.mark.parametrize("how", [["-m", "mooring.cli"], [f"{Path(sys.executable).parent}/mooring"]])
