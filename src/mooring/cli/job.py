@@ -10,8 +10,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-import psutil
-
 from mooring.cli.child import Child
 from mooring.cli.terminal import Terminal
 
@@ -113,6 +111,8 @@ class _Heir:
 
 def _may_stop() -> bool:
     """Whether somebody could continue us: who started our group is a shell with job control."""
+    import psutil  # slow to load, and few commands are ever stopped
+
     with contextlib.suppress(psutil.Error, OSError):  # it ended while we looked
         parent = psutil.Process().parent()
         while parent is not None:
