@@ -25,11 +25,11 @@ from mooring.display import describe, quoted
 from mooring.errors import (
     AccessDenied,
     InvalidRequest,
-    MissingExtra,
     MooringError,
     StoreError,
     Unavailable,
 )
+from mooring.server.access.folder import Folder, data_folder
 
 DataOption = Annotated[
     Path | None,
@@ -226,11 +226,6 @@ class Server:
 
 def reach(data: Path | None, server: str, tls: TLS, *, insecure: bool) -> Server:
     """The server that is meant. Raises `InvalidRequest` or `Unavailable` where there is none."""
-    try:
-        from mooring.server.access.folder import Folder
-        from mooring.server.settings import data_folder
-    except ImportError as error:
-        raise MissingExtra("mooring token", "server") from error
     tls.context()  # wrong files are reported before anything else is looked for
     folder = Folder(data.absolute() if data else data_folder())
     token = os.environ.get("MOORING_TOKEN", "").strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mooring.heartbeat.settings import RegistrySettings
 from mooring.heartbeat.settings import parse as parse_registry
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
+from mooring.server.access.folder import data_folder, expanded
 from mooring.server.access.limits import Rates
 from mooring.server.access.origins import parse as parse_host
 from mooring.server.alerts.settings import AlertSettings
@@ -106,7 +106,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def folder(self) -> Path:
         """Where the server keeps what is its own."""
-        return _expanded(self.data).absolute() if self.data else data_folder()
+        return expanded(self.data).absolute() if self.data else data_folder()
 
     def registry_url(self) -> StoreURL:
         return parse(self.registry) if self.registry else self.url()
@@ -119,21 +119,6 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def sweeps(self) -> bool:
         return self.cleanup and self.registry_url().scheme in REDIS
-
-
-def data_folder() -> Path:
-    """The user's data folder for Mooring."""
-    return _expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "mooring"
-
-
-def _expanded(folder: str) -> Path:
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError as error:
-        raise InvalidRequest(
-            "this user has no home folder: name one with --data, or a file with --store "
-            "sqlite:///path and --http off"
-        ) from error
 
 
 def load(file: Path | None, **flags: object) -> ServerSettings:

@@ -48,6 +48,22 @@ SHORTEST = 32
 """Characters that an admin token has at the least which somebody wrote into the file."""
 
 
+def data_folder() -> Path:
+    """The user's data folder for Mooring."""
+    return expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "mooring"
+
+
+def expanded(folder: str) -> Path:
+    """A folder that may begin with `~`."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise InvalidRequest(
+            "this user has no home folder: name one with --data, or a file with --store "
+            "sqlite:///path and --http off"
+        ) from error
+
+
 class Running(msgspec.Struct, frozen=True):
     """Where the server of a folder is, for the commands on the same machine."""
 
