@@ -22,6 +22,7 @@ from mooring.model import Instance
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.tasks import Tasks
 from mooring.testing.redis import RedisCluster, RedisServer, Reply
+from tests.backends import usual
 from tests.waiting import eventually
 
 WITHIN = 20.0
@@ -139,7 +140,7 @@ async def bridging(place: Place) -> AsyncIterator[Bridge]:
         await tasks.aclose()
 
 
-@pytest.fixture(params=["6.2", "valkey-9"])
+@pytest.fixture(params=usual(["6.2"], ["valkey-9"], reason="it runs the scripts of Redis alike"))
 def server(request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]) -> RedisServer:
     return redis(request.param)
 
@@ -615,9 +616,9 @@ async def test_a_bridge_outlives_redis(fresh_redis: Callable[..., RedisServer]):
 @pytest.mark.parametrize("tier1", [False, True], ids=["other keys", "tier 1"])
 async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path, tier1: bool):
     flags = ["--cluster-require-full-coverage", "no"]
-    with RedisCluster(tmp_path, series="6.2", node_timeout=5.0, flags=flags) as cluster:
+    with RedisCluster(tmp_path, series="6.2", node_timeout=3.0, flags=flags) as cluster:
         cluster.start()
-        async with place(cluster, timeout="15s") as here:
+        async with place(cluster, timeout="8s") as here:
             v1, keys = here.v1, here.registry.keys
             home = cluster.master_of(keys.services)
             down = home if tier1 else next(m for m in cluster.members if m is not home)
@@ -639,7 +640,7 @@ async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path
                 down.kill()
                 if not tier1:
                     v1.register(later, "a")
-                until = time.monotonic() + 19
+                until = time.monotonic() + 10
                 while time.monotonic() < until:
                     v1.beat(good, "a")
                     if not tier1:
