@@ -88,9 +88,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _asks_no_server(item: pytest.Item) -> bool:
-    callspec = getattr(item, "callspec", None)
-    if callspec and "backend" in callspec.params:
-        return bool(callspec.params["backend"] == "memory")
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if backend := params.get("backend", params.get("place", [""])[0]):
+        return bool(backend == "memory")
     return not {"etcd", "redis", "store_url", "fresh_etcd"} & {*getattr(item, "fixturenames", ())}
 
 

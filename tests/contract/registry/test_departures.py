@@ -15,6 +15,8 @@ from tests.contract.registries import Hands
 from tests.contract.registry.test_registry import at
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 def has_states(layout: str) -> bool:
     """Whether an instance can say that it is about to leave."""

@@ -11,6 +11,8 @@ from mooring.mirror import Mirror
 from tests.contract.registries import Hands
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 Where = tuple[str, str]
 
 

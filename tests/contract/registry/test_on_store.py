@@ -19,6 +19,8 @@ from tests.contract.registry.conftest import named
 from tests.contract.registry.test_registry import at, ports
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture(params=places(USUAL), ids=named)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:

@@ -21,6 +21,8 @@ from tests.contract.registries import Hands, places
 from tests.contract.registry.conftest import named
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 once = pytest.mark.parametrize(
     "place", [("memory", "tree"), ("redis-7.0", "")], indirect=True, ids=named
 )

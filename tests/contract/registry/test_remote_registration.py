@@ -13,6 +13,8 @@ from tests.contract.registries import Hands
 from tests.contract.registry.conftest import named
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 PLACES = [
     *((backend, "tree") for backend in ("memory", "etcd-3.5")),
     *(("memory", layout) for layout in ("plain:/services/", "endpoints:/e/", "hprose")),
