@@ -326,7 +326,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
             written.append(len(pieces))
     assert max(map(len, pieces)) <= FORGET
     assert max(sum(len(e.value) for e in piece) for piece in pieces) < FORGET_BYTES + 100_000
-    assert len(set(written)) > 5, "nobody waited for all of it"
+    assert len(set(written)) > 2, "nobody waited for all of it"
     assert journal.check(path) == []
 
 
