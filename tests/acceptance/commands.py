@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import tempfile
 import textwrap
@@ -73,6 +74,11 @@ def _run_to_end(
         )
         try:
             code = process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler prints where its threads are
+            process.wait(timeout=10)
+            err.seek(0)
+            raise AssertionError(f"{arguments} goes on after a minute: {err.read()}") from None
         finally:
             process.kill()
         out.seek(0)

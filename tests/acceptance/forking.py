@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -251,6 +252,7 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # for commands that do not end
     asked = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
     gc.freeze()
