@@ -56,6 +56,7 @@ LOOP = {"asyncio", "msgspec", "ssl"}
         pytest.param("from mooring import connect", LOOP, 46, 150, id="connect"),
         pytest.param(COMMAND.format("version"), {"typer"}, 9, 240, id="version"),
         pytest.param(COMMAND.format("--help"), {"rich", "typer"}, 9, 290, id="help"),
+        pytest.param("import mooring.cli.token", {"msgspec", "ssl", "typer"}, 26, 230, id="token"),
         pytest.param(
             COMMAND.format("services --store=memory://"),
             {*LOOP, "typer", "uvloop"},
