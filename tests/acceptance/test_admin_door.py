@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,19 @@ def named(endpoint: Endpoint) -> str:
     return f"{endpoint.method} {endpoint.path}"
 
 
-async def closed_to(admin: Admin, headers: Mapping[str, Any]) -> None:
+async def closed_to(
+    admin: Admin, headers: Mapping[str, Any], endpoints: Sequence[Endpoint] = GUARDED
+) -> None:
     """Whoever says this is nobody, whatever is asked for."""
-    for each in GUARDED:
+    for each in endpoints:
         answer = await admin.request(each.method, path_of(each), as_=None, headers=headers)
         assert answer.status_code == 401, (named(each), headers)
+
+
+def sample(number: int) -> Sequence[Endpoint]:
+    """Every fifth endpoint, from another one for each number. Who asks is decided before what is
+    asked for is looked at, so not each pair needs a request of its own."""
+    return GUARDED[number % 5 :: 5]
 
 
 @pytest.fixture
@@ -93,8 +101,9 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
 
 class TestWhoIsNobody:
     async def test_whatever_they_say_instead_of_a_token(self, admin: Admin):
-        for headers in WITHOUT:
-            await closed_to(admin, headers)
+        await closed_to(admin, WITHOUT[0])
+        for number, headers in enumerate(WITHOUT):
+            await closed_to(admin, headers, sample(number))
 
     async def test_who_has_a_token_that_was_revoked(self, admin: Admin):
         body = {"name": "a", "role": "admin"}
@@ -132,7 +141,7 @@ class TestWhoIsNobody:
     async def test_who_shows_the_token_elsewhere(self, admin: Admin):
         token = admin.tokens["admin"]
         basic = base64.b64encode(f"admin:{token}".encode()).decode()
-        for headers in (
+        elsewhere: list[dict[str, str]] = [
             {"Authorization": f"Basic {basic}"},
             {"Authorization": f"Bearer Bearer {token}"},
             {"Authorization": f"Bearer\t{token}"},
@@ -145,8 +154,9 @@ class TestWhoIsNobody:
             {"X-Api-Key": token},
             {"Cookie": f"Authorization=Bearer {token}; token={token}"},
             {"Cookie": f"mooring-session={token}"},
-        ):
-            await closed_to(admin, headers)
+        ]
+        for number, headers in enumerate(elsewhere):
+            await closed_to(admin, headers, sample(number))
         for each in GUARDED:
             query = {"token": token, "access_token": token, "authorization": f"Bearer {token}"}
             answer = await admin.request(each.method, path_of(each), as_=None, query=query)
