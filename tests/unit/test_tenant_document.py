@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
+from mooring.tenants import rules
 from mooring.tenants.document import parse, written
 from mooring.tenants.files import load, read, read_all
 from mooring.tenants.merging import merged
@@ -337,7 +338,7 @@ names = st.text(
     ),
     min_size=1,
     max_size=8,
-).filter(lambda text: text == text.strip())
+).filter(lambda text: text == text.strip() and not rules._BLANK.search(text))
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,5}[a-z0-9])?", fullmatch=True)
 hosts = st.lists(labels, min_size=1, max_size=3).map(".".join)
 tenants = st.fixed_dictionaries(

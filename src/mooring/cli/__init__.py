@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.main import get_group
 
 from mooring.cli.commands import CommandAfterDashes, LazyGroup, Unloaded
 from mooring.cli.stdout import fill_descriptors, guarded
 from mooring.display import printable
 from mooring.errors import InvalidRequest, MooringError
+from mooring.version import VERSION
 
 
 def _panel(title: str, *commands: Unloaded) -> tuple[Unloaded, ...]:
@@ -19,10 +22,36 @@ def _panel(title: str, *commands: Unloaded) -> tuple[Unloaded, ...]:
     return commands
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+def _options() -> list[Any]:
+    """The options of `mooring` itself."""
+    options = typer.Typer(add_completion=False)
+
+    @options.callback()
+    def mooring(
+        version: bool = typer.Option(
+            False,
+            "--version",
+            callback=_print_version,
+            expose_value=False,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ) -> None: ...
+
+    return get_group(options).params
+
+
 app = LazyGroup(
     name="mooring",
     help="Service registry, discovery, locks and configuration for Python.",
     no_args_is_help=True,
+    params=_options(),
     commands=[
         *_panel(
             "Who is there",
