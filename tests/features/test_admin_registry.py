@@ -436,7 +436,7 @@ async def test_while_the_store_is_away_the_picture_stays_and_is_called_stale(
     async with FaultProxy(server.address) as proxy:
         direct, url = (
             f"{server.url}?{namespace}",
-            f"{kind}://{proxy.address}?{namespace}&timeout=1s",
+            f"{kind}://{proxy.address}?{namespace}",
         )
         async with (
             mooring.connect(direct, settings=SETTINGS) as hub,
