@@ -1,4 +1,4 @@
-"""Locks on every backend: fair, fenced, left without a trace, and honest about their loss."""
+"""Locks: fair, fenced, left without a trace, and honest about their loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live copy of a range, on every backend."""
+"""A live copy of a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease that is kept alive, and that knows when it is not, on every backend."""
+"""A lease that is kept alive, and that knows when it is not."""
 
 from __future__ import annotations
 
