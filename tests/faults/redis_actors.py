@@ -110,7 +110,8 @@ async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
         keys = registry.keys.of(service)
         ago = (await registry.reader.state(keys)).now - 3_600_000
         ids = [one.instance.id for one in gone if one.instance.service == service]
-        for scores in (keys.heartbeats, keys.persistent):  # of all at once: a sweeper may look
+        # A sweeper may look at any time: all at once, and never overdue as if they were ephemeral.
+        for scores in (keys.persistent, keys.heartbeats):
             command = ("ZADD", scores, "XX", *(word for id in ids for word in (ago, id)))
             await registry.connection.call(*command, what="the test", writes=True)
 
