@@ -45,8 +45,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only `make soak` and `make test-all` run."""
     for item in items:
-        if item.get_closest_marker("timed"):
-            item.add_marker("deadline")
         # Elsewhere tests start processes and servers, which are slow among many.
         if item.path.parent.name != "unit" and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))

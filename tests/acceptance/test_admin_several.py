@@ -316,7 +316,7 @@ def ids(one: One) -> set[str]:
 
 class TestTheWebhook:
     @on_etcd_and_redis
-    @pytest.mark.timed
+    @pytest.mark.deadline
     def test_one_calls_it_and_another_takes_over_from_one_that_was_killed(
         self, store_url: str, tmp_path: Path
     ):

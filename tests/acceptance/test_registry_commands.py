@@ -691,7 +691,7 @@ class TestRegistering:
         assert await register.end() == 7
         assert await ids(hub, "orders") == []
 
-    @pytest.mark.timed
+    @pytest.mark.deadline
     async def test_killed_it_vanishes_with_its_ttl(
         self, hub: Hub, start: Start, script: list[str], tmp_path: Path
     ):

@@ -82,7 +82,7 @@ async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp
             await eventually(gone)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 def test_it_is_ready_in_under_two_seconds(tmp_path: Path):
     """The best of ten: the others' tests run at the same time."""
     times = []
@@ -150,7 +150,7 @@ async def test_probes_are_answered_until_the_end(tmp_path: Path):
     assert refusals <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
     with Served("memory://") as served:
         async with open_store(served.url) as store, store.watch(prefix(b"/")):
@@ -158,7 +158,7 @@ async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
             assert await asyncio.to_thread(served.end, 8) == 0  # not for its grace of ten
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 def test_an_open_stream_does_not_hold_up_the_end():
     with Served("memory://", "--etcd=off") as served:
         request = urllib.request.Request(

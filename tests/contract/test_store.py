@@ -616,7 +616,7 @@ class TestWatching:
             for watch in burst:
                 await watch.__aexit__(None, None, None)
 
-    @pytest.mark.timed
+    @pytest.mark.deadline
     async def test_a_live_watch_is_heard_without_changes(self, store: Store):
         async with store.watch(prefix(b"/")) as watch:
             before = watch.heard

@@ -281,7 +281,7 @@ async def test_without_a_leader_named_it_is_refused(calls: Methods):
     assert refused.value.code() is grpc.StatusCode.UNKNOWN
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_who_waits_is_told_when_the_server_stops(name: bytes):
     with Served("memory://") as server:
         async with methods(server.etcd) as calls:

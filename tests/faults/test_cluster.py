@@ -148,7 +148,7 @@ async def reaches(mirror: Mirror[bytes, Entry], revision: int) -> None:
     await eventually(lambda: mirror.mark >= revision)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_without_a_majority_a_mirror_is_stale_and_reads_fail_in_time(cluster: EtcdCluster):
     async with open_store(cluster.url + "?timeout=2s") as store:
         await store.commit(Put(PREFIX + b"a", b""))
@@ -205,7 +205,7 @@ async def is_leader(member: EtcdServer) -> bool:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("series", ["3.5", pytest.param("3.4", marks=pytest.mark.extended(OLDER))])
 @pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_member_cut_off_from_its_peers_makes_a_mirror_stale_in_time(
     tmp_path: Path, leader: bool, series: str
 ):

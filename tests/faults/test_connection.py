@@ -70,7 +70,7 @@ async def test_resets_lose_and_repeat_nothing(wire: Wire):
         assert mirror.resyncs == 0
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_blackhole_makes_it_stale_in_time_and_it_catches_up(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
@@ -95,7 +95,7 @@ async def test_a_half_open_connection_is_noticed_and_replaced(wire: Wire):
         await recorder.tells_every_revision(wire.direct)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
@@ -107,7 +107,7 @@ async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
         await recorder.tells_every_revision(wire.direct)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_member_that_answers_late_is_neither_left_nor_stale(wire: Wire):
     async with wire.mirror() as mirror:
         await wire.direct.commit(Put(PREFIX + b"a", b""))
@@ -190,7 +190,7 @@ async def test_a_read_rides_out_a_short_break(wire: Wire):
     assert len((await reading).entries) == 1
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_nothing_waits_beyond_its_deadline(wire: Wire):
     await wire.through.commit(Put(b"/a", b"1"))
     wire.proxy.blackhole()
@@ -208,7 +208,7 @@ async def test_nothing_waits_beyond_its_deadline(wire: Wire):
     assert all(isinstance(result, (Unavailable, OutcomeUnknown)) for result in results), results
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_session_in_doubt_recovers(wire: Wire):
     async with Session(wire.through, ttl=6) as session:
         wire.proxy.blackhole()
@@ -219,7 +219,7 @@ async def test_a_session_in_doubt_recovers(wire: Wire):
         await eventually(lambda: session.state == "alive", within=2.5)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_session_outlives_a_half_open_connection(wire: Wire):
     """Its patience is shorter than the store's deadline, and nobody else watches the wire."""
     async with Session(wire.through, ttl=5) as session:
@@ -252,7 +252,7 @@ async def test_closing_a_store_ends_calls_under_way_with_closed(wire: Wire):
         await commit
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_renewal_finds_a_new_connection_within_its_deadline(wire: Wire):
     lease = await wire.through.grant(30)
     await wire.through.renew(lease.id)
@@ -285,7 +285,7 @@ async def test_a_session_knows_its_end_before_the_store_does(wire: Wire):
         assert session.state == "lost"
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_closing_a_session_is_bounded(wire: Wire):
     session = Session(wire.through, ttl=30)
     await session.__aenter__()
@@ -295,7 +295,7 @@ async def test_closing_a_session_is_bounded(wire: Wire):
     assert time.monotonic() - started < 4
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_cancelling_the_entry_of_a_session_is_bounded(wire: Wire):
     await wire.through.read(key(b"/a"))
     wire.proxy.blackhole()

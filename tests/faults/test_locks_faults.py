@@ -368,7 +368,7 @@ KINDS: dict[str, Callable[[Hub, float], Lock]] = {
         ),
     ],
 )
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_one_deadline_covers_all_of_an_acquire_whose_replies_are_lost(
     kind: str, timeout: float, etcd: Callable[[str], EtcdServer]
 ):
@@ -387,7 +387,7 @@ async def test_one_deadline_covers_all_of_an_acquire_whose_replies_are_lost(
             proxy.reset()
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_try_without_a_lease_is_bounded_and_leaves_no_key(
     etcd: Callable[[str], EtcdServer],
 ):
@@ -407,7 +407,7 @@ async def test_a_try_without_a_lease_is_bounded_and_leaves_no_key(
         proxy.reset()
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_one_deadline_covers_the_end_of_all_leases_if_the_store_is_silent(
     etcd: Callable[[str], EtcdServer],
 ):
@@ -429,7 +429,7 @@ async def test_one_deadline_covers_the_end_of_all_leases_if_the_store_is_silent(
 
 
 @pytest.mark.parametrize("acquired", [True, False])
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_one_deadline_covers_the_end_of_a_hub_if_the_store_is_silent(
     acquired: bool, etcd: Callable[[str], EtcdServer]
 ):
@@ -449,7 +449,7 @@ async def test_one_deadline_covers_the_end_of_a_hub_if_the_store_is_silent(
         assert time.monotonic() - started < 4
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_blocking_code_has_the_same_deadline(etcd: Callable[[str], EtcdServer]):
     loop = asyncio.get_running_loop()
     async with FaultProxy(etcd("3.5").address) as proxy:
@@ -493,7 +493,7 @@ async def test_one_reply_that_was_lost_does_not_matter(fresh_etcd: Callable[...,
         await held.release()
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
     fresh_etcd: Callable[..., EtcdServer],
 ):
@@ -552,7 +552,7 @@ async def test_a_waiter_outlives_a_store_that_goes_away(fresh_etcd: Callable[...
         await ours.release()
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_store_that_is_away_is_told_at_once(fresh_etcd: Callable[..., EtcdServer]):
     async with behind_proxy(fresh_etcd) as (proxy, hub, _, _):
         proxy.refuse()

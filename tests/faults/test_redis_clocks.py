@@ -230,7 +230,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
         assert caplog.text.count("at the first look") == 2  # the view's, and the mirror's
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_period(
     steppable: RedisServer,
 ):
@@ -294,7 +294,7 @@ async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first
             assert not view.stale
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_an_instance_that_died_before_the_clock_stepped_forward_is_left_out(
     steppable: RedisServer,
 ):

@@ -71,7 +71,7 @@ async def back(hub: Hub, registrations: list[Any], *, within: float = PATIENCE) 
     await eventually(lambda: {each.state for each in registrations} == {"registered"})
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_redis_that_comes_back_empty_is_filled_within_a_heartbeat(
     fresh_redis: Callable[..., RedisServer],
 ):
@@ -91,7 +91,7 @@ async def test_a_redis_that_comes_back_empty_is_filled_within_a_heartbeat(
         assert names == ["echo"]
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_all_keys_deleted_are_back_within_a_heartbeat(redis: Callable[[str], RedisServer]):
     server = redis("7.0")
     async with connect(server.url) as hub, connect(server.url) as other, fleet(hub, 5) as echo:
@@ -287,7 +287,7 @@ def _move(source: RedisServer, target: RedisServer, key: str, cluster: RedisClus
         member.command("CLUSTER", "SETSLOT", slot, "NODE", there)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_view_stays_stale_for_as_long_as_redis_is_away(
     fresh_redis: Callable[..., RedisServer],
 ):
@@ -303,7 +303,7 @@ async def test_a_view_stays_stale_for_as_long_as_redis_is_away(
         await eventually(lambda: not view.stale)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_pauses_between_tries_grow_and_it_is_back_within_a_heartbeat(
     fresh_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ):

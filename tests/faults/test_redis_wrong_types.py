@@ -50,7 +50,7 @@ def _later(feed: ServiceFeed, than: float) -> bool:
     return feed.read > than
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
     redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
 ):
@@ -75,7 +75,7 @@ async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
     assert said(caplog, "no longer followed", "followed again") == [len(KINDS)] * 2
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
     redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
 ):

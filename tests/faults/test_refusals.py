@@ -145,7 +145,7 @@ class TestUsers:
             await store.commit(Delete(prefix(b"/team/m/")))
             await eventually(lambda: len(mirror.items) == 0)
 
-    @pytest.mark.timed
+    @pytest.mark.deadline
     async def test_many_who_wait_for_a_login_share_its_deadline(self, guarded: EtcdServer):
         async with FaultProxy(guarded.address) as proxy:
             proxy.blackhole()

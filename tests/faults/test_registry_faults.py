@@ -47,7 +47,7 @@ async def all_there(hub: Hub, count: int = COUNT) -> bool:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_rolling_kill_of_every_member_under_load_loses_no_instance(cluster: EtcdCluster):
     async with (
         mooring.connect(cluster.url) as hub,
@@ -87,7 +87,7 @@ async def test_a_rolling_kill_of_every_member_under_load_loses_no_instance(clust
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_cut_off_client_is_back_two_seconds_after_healing(cluster: EtcdCluster):
     """Cut off for longer than its lease: everybody else sees it go, and come back."""
     address = cluster.members[0].url.removeprefix("etcd://")
@@ -115,7 +115,7 @@ async def test_a_cut_off_client_is_back_two_seconds_after_healing(cluster: EtcdC
         await eventually(lambda: len(view.instances) == COUNT and not view.stale, within=2)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_wiped_registry_is_whole_again(fresh_etcd: Callable[..., EtcdServer]):
     url = fresh_etcd().url
     async with mooring.connect(url) as hub, mooring.connect(url) as other, fleet(hub):
@@ -130,7 +130,7 @@ async def test_a_wiped_registry_is_whole_again(fresh_etcd: Callable[..., EtcdSer
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_store_restored_from_a_backup_has_everybody_again(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
@@ -182,7 +182,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_killed_process_is_gone_within_its_ttl_and_a_second(
     fresh_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
 ):
@@ -236,7 +236,7 @@ async def away(seconds: float, fresh_etcd: Callable[..., EtcdServer]) -> None:
         assert calls > seconds
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_the_registry_away_for_longer_than_the_ttl(fresh_etcd: Callable[..., EtcdServer]):
     await away(5, fresh_etcd)
 

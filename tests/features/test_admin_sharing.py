@@ -46,7 +46,7 @@ class TestOnAStore:
         name: str = request.param
         return name
 
-    @pytest.mark.timed
+    @pytest.mark.deadline
     async def test_a_revoked_token_is_refused_everywhere_within_seconds(
         self, store_url: str, tmp_path: Path
     ):

@@ -160,7 +160,7 @@ async def test_it_is_registered_while_it_serves_and_drains_before_it_stops(
         assert await instances(hub) == ()
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_of_two_workers_one_registers_and_the_other_takes_over_when_it_is_killed(
     hub: mooring.Hub, url: str, tmp_path: Path
 ):

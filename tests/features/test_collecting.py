@@ -153,7 +153,7 @@ async def test_one_that_hangs_delays_nobody_and_is_not_called_again(released: th
     assert running.metrics["hang0"] == {"value": 2}
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_hang_does_not_hold_up_the_loop(released: threading.Event):
     def hang() -> dict[str, object]:
         released.wait()

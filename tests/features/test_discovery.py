@@ -389,7 +389,7 @@ async def test_garbage_under_the_registry_hides_nobody(hub: Hub):
 
 
 class TestTheRegistryAway:
-    @pytest.mark.timed
+    @pytest.mark.deadline
     async def test_consumers_go_on_and_the_view_says_that_it_is_stale(
         self, etcd: Callable[[str], EtcdServer], tmp_path: Path
     ):
@@ -530,7 +530,7 @@ class TestTheRegistryAway:
         assert "cannot be used" in caplog.text
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_keys_deleted_behind_its_back_are_followed(hub: Hub):
     async with hub.discover("echo") as view:
         registration = hub.register(at(1))

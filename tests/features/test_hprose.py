@@ -693,7 +693,7 @@ class TestOnEtcd:
                 assert await call == "hello x"
                 proxy.heal()
 
-    @pytest.mark.timed
+    @pytest.mark.deadline
     async def test_a_store_that_is_away_holds_up_no_server(
         self, etcd: Callable[[str], EtcdServer], hub: Hub, store_url: str
     ):

@@ -158,7 +158,7 @@ async def test_a_timeout_names_the_holder_and_leaves_nothing(hub: Hub, other: Hu
         pass
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 @pytest.mark.parametrize("stands", [True, False])
 async def test_a_timeout_is_one_also_where_nothing_is_answered(
     etcd: Callable[[str], EtcdServer], stands: bool

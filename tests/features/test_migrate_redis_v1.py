@@ -612,7 +612,7 @@ async def test_a_bridge_outlives_redis(fresh_redis: Callable[..., RedisServer]):
         await eventually(there, within=30)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 @pytest.mark.parametrize("tier1", [False, True], ids=["other keys", "tier 1"])
 async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path, tier1: bool):
     flags = ["--cluster-require-full-coverage", "no"]

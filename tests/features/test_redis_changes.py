@@ -15,7 +15,7 @@ from tests.contract.registries import QUICK
 from tests.waiting import eventually
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 @pytest.mark.parametrize("said", [b"", b"no JSON", b'{"action":"\xff"}', b"[" * 100_000])
 async def test_a_message_that_cannot_be_read_deafens_nobody(
     redis: Callable[[str], RedisServer], said: bytes

@@ -227,7 +227,7 @@ async def test_draining_waits_until_consumers_can_have_seen_it():
         await draining
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
     etcd: Callable[[str], object], caplog: pytest.LogCaptureFixture
 ):
@@ -261,7 +261,7 @@ async def test_why_it_is_not_registered_is_told_once_it_is_known(
             await eventually(lambda: one.state == "registered")
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str], object]):
     server = etcd("3.5")
     async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
@@ -279,7 +279,7 @@ async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str]
 
 
 @pytest.mark.real_time
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_process_held_up_for_three_ttls_knows_it_and_comes_back():
     """Its state is right before anything of ours has run since, and its record is gone."""
     async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
@@ -294,7 +294,7 @@ async def test_a_process_held_up_for_three_ttls_knows_it_and_comes_back():
         await eventually(listed, within=2)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_its_state_on_redis_is_right_before_a_blocked_loop_runs_again(
     redis: Callable[[str], RedisServer],
 ):
@@ -397,7 +397,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 @pytest.mark.parametrize("reachable", [True, False])
 async def test_sigterm_drains_and_ends_within_its_grace(
     etcd: Callable[[str], object], reachable: bool

@@ -155,7 +155,7 @@ def test_the_end_of_the_interpreter_closes_all_hubs(etcd_url: str, end: str):
         assert hub.locks() == []
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_the_end_of_the_interpreter_does_not_wait_for_a_store_that_is_away(
     etcd: Callable[[str], EtcdServer],
 ):

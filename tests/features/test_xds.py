@@ -151,7 +151,7 @@ async def test_a_weight_that_changes_is_followed(hub: Hub, bootstrap: Path):
         await caller.hears("a")
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 @pytest.mark.parametrize("name", [SERVICE, "no//name"])
 async def test_calls_to_nobody_fail_at_once(bootstrap: Path, name: str):
     """gRPC would wait for 15 seconds for what it hears nothing of."""

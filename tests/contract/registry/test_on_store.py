@@ -28,7 +28,7 @@ def place(request: pytest.FixtureRequest) -> tuple[str, str]:
     return chosen
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_revoked_lease_is_replaced(hub: Hub, other: Hub):
     async with hub.register(at(1)), hub.register(at(2)):
         held = (await hub.store.read(everything())).entries

@@ -103,7 +103,7 @@ async def test_what_an_operator_took_out_stays_out(hub: Hub, other: Hub):
         assert not await other.registry.deregister("echo", one.instance.id)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_a_process_that_starts_anew_is_let_in_again(hub: Hub, other: Hub, hands: Hands):
     async with hub.register(at(1, id="u")) as one:
         await other.registry.deregister("echo", one.instance.id)
@@ -118,7 +118,7 @@ async def test_a_process_that_starts_anew_is_let_in_again(hub: Hub, other: Hub, 
         await eventually(back, within=2)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_deleted_keys_come_back(hub: Hub, other: Hub, hands: Hands):
     async with hub.register(at(1)):
         await hands.delete_all()
@@ -129,7 +129,7 @@ async def test_deleted_keys_come_back(hub: Hub, other: Hub, hands: Hands):
         await eventually(back, within=2)
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_an_overwritten_value_is_put_right(hub: Hub, other: Hub, hands: Hands):
     async with hub.register(at(1, id="u")) as one:
         listed = (await other.registry.instances("echo")).instances

@@ -147,7 +147,7 @@ def stopped(
     return served.url, folder
 
 
-@pytest.mark.timed
+@pytest.mark.deadline
 async def test_it_starts_from_the_file_at_once_if_the_connection_is_refused(
     stopped: tuple[str, Path],
 ):
