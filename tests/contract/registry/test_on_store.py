@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -338,3 +339,46 @@ async def test_a_service_of_which_much_was_said_is_forgotten_whole(hub: Hub):
         await hub.registry.configure("echo", f"10.0.0.1:{port}", set={"weight": 3})
     assert await hub.registry.forget("echo")
     assert (await hub.store.read(everything())).entries == ()
+
+
+def before_a_deletion(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]
+) -> None:
+    """Act once, after the hub has looked at what it deletes and before it does so."""
+    commit = hub.store.commit
+
+    async def late(*writes: Any, **named: Any) -> Committed:
+        if any(isinstance(write, Delete) for write in writes):
+            monkeypatch.undo()
+            await act()
+        return await commit(*writes, **named)
+
+    monkeypatch.setattr(hub.store, "commit", late)
+
+
+async def test_one_that_leaves_as_its_successor_enters_leaves_it_alone(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    older = (await hub.registry.enter(at(1, id="u"))).instance
+    before_a_deletion(hub, monkeypatch, lambda: other.registry.enter(at(1, id="u")))
+    assert not await hub.registry.leave("echo", older.id, older.incarnation)
+    assert await ports(other.registry) == [1]
+
+
+async def test_a_registration_that_ends_as_its_successor_enters_leaves_it_alone(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    async with hub.register(at(1, id="u")):
+        before_a_deletion(hub, monkeypatch, lambda: other.registry.enter(at(1, id="u")))
+    assert await ports(other.registry) == [1]
+
+
+async def test_one_that_leaves_before_an_operator_deregisters_it_has_no_tombstone(
+    hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    one = (await other.registry.enter(at(1, id="u"))).instance
+    leave = partial(other.registry.leave, "echo", one.id, one.incarnation)
+    before_a_deletion(hub, monkeypatch, leave)
+    assert not await hub.registry.deregister("echo", one.id)
+    there = (await hub.store.read(everything())).entries
+    assert [entry.key for entry in there if entry.lease] == []
