@@ -58,6 +58,20 @@ async def test_a_beat_of_one_that_was_cleaned_up_makes_nothing(world: World):
     assert await world.hashes() == {"a"}
 
 
+async def test_cleanup_leaves_alone_what_changed_since_it_listed_the_overdue(world: World):
+    """The first one has beaten since, and another sweeper has removed the second."""
+    one, other = world.process("a"), world.process("b")
+    for each in (one, other):
+        await each.step()
+        await expire(world, each.id)
+    await one.step()
+    assert (await world.sweeper().sweep()).removed == [("echo", "b")]
+    swept, oldest = Swept(), int(time.time() * 1000) - 60_000
+    await world.sweeper()._call(world.keys.of("echo"), ["a", "b"], swept, oldest)
+    assert (swept.removed, swept.orphans) == ([], [])
+    assert await world.hashes() == {"a"}
+
+
 async def test_a_registration_that_arrives_after_its_own_withdrawal_is_refused(world: World):
     """Sent before and carried out after: two connections, and Redis takes the later one first."""
     one = world.process("a")
