@@ -60,9 +60,6 @@ class Principal:
     session: str = ""
     """The id of the browser's session; empty for a bearer of the token itself."""
 
-    def sees_group(self, group: str) -> bool:
-        return self.groups is None or group in self.groups
-
     def sees_service(self, service: str) -> bool:
         return self.groups is None or split_service(service)[0] in self.groups
 
