@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 
 STEPS = {
-    "tests": ("-n", "5", "--dist", "worksteal", "-m", "not deadline"),
-    "tests of deadlines": ("-n", "3", "--dist", "worksteal", "-m", "deadline"),
+    "tests": ("-n", "6", "--dist", "worksteal", "-m", "not deadline"),
+    "tests of deadlines": ("-n", "4", "--dist", "worksteal", "-m", "deadline"),
 }
 _COVERAGE = Path(".coverage.json")
 _NONE_FOUND = 5
