@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 import mooring
+from mooring.errors import Unavailable
 from mooring.grpc import serve_and_register
 from mooring.grpc.aio import channel
 from mooring.hub import open_store
@@ -184,3 +185,22 @@ async def test_a_server_stops_with_the_tasks_of_its_calls(path: str):
     for _ in calls:
         requests.put(None)
     client.close()
+
+
+async def test_a_stream_that_never_got_a_connection_leaves_no_task():
+    """gRPC waits forever to send the messages of such a call, if it is given an iterator of them.
+    What waits when the loop is closed is an error in the log."""
+
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    before = asyncio.all_tasks()
+    async with server, open_store(f"etcd://{address}?timeout=300ms") as store:
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await store.renew(1)
+            with pytest.raises(Unavailable):
+                await store.watch(prefix(b"/a")).__aenter__()
+    assert asyncio.all_tasks() == before

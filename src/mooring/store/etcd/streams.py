@@ -7,8 +7,9 @@ touch it: users put messages into a queue and are answered through futures.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -43,7 +44,8 @@ class Stream:
         self._received = received
         self._ended = ended
         self._reason = "the store was closed"
-        self._outgoing = _Outgoing()
+        self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
+        self._tasks = tasks
         task = tasks.start(self._run(), name=f"etcd stream to {self.endpoint.address}")
         self._task: asyncio.Task[object] | None = task
         task.add_done_callback(self._forget)
@@ -57,7 +59,7 @@ class Stream:
             self._task.cancel()
 
     def send(self, message: Any) -> None:
-        self._outgoing.messages.put_nowait(message)
+        self._outgoing.put_nowait(message)
 
     def abandon(self, *, since: float) -> None:
         """Give it up, since it is silent: its users are told. The connection is not reused, unless
@@ -83,7 +85,9 @@ class Stream:
 
     async def _run(self) -> None:
         metadata = self._cluster.metadata
-        call = self._method(self.endpoint.methods)(self._outgoing, metadata=metadata)
+        call = self._method(self.endpoint.methods)(metadata=metadata)
+        # Given an iterator, gRPC sends in a task of its own, which may outlive a call that failed.
+        sending = self._tasks.start(self._send_to(call), name=f"sending to {self.endpoint.address}")
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self.endpoint.answered()
@@ -96,8 +100,13 @@ class Stream:
         finally:
             self.alive = False
             call.cancel()
-            self._outgoing.messages.put_nowait(None)
+            sending.cancel()
             self._ended(self._reason)
+
+    async def _send_to(self, call: Any) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:  # until the call has ended; who reads it knows why
+                await call.write(await self._outgoing.get())
 
     def _broken(self, code: grpc.StatusCode, text: str, metadata: object) -> None:
         self.alive = False
@@ -107,16 +116,3 @@ class Stream:
             self._cluster.forget_token(metadata)
         elif verdict is not Verdict.FINAL:
             self._cluster.move_on(self.endpoint)
-
-
-class _Outgoing(AsyncIterator[Any]):
-    """What waits to be sent; None ends it, for gRPC leaves its own reader of it waiting else."""
-
-    def __init__(self) -> None:
-        self.messages: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def __anext__(self) -> Any:
-        message = await self.messages.get()
-        if message is None:
-            raise StopAsyncIteration
-        return message
