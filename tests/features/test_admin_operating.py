@@ -199,10 +199,10 @@ async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None
     assert error(await admin.get(f"{missing}/info"), 404) == wanted
     change = {"set": {"a": 1}}
     assert error(await admin.request("PATCH", f"{missing}/config", change), 404) == wanted
-    # Names that somebody may not see are not told.
-    token = await admin.token("viewer", groups=["Other"])
-    elsewhere = "/admin/registry/services/Other%2Fecho/config"
-    assert error(await admin.get(elsewhere, as_=token), 404) == "there is no service 'Other/echo'"
+    # A name that the token does not see is not suggested, however near it is.
+    token = await admin.token("viewer", groups=["Commons"])
+    elsewhere = "/admin/registry/services/Commons%2Fecho/config"
+    assert error(await admin.get(elsewhere, as_=token), 404) == "there is no service 'Commons/echo'"
 
 
 @everywhere
