@@ -303,6 +303,7 @@ async def test_who_retries_at_once_does_not_starve_the_loop(hub: mooring.Hub, se
         assert await retried_at_once(lambda: using.get(ECHO), httpx.ConnectError) > 1
 
 
+@pytest.mark.virtual_time
 async def test_idle_connections_expire_before_servers_close_them(hub: mooring.Hub, serve: Serve):
     """A request that meets a connection as its server closes it is lost: gunicorn does that after
     2 s, uvicorn after 5 s."""
