@@ -33,7 +33,7 @@ from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import Host, MemoryHost, memory_host
 from mooring.store.embedded.journal import Journal
-from mooring.store.embedded.wire import auth
+from mooring.store.embedded.wire import auth, sockets
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.embedded.wire.sockets import SWEEP
 from mooring.store.embedded.wire.tls import ServerTLS
@@ -339,6 +339,15 @@ class TestRubbish:
 
 
 class TestLifetime:
+    async def test_it_ends_where_the_kernel_allows_no_filter(self, monkeypatch: pytest.MonkeyPatch):
+        """Some kernels allow it only to root."""
+        monkeypatch.setattr(sockets, "_SO_ATTACH_FILTER", 9999)
+        async with serving() as (server, wire):
+            await wire.put(proto.PutRequest(key=b"a"))
+            await server.drain(0)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await wire.put(proto.PutRequest(key=b"a"))
+
     async def test_a_taken_port_is_told(self):
         async with serving() as (server, _):
             with pytest.raises(StoreError, match=server.address):

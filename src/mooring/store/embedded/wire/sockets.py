@@ -156,9 +156,10 @@ _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the packet filter "return 0": pass
 
 def _accept_no_more(listening: socket.socket) -> None:
     """Let no connection come between the last look at them and the end of the listening socket.
-    A client that tries meanwhile tries again a second later. Only Linux can."""
-    if sys.platform != "linux":
-        return
-    code = ctypes.create_string_buffer(_DROP)
-    program = struct.pack("HP", 1, ctypes.addressof(code))
-    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    A client that connects meanwhile retries a second later. Only Linux can, and some kernels allow
+    it only to root; elsewhere such a client is cut off and reconnects."""
+    if sys.platform == "linux":
+        code = ctypes.create_string_buffer(_DROP)
+        program = struct.pack("HP", 1, ctypes.addressof(code))
+        with contextlib.suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
