@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,17 @@ import trustme
 from hypothesis import settings
 
 from mooring import durations
-from mooring.grpc.aio.link import Link
 from mooring.hub import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
 from tests.admin import Admin
+from tests.asyncio_errors import asyncio_errors, nothing_is_left_running  # noqa: F401 (fixtures)
 from tests.backends import USUAL, usual
 from tests.deadlines import Deadlines
 from tests.surroundings import settle
-from tests.virtual_time import VirtualTimeLoop
+from tests.virtual_time import Clocks
 
 # A test asserts no time but a promised one: many run at once.
 settings.register_profile("usual", deadline=None, max_examples=50)
@@ -34,6 +32,7 @@ settings.register_profile("extended", deadline=None, max_examples=500)
 def pytest_configure(config: pytest.Config) -> None:
     settle()
     settings.load_profile("extended" if config.getoption("--extended") else "usual")
+    config.pluginmanager.register(Clocks())
     config.pluginmanager.register(Deadlines())
 
 
@@ -61,100 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"loop of the test": _new_loop}
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """With a clock that jumps for a test marked `virtual_time`, unless it asks a server."""
-    return VirtualTimeLoop() if _clock_jumps else asyncio.new_event_loop()
-
-
-_clock_jumps = False
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    global _clock_jumps
-    _clock_jumps = (
-        bool(item.get_closest_marker("virtual_time"))
-        and not item.get_closest_marker("real_time")
-        and _asks_no_server(item)
-    )
-
-
-def _asks_no_server(item: pytest.Item) -> bool:
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    if backend := params.get("backend", params.get("place", [""])[0]):
-        return bool(backend == "memory")
-    return not {"etcd", "redis", "store_url", "fresh_etcd"} & {*getattr(item, "fixturenames", ())}
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Name what fails at once: a run that is cut short has no summary."""
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
         print(f"\n{report.when} failed: {report.nodeid}\n{report.longreprtext}", flush=True)
-
-
-_follow = Link.follow
-
-
-class AsyncioErrors(logging.Handler):
-    """What event loops report: a task that nobody waits for, an exception that nobody sees.
-
-    `caplog` is not enough: a fixture that ends sees only what was logged while fixtures end.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._reports: list[str] = []
-        self.abandoned_watches = 0
-        """Waits for a change of a channel's state that were cancelled. gRPC has no way to cancel
-        them itself (https://github.com/grpc/grpc/issues/3064), and completes them when the last
-        call of the closed channel is collected. A test may keep a call for longer than its loop;
-        then gRPC reports that the loop is closed, once for each."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        of_closed_loop = str(error) == "Event loop is closed"
-        if "PollerCompletionQueue" in record.getMessage() and of_closed_loop:
-            self.abandoned_watches -= 1
-            if self.abandoned_watches >= 0:
-                return
-        self._reports.append(self.format(record))
-
-    async def follow(self, link: Link) -> None:
-        try:
-            await _follow(link)
-        except asyncio.CancelledError:
-            self.abandoned_watches += 1
-            raise
-
-    def take(self) -> str:
-        reports, self._reports = self._reports, []
-        return "\n".join(reports)
-
-
-@pytest.fixture(scope="session")
-def asyncio_errors() -> Iterator[AsyncioErrors]:
-    errors = AsyncioErrors()
-    logging.getLogger("asyncio").addHandler(errors)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "follow", lambda link: errors.follow(link))
-        yield errors
-    logging.getLogger("asyncio").removeHandler(errors)
-    assert (after := errors.take()) == "", f"after the last test: {after}"
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_running(asyncio_errors: AsyncioErrors) -> Iterator[None]:
-    """An error that an event loop reports fails the test, or the next one if it comes late."""
-    assert (before := asyncio_errors.take()) == "", f"by an earlier test: {before}"
-    yield
-    assert asyncio_errors.take() == ""
 
 
 @pytest.fixture(scope="session", autouse=True)

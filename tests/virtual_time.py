@@ -4,6 +4,8 @@ While the loop is open, `time.monotonic()`, `time.time()` and `CLOCK_BOOTTIME` f
 because Mooring reads them. The clock stands still while a thread of the loop's executor works and
 while sockets deliver data. A test that waits for another process, or for a thread that the loop
 does not know, needs the real clock: mark it `real_time`.
+
+All of tests/unit uses it. So do tests marked `virtual_time`, unless they ask a server.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
+
+import pytest
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -72,5 +76,36 @@ class _Selector(selectors.DefaultSelector):
         quiet = _QUIET if timeout > 0 and len(self.get_map()) > self.own_files else 0
         events = super().select(quiet)
         if not events and timeout > 0:
-            self.passed += timeout
+            self.passed += timeout + 1e-9  # floats are rounded, and no timer may be early
         return events
+
+
+class Clocks:
+    """The plugin that gives each test its event loop."""
+
+    def __init__(self) -> None:
+        self._jumps = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        marked = item.path.parent.name == "unit" or item.get_closest_marker("virtual_time")
+        real = item.get_closest_marker("real_time") or _asks_a_server(item)
+        self._jumps = bool(marked) and not real
+
+    def pytest_asyncio_loop_factories(
+        self, config: pytest.Config, item: pytest.Item
+    ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+        return {"the test's": self._new_loop}
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        return VirtualTimeLoop() if self._jumps else asyncio.new_event_loop()
+
+
+def _asks_a_server(item: pytest.Item) -> bool:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if backend := params.get("backend", params.get("place", [""])[0]):
+        return bool(backend != "memory")
+    return bool(_SERVERS.intersection(getattr(item, "fixturenames", ())))
+
+
+_SERVERS = {"etcd", "redis", "store_url", "fresh_etcd"}

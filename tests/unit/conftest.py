@@ -1,24 +1,13 @@
-"""Pure tests: no server, and a clock that does not wait."""
+"""Pure tests: no server, and a clock that jumps (see tests/virtual_time.py)."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from tests.virtual_time import VirtualTimeLoop
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.get_closest_marker("real_time"):
-        return {"real": asyncio.new_event_loop}
-    return {"virtual": VirtualTimeLoop}
 
 
 @pytest.fixture(scope="package", autouse=True)

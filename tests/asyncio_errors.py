@@ -1,0 +1,67 @@
+"""An error that asyncio logs fails the test: a task that nobody waits for, an exception that
+nobody sees."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from mooring.grpc.aio.link import Link
+
+_follow = Link.follow
+
+
+class AsyncioErrors(logging.Handler):
+    """Collects them. `caplog` is not enough: a fixture that ends sees only what was logged while
+    fixtures end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._reports: list[str] = []
+        self.abandoned_watches = 0
+        """Waits for a change of a channel's state that were cancelled. gRPC has no way to cancel
+        them itself (https://github.com/grpc/grpc/issues/3064), and completes them when the last
+        call of the closed channel is collected. A test may keep a call for longer than its loop;
+        then gRPC reports that the loop is closed, once for each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        of_closed_loop = str(error) == "Event loop is closed"
+        if "PollerCompletionQueue" in record.getMessage() and of_closed_loop:
+            self.abandoned_watches -= 1
+            if self.abandoned_watches >= 0:
+                return
+        self._reports.append(self.format(record))
+
+    async def follow(self, link: Link) -> None:
+        try:
+            await _follow(link)
+        except asyncio.CancelledError:
+            self.abandoned_watches += 1
+            raise
+
+    def take(self) -> str:
+        reports, self._reports = self._reports, []
+        return "\n".join(reports)
+
+
+@pytest.fixture(scope="session")
+def asyncio_errors() -> Iterator[AsyncioErrors]:
+    errors = AsyncioErrors()
+    logging.getLogger("asyncio").addHandler(errors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "follow", lambda link: errors.follow(link))
+        yield errors
+    logging.getLogger("asyncio").removeHandler(errors)
+    assert (after := errors.take()) == "", f"after the last test: {after}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running(asyncio_errors: AsyncioErrors) -> Iterator[None]:
+    """An error that an event loop reports fails the test, or the next one if it comes late."""
+    assert (before := asyncio_errors.take()) == "", f"by an earlier test: {before}"
+    yield
+    assert asyncio_errors.take() == ""
