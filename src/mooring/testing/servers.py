@@ -21,7 +21,7 @@ class ServerFailed(Exception):
 
 
 _turns = itertools.count(os.getpid() * 487)
-_reserved: deque[socket.socket] = deque()
+_reserved: deque[int] = deque()
 _KEPT = 64
 """Ports that a process reserves at a time: those that it was given last."""
 
@@ -57,9 +57,9 @@ def _reserve(port: int) -> None:
         except OSError:
             reservation.close()
             raise
-        _reserved.append(reservation)
+        _reserved.append(reservation.detach())
         if len(_reserved) > _KEPT:
-            _reserved.popleft().close()
+            os.close(_reserved.popleft())
 
 
 class Server:
