@@ -88,9 +88,9 @@ class Clocks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        marked = item.path.parent.name == "unit" or item.get_closest_marker("virtual_time")
-        real = item.get_closest_marker("real_time") or _asks_a_server(item)
-        self._jumps = bool(marked) and not real
+        pure = item.path.parent.name == "unit"
+        marked = item.get_closest_marker("virtual_time") and not _asks_a_server(item)
+        self._jumps = bool(pure or marked) and not item.get_closest_marker("real_time")
 
     def pytest_asyncio_loop_factories(
         self, config: pytest.Config, item: pytest.Item

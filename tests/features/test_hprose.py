@@ -431,7 +431,7 @@ class TestNobody:
 
     async def test_who_retries_at_once_does_not_starve_the_loop(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
-            assert await retried_at_once(lambda: remote.invoke("hello", ["x"]), NoInstance) > 1
+            await retried_at_once(lambda: remote.invoke("hello", ["x"]), NoInstance)
             others: list[str] = []
             asyncio.get_running_loop().call_soon(others.append, "had a turn")
             with pytest.raises(NoInstance):
