@@ -105,6 +105,7 @@ class Alone(Duty):
         super().__init__()
         self._mine = True
         self._left = b""
+        self.away = False
 
     async def _run(self) -> None: ...
 
@@ -112,6 +113,8 @@ class Alone(Duty):
         return self._left
 
     async def leave(self, reported: bytes) -> None:
+        if self.away:
+            raise StoreError("the store is away")
         self._left = reported
 
 
@@ -329,6 +332,31 @@ async def test_the_last_one_on_duty_reports_that_the_store_is_away(
     assert receiver.problems == [
         ("firing", "no_instances:store"),
         ("resolved", "no_instances:store"),
+    ]
+
+
+@pytest.mark.parametrize("regains", [False, True])
+async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(regains: bool):
+    """The server that takes over the duty knows only what is stored."""
+    wrong, duty = Wrong(), Alone()
+    with receiving() as receiver:
+        async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/", duty) as server:
+            wrong.now = [problem("orders")]
+            await _left(duty, b"orders")
+            duty.away = True
+            wrong.now = [problem("orders"), problem("store")]
+            await eventually(lambda: "no_instances:store" in server._ledger._told)
+            duty.away, duty._mine = False, False
+            await eventually(lambda: not server._on_duty)
+            if regains:
+                duty._mine = True
+                await _left(duty, b"store")
+            wrong.now = []
+            await eventually(lambda: len(receiver.told) == 3)
+    assert receiver.problems == [
+        ("firing", "no_instances:orders"),
+        ("firing", "no_instances:store"),
+        ("resolved", *(["no_instances:orders"] if regains else []), "no_instances:store"),
     ]
 
 

@@ -33,6 +33,8 @@ class Ledger:
     """When each that was told was first missing."""
     _now: dict[str, Problem] = field(default_factory=dict)
     _told: dict[str, Problem] = field(default_factory=dict)
+    _left: frozenset[str] = frozenset()
+    """The keys that a successor would know."""
 
     def look(self, problems: Iterable[Problem], now: float) -> Notice:
         """What is due, given what is wrong now. The same again until it is `told`."""
@@ -55,9 +57,20 @@ class Ledger:
         """What was told and is not over, as far as was told."""
         return tuple(self._told.values())
 
+    def left(self, known: Iterable[Problem]) -> None:
+        """A successor would know these."""
+        self._left = frozenset(each.key for each in known)
+
+    def hand_over(self) -> None:
+        """Another server goes on from what was left. The end of anything else stays due here."""
+        self._told = {key: each for key, each in self._told.items() if key not in self._left}
+        self._left = frozenset()
+
     def take_over(self, known: Iterable[Problem]) -> None:
         """Go on from what another server told."""
-        self._told = {each.key: each for each in known}
+        known = tuple(known)
+        self.left(known)
+        self._told = {each.key: each for each in known} | self._told
 
     def told(self, notice: Notice) -> None:
         """That notice arrived."""

@@ -64,23 +64,28 @@ class Alerts:
     async def _run(self) -> None:
         loop, backoff, again = asyncio.get_running_loop(), Backoff(_FIRST, _MOST), 0.0
         while True:
-            await self._take_over()
+            await self._change_duty()
             notice = self._ledger.look(self._grave(), loop.time())
             if self._duty.mine and not self._left:
                 await self._leave()
-            if notice and self._duty.mine and loop.time() >= again:
+            mine = self._duty.mine
+            if not mine:  # what was reported while the store was away, only this server knows
+                notice = Notice(resolved=notice.resolved)
+            if notice and mine is self._on_duty and loop.time() >= again:
                 if await self._tell(notice):
                     backoff.reset()
                 else:
                     again = loop.time() + backoff.next()
             await asyncio.sleep(self._look)
 
-    async def _take_over(self) -> None:
-        """Go on where the server stopped that had the duty before."""
+    async def _change_duty(self) -> None:
+        """Go on where the server stopped that had the duty before, or let another one go on."""
         before, self._on_duty = self._on_duty, self._duty.mine
+        if before and not self._on_duty:
+            self._ledger.hand_over()
         if before or not self._on_duty:
             return
-        self._left = True
+        self._left = not self._ledger.known()
         try:
             told = await self._duty.reported()
             known = msgspec.json.decode(told, type=list[Problem]) if told else []
@@ -93,7 +98,9 @@ class Alerts:
         """Leave to a successor what was told; at the next look, if the store is away."""
         self._left = False
         try:
-            await self._duty.leave(msgspec.json.encode(self._ledger.known()[:_LEFT]))
+            known = self._ledger.known()[:_LEFT]
+            await self._duty.leave(msgspec.json.encode(known))
+            self._ledger.left(known)
             self._left = True
         except StoreError as error:
             log.debug("what was told is known here alone: %s", error)
@@ -109,7 +116,8 @@ class Alerts:
             return False
         NOTICES.labels("sent").inc()
         self._ledger.told(notice)
-        await self._leave()
+        if self._duty.mine:
+            await self._leave()
         if self._failing:
             self._failing = ""
             log.info("the webhook %s takes alerts again", self._settings.where)
