@@ -77,7 +77,8 @@ from mooring.store.embedded.wire.server import WireServer
 async def main():
     limit = ConnectionLimit(3, exempt=())
     async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0", connections=limit) as server:
-        print(server.port, flush=True)
+        # In a thread: asyncio imports them at first use, and later no file may be free for that.
+        await asyncio.to_thread(print, server.port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
