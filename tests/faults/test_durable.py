@@ -10,8 +10,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,11 +22,11 @@ from mooring.errors import InUse, StoreError
 from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.store import Delete, Entry, Put, Query, key, prefix
-from mooring.store.embedded import journal
+from mooring.store.embedded import durable, journal
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from tests.faults.conftest import SteppedClock
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 WRITER = """
 import asyncio, itertools, sys
@@ -302,31 +305,52 @@ async def test_a_lease_that_is_granted_again_has_its_new_time(tmp_path: Path):
 
 
 async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monkeypatch):
-    """Of 40 MB, most of it in values that span many pages: in pieces that take milliseconds, with
-    writes and renewals between them."""
+    """In small pieces, of values that span many pages and of many small ones. Writes and renewals
+    that arrive during a piece come before the next one."""
     path, forget = tmp_path / "store", journal.Journal.forget
+    loop = asyncio.get_running_loop()
     pieces: list[list[Entry]] = []
-    written: list[int] = []
+    events: list[str] = []
+    answers: list[asyncio.Future[None]] = []
+
+    def put(value: bytes) -> Callable[[Engine, float], int]:
+        return lambda engine, now: engine.commit([Put(b"/busy", value)], [], [], now).revision
+
+    def write(engine: Engine, now: float) -> None:
+        engine.commit([Put(b"/ping", b"")], [], [], now)
+        events.append("write")
+
+    def renew(engine: Engine, now: float) -> None:
+        engine.renew(5, now)
+        events.append("renewal")
+
+    async def ask() -> None:
+        answers.extend(asyncio.ensure_future(host.write(one)) for one in (write, renew))
+        await asyncio.sleep(0)  # both are in the queue when this returns
 
     def record(self: journal.Journal, entries: list[Entry], *, compacted: int) -> None:
         forget(self, entries, compacted=compacted)
+        events.append("piece")
+        asyncio.run_coroutine_threadsafe(ask(), loop).result(PATIENCE)
         pieces.append(entries)
 
+    host = durable_host(path)
+    await host.write(lambda engine, now: engine.grant(60, now, 5))
+    values = [b"x" * 100_000] * 100 + [b""] * 1000
+    revision = max(await asyncio.gather(*(host.write(put(value)) for value in values)))
     monkeypatch.setattr(journal.Journal, "forget", record)
-    async with open_store(f"sqlite://{path}?history_bytes=1GiB") as store:
-        for start in range(0, 400, 100):
-            values = (b"x" * 100_000 for _ in range(100))
-            done = await asyncio.gather(*(store.commit(Put(b"/busy", v)) for v in values))
-            await store.commit(*(Put(b"/%d/%d" % (start, n), b"") for n in range(100)))
-        lease = await store.grant(10)
-        await store.compact(max(commit.revision for commit in done))
-        while sum(map(len, pieces)) < 399:
-            await store.commit(Put(b"/ping", b""))
-            await store.renew(lease.id)
-            written.append(len(pieces))
+    # Pieces are dropped for as long as the writes before them took. To a clock that stands still
+    # this is no time at all: one piece.
+    now = time.monotonic()
+    monkeypatch.setattr(durable, "time", SimpleNamespace(monotonic=lambda: now))
+    await host.write(lambda engine, _: engine.compact(revision))
+    await eventually(lambda: sum(map(len, pieces)) == len(values) - 1)
+    await asyncio.gather(*answers)
+    host.release()
     assert max(map(len, pieces)) <= FORGET
     assert max(sum(len(e.value) for e in piece) for piece in pieces) < FORGET_BYTES + 100_000
-    assert len(set(written)) > 2, "nobody waited for all of it"
+    assert len(pieces) > 5
+    assert events == ["piece", "write", "renewal"] * len(pieces)
     assert journal.check(path) == []
 
 
