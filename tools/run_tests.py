@@ -9,8 +9,10 @@ needs a machine that is on time, so there are fewer of those.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -32,11 +34,15 @@ def main() -> int:
         coverage("erase")
     program = ["coverage", "run", "-m", "pytest"] if measure else ["pytest"]
     failed, times = False, {}
-    for name, step in STEPS.items():
-        started = time.monotonic()
-        command = [sys.executable, "-m", *program, *step, *options]
-        failed |= subprocess.run(command, check=False).returncode not in (0, _NONE_FOUND)
-        times[name] = time.monotonic() - started
+    with tempfile.TemporaryDirectory(prefix="mooring-tests-", ignore_cleanup_errors=True) as folder:
+        # pytest keeps the folders of earlier runs, and two runs at once clean up the same ones.
+        environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder}
+        for name, step in STEPS.items():
+            started = time.monotonic()
+            command = [sys.executable, "-m", *program, *step, *options]
+            code = subprocess.run(command, check=False, env=environment).returncode
+            failed |= code not in (0, _NONE_FOUND)
+            times[name] = time.monotonic() - started
     if measure:
         report_coverage()
     for name, seconds in times.items():
