@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import deadlines
-from tests.deadlines import Deadlines, Lateness
+from tests.deadlines import Lateness
 
 FAILS = """
 import pytest
@@ -21,20 +21,31 @@ async def test_promise():
 """
 
 
+WATCHED = """
+from tests import deadlines
+
+deadlines.HELD_UP_AT_ONCE = deadlines.HELD_UP_ON_AVERAGE = {bound}
+
+def pytest_configure(config):
+    config.pluginmanager.register(deadlines.Deadlines())
+"""
+
+
 def run(
     pytester: pytest.Pytester, *, machine_late: bool, passing_attempt: int, mark: str = "deadline"
 ) -> tuple[pytest.RunResult, int]:
-    bound = -1.0 if machine_late else 1000.0
+    """Run pytest in a process of its own. In this one, it would forget the modules that it
+    imported, and libraries that import them again have two of each class."""
+    pytester.makeconftest(WATCHED.format(bound=-1.0 if machine_late else 1000.0))
+    pytester.makepyfile(FAILS.format(mark=mark, passing_attempt=passing_attempt))
+    pytester.makeini(
+        "[pytest]\nmarkers = deadline\nasyncio_mode = auto\n"
+        "asyncio_default_fixture_loop_scope = function"
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deadlines, "HELD_UP_AT_ONCE", bound)
-        patch.setattr(deadlines, "HELD_UP_ON_AVERAGE", bound)
-        pytester.makepyfile(FAILS.format(mark=mark, passing_attempt=passing_attempt))
-        pytester.makeini(
-            "[pytest]\nmarkers = deadline\nasyncio_mode = auto\n"
-            "asyncio_default_fixture_loop_scope = function"
-        )
-        arguments = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:schemathesis")
-        done = pytester.runpytest_inprocess(*arguments, plugins=[Deadlines()])
+        patch.setenv("PYTHONPATH", str(Path(deadlines.__file__).parents[1]))
+        arguments = ("no:cacheprovider", "no:xdist", "no:schemathesis", "no:anyio")
+        done = pytester.runpytest_subprocess(*(f"-p{each}" for each in arguments))
     return done, len(Path("attempts").read_text())
 
 
