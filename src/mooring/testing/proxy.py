@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 import time
+import weakref
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,7 +31,7 @@ class FaultProxy:
         self._delay = 0.0
         self._refusing = self._muted = False
         self._links: set[_Link] = set()
-        self._open: set[asyncio.StreamWriter] = set()
+        self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._tasks = Tasks()
         self.address = ""
         self.accepted = 0
@@ -44,10 +45,16 @@ class FaultProxy:
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
+        for _step in range(
+            5
+        ):  # a connection that asyncio has just accepted arrives after some steps
+            await asyncio.sleep(0)
         self.reset()
         await self._tasks.aclose()
-        for writer in tuple(self._open):
-            self._close(writer)
+        for transport in tuple(self._transports):
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()  # to close it would wait until a peer reads what is left
+        await asyncio.sleep(0)
 
     def reset(self) -> None:
         """Cut every connection with a TCP reset; new ones are let through."""
@@ -88,14 +95,9 @@ class FaultProxy:
         self._flowing.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+        self._transports.add(writer.transport)
         task = self._tasks.start(self._serve(reader, writer), name="proxy link")
-        task.add_done_callback(lambda _: self._close(writer))
-
-    def _close(self, writer: asyncio.StreamWriter) -> None:
-        """Also where its task was cancelled before it began."""
-        self._open.discard(writer)
-        writer.close()
+        task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -107,6 +109,7 @@ class FaultProxy:
         except OSError:
             _reset(writer)
             return
+        self._transports.add(far_writer.transport)
         link = _Link(writer, far_writer)
         self._links.add(link)
         up = self._tasks.start(self._pump(reader, far_writer, link), name="proxy up")

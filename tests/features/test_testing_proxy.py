@@ -1,0 +1,37 @@
+"""The proxy of mooring.testing leaves nothing open."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from mooring.testing.proxy import FaultProxy
+from tests.waiting import eventually
+
+
+async def test_it_ends_though_a_client_reads_nothing():
+    async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(20_000_000))
+        writer.close()
+
+    server = await asyncio.start_server(flood, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    async with server:
+        async with FaultProxy(address) as proxy:
+            host, _, port = proxy.address.partition(":")
+            client = socket.create_connection((host, int(port)))
+            await eventually(lambda: proxy.accepted == 1)
+            await asyncio.sleep(0.1)
+        transports = [each for each in proxy._transports if not each.is_closing()]
+        assert transports == []
+        client.close()
+
+
+async def test_a_connection_that_comes_as_it_ends_is_closed():
+    for _ in range(20):
+        async with FaultProxy("127.0.0.1:1") as proxy:
+            host, _, port = proxy.address.partition(":")
+            client = socket.create_connection((host, int(port)))
+            await asyncio.sleep(0)
+        client.close()
+        assert all(each.is_closing() for each in proxy._transports)
