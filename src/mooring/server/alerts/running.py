@@ -87,15 +87,15 @@ class Alerts:
             return
         self._left = not self._ledger.known()
         try:
-            told = await self._duty.reported()
-            known = msgspec.json.decode(told, type=list[Problem]) if told else []
+            reported = await self._duty.reported()
+            known = msgspec.json.decode(reported, type=list[Problem]) if reported else []
         except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.debug("what was told is not known, and is told again: %s", error)
+            log.debug("earlier reports cannot be read, so problems are reported again: %s", error)
             return
         self._ledger.take_over(known)
 
     async def _leave(self) -> None:
-        """Leave to a successor what was told; at the next look, if the store is away."""
+        """Leave to a successor what was reported; at the next look, if the store is away."""
         self._left = False
         try:
             known = self._ledger.known()[:_LEFT]
