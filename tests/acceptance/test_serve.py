@@ -84,14 +84,15 @@ async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp
 
 @pytest.mark.deadline
 def test_it_is_ready_in_under_two_seconds(tmp_path: Path):
-    """The best of ten: the others' tests run at the same time."""
-    times = []
-    for _ in range(10):
-        with Served(f"sqlite://{tmp_path}/store", interpreter=True) as served:
-            times.append(served.ready_after)
-        if times[-1] < 2:
-            return
-    pytest.fail(f"ready after {times} s")
+    """Not counting the time for which other processes had the cores."""
+    with Served(f"sqlite://{tmp_path}/store", interpreter=True) as served:
+        assert served.ready_after - waited_for_a_core(served.process.pid) < 2
+
+
+def waited_for_a_core(pid: int) -> float:
+    """The seconds for which a process could have run, but no core was free."""
+    _ran, waited, _slices = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(waited) / 1e9
 
 
 async def test_sigterm_lets_writes_under_way_finish(tmp_path: Path):

@@ -237,12 +237,13 @@ class Cut:
         self.server: EchoServer
         self.opened: Channel
         self.before: set[str] = set()
+        """The kinds whose connection is gone."""
 
     async def __call__(self, kind: str) -> None:
         if kind not in self.before:
-            self.before.add(kind)
             await self.server.server.stop(0)
             await ready(self.opened, 0)
+            self.before.add(kind)
 
     def interceptors(self) -> list[Any]:
         cut = self
@@ -329,7 +330,6 @@ async def test_who_waits_for_ready_waits_on_if_the_connection_breaks_before_the_
         await ready(cut.opened, 1)
         calling_now = asyncio.create_task(kind(stub, wait_for_ready=True, timeout=30))
         await eventually(lambda: bool(cut.before), within=20)
-        await ready(cut.opened, 0)
         await serve("b")
         assert await calling_now == answer
 

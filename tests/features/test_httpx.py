@@ -632,12 +632,9 @@ async def test_the_last_replica_is_called_for_as_long_as_it_lingers(
             where = url(instance.service)
             assert (await http.get(where)).status_code == 200
             draining = asyncio.ensure_future(last.drain(linger=1.5))
-            calls = 0
             while not draining.done():
                 assert (await http.get(where)).status_code == 200
-                calls += 1
                 await asyncio.sleep(0.02)
-            assert calls > 10
         with pytest.raises(httpx.ConnectError):
             await until_it_fails(http, where)
 
