@@ -21,7 +21,7 @@ STEPS = {
     "tests": ("-n", "6", "--dist", "worksteal", "-m", "not deadline"),
     "tests of deadlines": ("-n", "4", "--dist", "worksteal", "-m", "deadline"),
 }
-_COVERAGE = Path(".coverage.json")
+_COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 _NONE_FOUND = 5
 """What pytest exits with if no test was chosen."""
 
@@ -50,27 +50,26 @@ def main() -> int:
     return int(failed)
 
 
-def coverage(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "coverage", *arguments], check=True)
+def coverage(*arguments: str) -> str:
+    command = [sys.executable, "-m", "coverage", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def report_coverage() -> None:
     """Print the shares of lines and branches that ran, for each package."""
     coverage("combine", "--quiet")
-    coverage("json", "--quiet", "-o", str(_COVERAGE))
     packages: dict[str, Counter[str]] = {}
-    for file, measured in json.loads(_COVERAGE.read_text())["files"].items():
+    total: Counter[str] = Counter()
+    for file, measured in json.loads(coverage("json", "--quiet", "-o", "-"))["files"].items():
         parts = Path(file).parts[2:]  # below src/mooring
         package = parts[0] if len(parts) > 1 else "(modules)"
-        packages.setdefault(package, Counter()).update(measured["summary"])
-    packages["all"] = sum(packages.values(), Counter())
+        summary = {name: measured["summary"][name] for name in _COUNTED}
+        packages.setdefault(package, Counter()).update(summary)
+        total.update(summary)
     print(f"{'package':12} {'lines':>8} {'covered':>8} {'branches':>8} {'covered':>8}")
-    for package, sums in sorted(packages.items()):
-        lines, branches = sums["num_statements"], sums["num_branches"]
-        line_share, branch_share = (
-            sums["covered_lines"] / lines,
-            sums["covered_branches"] / branches,
-        )
+    for package, sums in [*sorted(packages.items()), ("total", total)]:
+        lines, covered_lines, branches, covered_branches = (sums[name] for name in _COUNTED)
+        line_share, branch_share = covered_lines / lines, covered_branches / max(branches, 1)
         print(f"{package:12} {lines:>8} {line_share:>8.1%} {branches:>8} {branch_share:>8.1%}")
 
 
