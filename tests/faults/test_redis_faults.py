@@ -313,7 +313,7 @@ async def test_a_redis_that_is_busy_with_a_script_is_waited_for(
         busy = asyncio.ensure_future(
             asyncio.to_thread(_run, server, "EVAL", "while true do end", "0")
         )
-        await asyncio.sleep(0.3)
+        await eventually(lambda: _is_busy(server))
         listing = asyncio.ensure_future(work.other.registry.instances("echo"))
         await asyncio.sleep(0.5)
         assert not listing.done()
@@ -322,6 +322,13 @@ async def test_a_redis_that_is_busy_with_a_script_is_waited_for(
         assert len((await listing).instances) == 3
         await busy
         await work.all_well()
+
+
+def _is_busy(server: RedisServer) -> bool:
+    try:
+        return server.command("PING") != "PONG"
+    except CommandFailed as error:
+        return "BUSY" in str(error)
 
 
 def _run(server: RedisServer, *words: str) -> None:
