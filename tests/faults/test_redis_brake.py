@@ -209,16 +209,16 @@ async def test_the_brake_lets_go_after_its_time(url: str):
         connect(url, settings) as other,
         fleet(hub, 2),
         fleet(hub, 4, first=5) as dying,
-        sweeping(other),
     ):
         await silence(hub, dying)
-        await eventually(lambda: _holding(other))
+        assert set((await registry_of(other).sweeper().sweep()).brakes) == {"echo"}
         assert await kept(other) == 6
 
         async def gone() -> bool:
             return await kept(other) == 2
 
-        await eventually(gone)
+        async with sweeping(other):
+            await eventually(gone)
         assert not await brakes(other)
 
 
@@ -258,8 +258,7 @@ async def test_a_brake_that_nobody_looks_after_ends(url: str):
     settings = quick(timeout=TIMEOUT, release=0.5)
     async with connect(url, settings) as hub, fleet(hub, 4) as dying:
         await silence(hub, dying)
-        async with sweeping(hub):
-            await eventually(lambda: _holding(hub))
+        assert set((await registry_of(hub).sweeper().sweep()).brakes) == {"echo"}
 
         async def over() -> bool:
             return await listed(hub) == set()
