@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import pytest
 from tools.blocking_types import TARGET, stub
@@ -23,7 +23,7 @@ from mooring.mirror import Update
 from mooring.model import Instance
 from mooring.registry.contract import Listing
 from mooring.store import Entry, Put, prefix
-from mooring.sync.portal import Caller, Portal
+from mooring.sync.portal import Caller, LoopThread, Portal
 from tests.waiting import until
 
 ECHO = Instance("Common/Echo", "10.0.0.1", 80)
@@ -235,7 +235,13 @@ def test_a_call_that_is_cancelled_before_it_begins_is_over(monkeypatch: pytest.M
             try:
                 super().wait()
             finally:  # its time is over: the cancellation is posted next
-                threading.Timer(0.3, busy.set).start()
+                monkeypatch.setattr(LoopThread, "post", posted)
+
+    post = LoopThread.post
+
+    def posted(thread: LoopThread, *arguments: Any, **options: Any) -> None:
+        post(thread, *arguments, **options)
+        busy.set()
 
     def interrupted() -> None:
         with pytest.raises(TimeoutError), mooring.sync.timeout(0.05):
