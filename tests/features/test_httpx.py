@@ -625,7 +625,7 @@ async def test_the_last_replica_is_called_for_as_long_as_it_lingers(
         mooring.connect(registry) as hub,
         mooring.connect(registry) as caller,
         Backend() as server,
-        client(caller, hold=0.3) as http,
+        client(caller, hold=2) as http,
     ):
         instance = Instance(f"Common/Last-{server.port}", "127.0.0.1", server.port)
         async with hub.register(instance) as last:
