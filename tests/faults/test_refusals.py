@@ -101,9 +101,8 @@ class TestUsers:
         try:
             async with open_store(url) as store, Session(store, ttl=2) as session:
                 await store.commit(Put(b"/team/rotating", b"1", session.lease))
-                guarded.ctl(
-                    "user", "passwd", "rotating", "--interactive=false", flags=root, stdin="second"
-                )
+                change = ("user", "passwd", "rotating", "--interactive=false")
+                await asyncio.to_thread(guarded.ctl, *change, flags=root, stdin="second")
                 with pytest.raises(AccessDenied):
                     await store.commit(Put(b"/team/rotating", b"2", session.lease))
                 file.write_bytes(b"\xff")
