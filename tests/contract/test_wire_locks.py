@@ -195,7 +195,7 @@ async def test_a_dead_lease_is_refused(calls: Methods, name: bytes):
 async def test_a_lease_is_not_renewed_for_who_waits(calls: Methods, name: bytes):
     """It is its client's to renew: with one that hangs, its other keys must go too."""
     first = await lock(calls, name, await lease(calls))
-    short = await lease(calls, 2)
+    short = await lease(calls, 4)
     await calls.put(proto.PutRequest(key=name + b"-instance", value=b"", lease=short))
     waiting = asyncio.ensure_future(lock(calls, name, short))
     await stands(calls, name, 2)
