@@ -125,6 +125,11 @@ async def test_a_master_that_dies_is_replaced_and_nobody_is_missed(
             await back(other, echo)
 
 
+def offset(server: RedisServer, role: str) -> int:
+    """How far it has got in the stream of replication."""
+    return int(str(server.command("INFO")).split(f"{role}_repl_offset:")[1].split()[0])
+
+
 async def test_what_a_failover_lost_is_registered_again(group: SentinelGroup):
     """The replica was not told of the last writes; nor that a newer process took a place."""
     async with (
@@ -135,7 +140,8 @@ async def test_what_a_failover_lost_is_registered_again(group: SentinelGroup):
         fleet(old_process, 1) as older,
     ):
         replica = next(server for server in group.servers if server is not group.master())
-        await asyncio.sleep(0.2)  # all of this is replicated
+        written = offset(group.master(), "master")
+        await eventually(lambda: offset(replica, "slave") >= written)  # all of this is replicated
         replica.pause()
         async with fleet(hub, 1) as newer, fleet(hub, 2, first=20) as late:
             await eventually(lambda: older[0].state == "superseded")
