@@ -52,7 +52,7 @@ from tests.contract.side_by_side import (
     version,
 )
 from tests.silent_connections import connected, still_open
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 USERS = {"root": "secret", "mia": "pass"}
 
@@ -267,8 +267,10 @@ class TestRubbish:
                     writer.write(data)
                     await writer.drain()
                     writer.write_eof()
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(PATIENCE):
                         await reader.read()
+                except TimeoutError:
+                    raise
                 except OSError:
                     pass  # it hung up on us, as it may
                 finally:
