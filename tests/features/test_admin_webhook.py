@@ -223,12 +223,14 @@ class TestOfSeveralServers:
         return name
 
     @contextlib.asynccontextmanager
-    async def server(self, url: str, wrong: Outlook, hook: str) -> AsyncIterator[Duty]:
+    async def server(
+        self, url: str, wrong: Outlook, hook: str, *, ttl: float = 6.0
+    ) -> AsyncIterator[Duty]:
         async with mooring.connect(url) as hub:
             duty: Duty = (
-                DutyOnRedis(cast(RedisRegistry, hub.registry).leader(), ttl=2.0)
+                DutyOnRedis(cast(RedisRegistry, hub.registry).leader(), ttl=ttl)
                 if url.startswith("redis")
-                else DutyOnStore(hub, ttl=2.0)
+                else DutyOnStore(hub, ttl=ttl)
             )
             async with duty, alerts(wrong, hook, duty):
                 yield duty
@@ -316,9 +318,9 @@ async def test_the_last_one_on_duty_reports_that_the_store_is_away(
     wrong, others = Wrong(), TestOfSeveralServers()
     with receiving() as receiver:
         hook = f"http://127.0.0.1:{receiver.server_port}/"
-        async with others.server(server.url, wrong, hook) as first:
+        async with others.server(server.url, wrong, hook, ttl=2.0) as first:
             await eventually(lambda: first.mine)
-            async with others.server(server.url, wrong, hook) as second:
+            async with others.server(server.url, wrong, hook, ttl=2.0) as second:
                 # A busy machine can lose the duty to the other one: either may have it.
                 await eventually(lambda: {first._mine, second._mine} == {True, False})
                 on_duty, other = (first, second) if first.mine else (second, first)
