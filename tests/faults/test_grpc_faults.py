@@ -154,9 +154,9 @@ async def test_a_server_that_is_told_to_stop_fails_no_call(
             assert await asyncio.to_thread(leaving.says, "stopped")
             assert await asyncio.to_thread(leaving.process.wait, 60) == 0
             seen = len(callers.answers)
-            await eventually(lambda: len(callers.answers) > seen + 2 * CALLERS)
+            await eventually(lambda: len(callers.answers) > seen + 3 * CALLERS)
         assert callers.errors == []
-        assert callers.since(seen) <= {"b"}
+        assert callers.since(seen + CALLERS) == {"b"}  # its last answers may be heard late
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
