@@ -21,10 +21,12 @@ from mooring.testing.servers import free_port
 from tests.features.hprose_server import HproseServer
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.deadline
+
 DOMAIN = "http.hello"
 HEARD = 3.0
-"""Seconds within which a client hears of a change, on a busy machine. The next look at everything
-must not be what brings it."""
+"""Seconds within which a client hears of a change. The next look at everything must not be what
+brings it."""
 
 
 @pytest.fixture(params=["memory", "etcd-3.5", "redis-7.0"])
