@@ -25,6 +25,9 @@ def usual(
     return [*chosen, *(pytest.param(each, marks=extended) for each in rest if each not in chosen)]
 
 
+OF_THE_API = "the API decides it; what a store decides runs on each kind by default"
+"""The reason for most tests of the admin API to run on one store."""
+
 in_memory = pytest.mark.parametrize(
     "backend", usual(["memory"], ["sqlite", "etcd-3.5"]), indirect=True
 )

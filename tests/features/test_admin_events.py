@@ -13,14 +13,16 @@ import pytest
 
 from mooring.model import Instance
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 from tests.waiting import PATIENCE, eventually
 
 everywhere = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5", "redis-7.0"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 class Events:

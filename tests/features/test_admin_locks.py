@@ -15,12 +15,14 @@ from mooring.hub import connect
 from mooring.store.contract import Put, key
 from mooring.tasks import Tasks
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 from tests.waiting import eventually
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])

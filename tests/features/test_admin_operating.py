@@ -14,6 +14,7 @@ from mooring.hub import connect
 from mooring.model import JSON
 from mooring.registry.redis.registry import RedisRegistry
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 from tests.waiting import eventually
 
 ECHO = "/admin/registry/services/Common%2Fecho"
@@ -23,9 +24,10 @@ everywhere = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.
 """For what depends on how a registry keeps it; the rest is the API's own."""
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5", "redis-7.0"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

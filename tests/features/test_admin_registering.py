@@ -10,6 +10,7 @@ import pytest
 
 from mooring import Instance
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 from tests.waiting import eventually
 
 ECHO = "/registry/services/echo/instances"
@@ -36,9 +37,10 @@ everywhere = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.
 """For what depends on how a registry keeps it; the rest is the API's own."""
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5", "redis-7.0"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 async def register(admin: Admin, **more: Any) -> dict[str, Any]:

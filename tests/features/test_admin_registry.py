@@ -22,6 +22,7 @@ from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.admin import Admin
+from tests.backends import usual
 from tests.contract.registries import hands_of
 from tests.waiting import eventually
 
@@ -139,7 +140,7 @@ EXPECTED_SERVICE = {
 }
 
 
-@pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
+@pytest.mark.parametrize("backend", usual(["memory", "etcd-3.5", "redis-7.0"]))
 async def test_the_seven_are_the_same_on_every_backend_apart_from_times(
     admin: Admin, store_url: str
 ):

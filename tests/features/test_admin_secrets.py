@@ -13,6 +13,7 @@ from mooring import Instance
 from mooring.model import JSON
 from mooring.tenants.secrets import MASK
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 from tests.waiting import eventually
 
 ECHO = "/admin/registry/services/Common%2Fecho"
@@ -44,9 +45,10 @@ TOO_MUCH: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["redis-7.0"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 on_redis_too = pytest.mark.parametrize("backend", ["memory", "redis-7.0"])

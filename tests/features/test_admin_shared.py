@@ -10,18 +10,25 @@ import pytest
 from mooring.store.contract import prefix
 from mooring.tenants.secrets import MASK
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 
 COMMON, PLATFORM = "/admin/shared/common", "/admin/shared/platform"
 RESOLVER, MAIL = f"{COMMON}/values/resolver", f"{PLATFORM}/values/mail"
 SMTP: dict[str, Any] = {"smtp": {"host": "mx", "password": "hunter2"}, "from": "a@b.example"}
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
-@pytest.fixture(autouse=True, params=[True], ids=["sealed"])
+KEYLESS = "what differs without a key runs without one by default"
+
+
+@pytest.fixture(
+    autouse=True, params=usual([True], [False], reason=KEYLESS), ids=["sealed", "plain"]
+)
 def sealed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "k" * 32 if request.param else "")
     return bool(request.param)

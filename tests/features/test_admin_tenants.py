@@ -13,6 +13,7 @@ from mooring.store.contract import Put, prefix
 from mooring.tenants.keys import Keys
 from mooring.tenants.secrets import MASK
 from tests.admin import Admin
+from tests.backends import OF_THE_API, usual
 
 ACME: dict[str, Any] = {
     "meta": {"code": "acme", "name": "Acme Ltd", "billingPlan": "pro"},
@@ -35,12 +36,18 @@ SECRETS = ("hunter2", "s3cret", "$2a$10$hash")
 ONE = "/admin/tenants/7"
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5"], reason=OF_THE_API))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
-@pytest.fixture(autouse=True, params=[True], ids=["sealed"])
+KEYLESS = "what differs without a key runs without one by default"
+
+
+@pytest.fixture(
+    autouse=True, params=usual([True], [False], reason=KEYLESS), ids=["sealed", "plain"]
+)
 def sealed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "k" * 32 if request.param else "")
     return bool(request.param)

@@ -31,8 +31,10 @@ from mooring.testing.redis import RedisServer
 from mooring.testing.servers import free_port
 from mooring.workers import Turn
 from tests.acceptance.commands import python_program
+from tests.backends import usual
 from tests.contract.registries import OnRedis
 from tests.features.hprose_server import HproseServer
+from tests.features.test_asgi import Uvicorn, somebody_waits
 from tests.features.test_wsgi import GUNICORN, Quiet
 from tests.waiting import eventually, until
 
@@ -207,7 +209,39 @@ class TestBlockingCode:
 
 
 class TestServers:
-    def test_gunicorn(self, blocking: mooring.sync.Hub, url: str, tmp_path: Path):
+    @pytest.mark.extended("test_asgi.py runs it on etcd, and test_gunicorn on Redis")
+    async def test_of_two_uvicorn_workers_one_registers_and_the_other_takes_over(
+        self, hub: mooring.Hub, url: str, tmp_path: Path
+    ):
+        async def holder() -> int:
+            found = (await hub.registry.instances("echo")).instances
+            metrics = found[0].status.metrics.get("application") if found else None
+            return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
+
+        with Uvicorn(tmp_path / "two", url, workers=2) as server:
+            server.start()
+            first = 0
+
+            async def somebody() -> bool:
+                nonlocal first
+                first = await holder()
+                return bool(first)
+
+            await eventually(somebody, within=20)
+            await eventually(lambda: len(server.workers) == 2 and first in server.workers)
+            await eventually(lambda: somebody_waits(tmp_path))
+            os.kill(first, signal.SIGKILL)
+
+            async def another() -> bool:
+                return await holder() not in (0, first)
+
+            await eventually(another)
+            server.signal(signal.SIGTERM)
+            await eventually(lambda: server.ended, within=20)
+            assert (await hub.registry.instances("echo")).instances == ()
+
+    @pytest.mark.parametrize("preload", usual(["yes"], [""], reason="test_wsgi.py runs it on etcd"))
+    def test_gunicorn(self, blocking: mooring.sync.Hub, url: str, tmp_path: Path, preload: str):
         """One of its workers registers and the next takes over, also if they share what was loaded
         before the fork."""
         (tmp_path / "served.py").write_text(textwrap.dedent(GUNICORN))
@@ -215,7 +249,7 @@ class TestServers:
         process = subprocess.Popen(
             [sys.executable, "-m", "gunicorn", "-c", "served.py", "served:app"],
             cwd=tmp_path,
-            env={**os.environ, "REGISTRY": url, "PORT": port, "PRELOAD": "yes"},
+            env={**os.environ, "REGISTRY": url, "PORT": port, "PRELOAD": preload},
             stderr=subprocess.DEVNULL,
         )
         try:

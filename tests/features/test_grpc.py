@@ -24,6 +24,7 @@ from mooring.grpc.aio import Channel, channel
 from mooring.model import Instance
 from mooring.store.etcd import forks
 from mooring.testing.servers import free_port
+from tests.backends import usual
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
 from tests.waiting import eventually, retried_at_once
 
@@ -155,6 +156,9 @@ async def chat_rest(chat: Any) -> AsyncIterator[Any]:
         yield word
 
 
+LAYOUTS = "the contract of registries runs each layout on these stores"
+
+
 @pytest.mark.parametrize(
     ("layout", "backend"),
     [
@@ -163,6 +167,12 @@ async def chat_rest(chat: Any) -> AsyncIterator[Any]:
         ("hprose", "memory"),
         ("plain:/grpc/", "memory"),
         ("endpoints:/grpc/", "memory"),
+        *(
+            pytest.param(layout, backend, marks=pytest.mark.extended(LAYOUTS))
+            for layout in ("tree", "hprose", "plain:/grpc/", "endpoints:/grpc/")
+            for backend in ("etcd-3.5", "served")
+            if (layout, backend) != ("tree", "etcd-3.5")
+        ),
     ],
 )
 async def test_it_works_on_every_layout(store_url: str, layout: str):
@@ -175,7 +185,10 @@ async def test_it_works_on_every_layout(store_url: str, layout: str):
         assert await by(stub) == "a"
 
 
-@pytest.mark.parametrize("backend", ["redis-7.0"])
+@pytest.mark.parametrize(
+    "backend",
+    usual(["redis-7.0"], ["redis-cluster"], reason="the contract of registries runs on it"),
+)
 async def test_it_works_on_redis(store_url: str):
     async with (
         EchoServer("a") as server,

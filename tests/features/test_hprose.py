@@ -27,6 +27,7 @@ from mooring.store import Delete, Put, everything, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.servers import free_port
+from tests.backends import usual
 from tests.features.hprose_server import HproseServer, RegisteredServer
 from tests.waiting import eventually, retried_at_once, until
 
@@ -34,9 +35,10 @@ DOMAIN = "http.hello"
 FOLDER = b"hprose-service/http.hello/"
 
 
-@pytest.fixture
-def backend() -> str:
-    return "memory"
+@pytest.fixture(params=usual(["memory"], ["etcd-3.5"], reason="it is the client's own"))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])

@@ -16,6 +16,7 @@ from mooring import Instance
 from mooring.errors import AccessDenied, Unavailable
 from mooring.hub import Hub
 from mooring.testing.redis import RedisServer
+from tests.backends import usual
 from tests.faults.redis_actors import fleet, quick, registry_of, silence
 from tests.waiting import eventually
 
@@ -67,9 +68,12 @@ class Guarded:
         self.command("ACL", "DELUSER", *map(self.name, RULES))
 
 
-@pytest.fixture
-def series() -> str:
-    return "7.0"
+@pytest.fixture(
+    params=usual(["7.0"], ["6.2", "valkey-9"], reason="the rules themselves run on each series")
+)
+def series(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
