@@ -14,8 +14,9 @@ from mooring.errors import Conflict
 from mooring.hub import open_store
 from mooring.store import Put, Query, Store, absent, prefix
 from mooring.testing.etcd import EtcdServer
+from tests.backends import usual
 
-_TRIES = 40
+_TRIES = usual([40], [400], reason="the same, less often")
 
 
 async def _filled(store: Store) -> None:
@@ -23,8 +24,11 @@ async def _filled(store: Store) -> None:
         await store.commit(*(Put(b"/k/%d" % n, b"x" * 500) for n in range(start, start + 100)))
 
 
+@pytest.mark.parametrize("tries", _TRIES)
 @pytest.mark.parametrize("checked", [False, True], ids=["reads", "reads under a check"])
-async def test_reads_that_are_given_up(fresh_etcd: Callable[..., EtcdServer], checked: bool):
+async def test_reads_that_are_given_up(
+    fresh_etcd: Callable[..., EtcdServer], checked: bool, tries: int
+):
     async with open_store(fresh_etcd().url) as store:
         await _filled(store)
         chance = random.Random(1)
@@ -35,7 +39,7 @@ async def test_reads_that_are_given_up(fresh_etcd: Callable[..., EtcdServer], ch
             with contextlib.suppress(Conflict):
                 await store.commit(require=require, read=everything)
 
-        for _ in range(_TRIES):
+        for _ in range(tries):
             task = asyncio.ensure_future(read())
             await asyncio.sleep(chance.uniform(0, 0.02))
             task.cancel()

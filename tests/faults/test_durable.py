@@ -25,6 +25,7 @@ from mooring.store import Delete, Entry, Put, Query, key, prefix
 from mooring.store.embedded import durable, journal
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
+from tests.backends import usual
 from tests.faults.conftest import SteppedClock
 from tests.waiting import PATIENCE, eventually
 
@@ -94,8 +95,9 @@ async def kill_and_look(path: Path, rounds: int) -> None:
                 assert await store.renew(lease) == 1000
 
 
-async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path):
-    await kill_and_look(tmp_path / "store", 3)
+@pytest.mark.parametrize("kills", usual([3], [10], reason="the same, less often"))
+async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int):
+    await kill_and_look(tmp_path / "store", kills)
 
 
 @pytest.mark.soak

@@ -24,6 +24,7 @@ from mooring.store.embedded import journal
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.wire.server import WireServer
 from mooring.store.etcd import proto
+from tests.backends import usual
 from tests.contract.side_by_side import methods, outcome
 from tests.faults.conftest import SteppedClock
 from tests.faults.faulty_disk import FaultyDisk, faulty_disk
@@ -250,7 +251,7 @@ async def test_an_io_error_before_the_commit_is_no_full_disk(
         await store.commit(Put(b"/a", b""))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", usual(range(2), range(4), reason="two other seeds run by default"))
 async def test_what_is_seen_is_what_is_kept(tmp_path: Path, disk: FaultyDisk, seed: int):
     """Random writes on a disk whose syncs fail at random: a watcher, a read and the next process
     agree, and hold each write that was acknowledged."""

@@ -17,6 +17,7 @@ from mooring.hub import Hub
 from mooring.registry.redis.cleanup import Swept
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
+from tests.backends import usual
 from tests.faults.redis_actors import (
     fleet,
     namespaced,
@@ -137,7 +138,8 @@ async def test_the_dead_are_taken_out_and_the_living_stay(url: str):
         assert not await brakes(other)
 
 
-async def test_sixty_percent_cut_off_lose_nobody(url: str):
+@pytest.mark.parametrize("sweepers", usual([3], [1], reason="several do what one does"))
+async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
     address, _, rest = url.removeprefix("redis://").partition("?")
     async with (
         FaultProxy(address) as proxy,
@@ -147,7 +149,7 @@ async def test_sixty_percent_cut_off_lose_nobody(url: str):
         fleet(near, 4),
         fleet(far, 6, first=5) as cut_off,
         consumer.discover("echo") as view,
-        sweeping(consumer, 3),
+        sweeping(consumer, sweepers),
         never_fewer(view, 10),
     ):
         proxy.blackhole()
