@@ -4,7 +4,9 @@ commit.
 python tools/tests_of.py [src/mooring/locks/lock.py …]
 
 The tests of a module are those that import it, or else its package, and those that are named after
-it or its package. A changed test file is its own test.
+it or its package. Scripts, SQL and pages of the console have the tests in a folder of their
+folder's name, or else those of their package. A changed test file is its own test, and a changed
+page of the documentation has the test that runs it.
 """
 
 from __future__ import annotations
@@ -12,27 +14,39 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+DOCUMENTATION = Path("tests/acceptance/test_docs.py")
 
 
 def main() -> int:
-    changed = sys.argv[1:] or _changed()
-    imports = {path: _imports(path) for path in sorted(Path("tests").rglob("test_*.py"))}
-    chosen: set[Path] = set()
-    for name in changed:
-        path = PurePosixPath(name)
-        if path.suffix != ".py":
-            continue
-        if path.parts[0] == "tests":
-            below = path if path.name.startswith("test_") else path.parent
-            chosen.update(each for each in imports if each.is_relative_to(below))
-        elif path.parts[0] == "src":
-            chosen.update(_tests_of(".".join(path.with_suffix("").parts[1:]), imports))
+    chosen = chosen_for(sys.argv[1:] or _changed(), imports_of_tests())
     if not chosen:
         print("no changed file has tests", file=sys.stderr)
         return 1
     print(*sorted(chosen), sep="\n")
     return 0
+
+
+def imports_of_tests() -> dict[Path, set[str]]:
+    return {path: _imports(path) for path in sorted(Path("tests").rglob("test_*.py"))}
+
+
+def chosen_for(changed: list[str], imports: dict[Path, set[str]]) -> set[Path]:
+    chosen: set[Path] = set()
+    for name in changed:
+        path = Path(name)
+        if path.parts[0] == "tests":
+            itself = path.is_dir() or path.name.startswith("test_")
+            below = path if itself else path.parent
+            chosen.update(test for test in imports if test.is_relative_to(below))
+        elif path.parts[0] == "src" and path.suffix == ".py":
+            chosen.update(_tests_of(_module(path.with_suffix("")), imports))
+        elif path.parts[0] == "src":
+            chosen.update(_tests_of_data(path, imports))
+        elif path.suffix == ".md":
+            chosen.add(DOCUMENTATION)
+    return chosen
 
 
 def _changed() -> list[str]:
@@ -55,6 +69,20 @@ def _imports(path: Path) -> set[str]:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return found
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.parts[1:])
+
+
+def _tests_of_data(path: Path, imports: dict[Path, set[str]]) -> set[Path]:
+    """The tests of a package, or of a file in it that is no module."""
+    package = next(
+        folder for folder in (path, *path.parents) if Path(folder, "__init__.py").exists()
+    )
+    folders = {*path.relative_to(package).parts[:-1]}
+    own = {test for test in imports if folders.intersection(test.parent.parts)}
+    return own or _tests_of(_module(package), imports)
 
 
 def _tests_of(module: str, imports: dict[Path, set[str]]) -> set[Path]:
