@@ -92,8 +92,10 @@ async def test_a_redis_that_comes_back_empty_is_filled_within_a_heartbeat(
 
 
 @pytest.mark.deadline
-async def test_all_keys_deleted_are_back_within_a_heartbeat(redis: Callable[[str], RedisServer]):
-    server = redis("7.0")
+async def test_all_keys_deleted_are_back_within_a_heartbeat(
+    fresh_redis: Callable[..., RedisServer],
+):
+    server = fresh_redis()
     async with connect(server.url) as hub, connect(server.url) as other, fleet(hub, 5) as echo:
         server.command("FLUSHDB")
         await back(other, echo, within=BEAT + 2)

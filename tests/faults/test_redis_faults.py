@@ -20,7 +20,7 @@ from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
 from mooring.registry.contract import Listing
 from mooring.testing.redis import CommandFailed, RedisServer
-from tests.faults.redis_actors import fleet, quick, registry_of, sweeping
+from tests.faults.redis_actors import fleet, namespaced, quick, registry_of, sweeping
 from tests.waiting import eventually
 
 SETTINGS = quick(beat=0.2, timeout=60.0)
@@ -93,9 +93,10 @@ class Work:
 async def at_work(
     server: RedisServer, settings: RegistrySettings = SETTINGS
 ) -> AsyncIterator[Work]:
+    url = namespaced(server.url)
     async with (
-        mooring.connect(server.url, settings=settings) as hub,
-        mooring.connect(server.url, settings=settings) as other,
+        mooring.connect(url, settings=settings) as hub,
+        mooring.connect(url, settings=settings) as other,
         fleet(hub, 3) as echo,
         fleet(hub, 3, service="rest") as rest,
         other.discover("echo") as view,
@@ -158,9 +159,9 @@ async def test_connections_that_are_killed_are_made_again(
     ],
 )
 async def test_a_key_that_is_something_else_stops_those_who_beat_there_only(
-    fresh_redis: Callable[..., RedisServer], series: str, name: str
+    redis: Callable[[str], RedisServer], series: str, name: str
 ):
-    server = fresh_redis(series=series)
+    server = redis(series)
     async with at_work(server) as work:
         keys = work.keys.of("echo")
         first = work.echo[0]
@@ -184,9 +185,9 @@ async def test_a_key_that_is_something_else_stops_those_who_beat_there_only(
 
 @pytest.mark.parametrize(("series", "name"), [("6.2", "config"), ("7.0", "brake")])
 async def test_a_service_that_cannot_be_read_keeps_its_consumers(
-    fresh_redis: Callable[..., RedisServer], series: str, name: str
+    redis: Callable[[str], RedisServer], series: str, name: str
 ):
-    server = fresh_redis(series=series)
+    server = redis(series)
     async with at_work(server) as work:
         key = getattr(work.keys.of("echo"), name)
         server.command("SET", key, "junk")
@@ -204,9 +205,9 @@ async def test_a_service_that_cannot_be_read_keeps_its_consumers(
 
 @pytest.mark.parametrize("series", ["6.2", "7.0"])
 async def test_a_list_of_services_that_is_something_else_costs_no_beat(
-    fresh_redis: Callable[..., RedisServer], series: str
+    redis: Callable[[str], RedisServer], series: str
 ):
-    server = fresh_redis(series=series)
+    server = redis(series)
     async with at_work(server) as work:
         key = work.keys.services
         server.command("DEL", key)
@@ -230,9 +231,9 @@ async def test_a_list_of_services_that_is_something_else_costs_no_beat(
 
 @pytest.mark.parametrize("name", ["removed", "evictions"])
 async def test_what_is_seldom_needed_is_missed_only_where_it_is_needed(
-    fresh_redis: Callable[..., RedisServer], name: str
+    redis: Callable[[str], RedisServer], name: str
 ):
-    server = fresh_redis()
+    server = redis("7.0")
     async with at_work(server) as work:
         key = getattr(work.keys.of("echo"), name)
         server.command("RPUSH", key, "junk")
@@ -367,9 +368,9 @@ async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[.
 
 @pytest.mark.parametrize("series", SERIES)
 async def test_an_id_that_is_no_text_does_not_hide_which_key_is_wrong(
-    fresh_redis: Callable[..., RedisServer], series: str
+    redis: Callable[[str], RedisServer], series: str
 ):
-    server = fresh_redis(series=series)
+    server = redis(series)
     async with at_work(server) as work:
         keys = work.keys.of("echo")
         server.command("ZADD", keys.heartbeats, 1, b"\xff\xfe")

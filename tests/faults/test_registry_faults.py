@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -116,8 +117,8 @@ async def test_a_cut_off_client_is_back_two_seconds_after_healing(cluster: EtcdC
 
 
 @pytest.mark.deadline
-async def test_a_wiped_registry_is_whole_again(fresh_etcd: Callable[..., EtcdServer]):
-    url = fresh_etcd().url
+async def test_a_wiped_registry_is_whole_again(etcd: Callable[[str], EtcdServer]):
+    url = f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
     async with mooring.connect(url) as hub, mooring.connect(url) as other, fleet(hub):
         for _ in range(3):
             await other.store.commit(Delete(prefix(b"/registry/")))
