@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -64,7 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Name what fails at once: a run that is cut short has no summary."""
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
-        print(f"\n{report.when} failed: {report.nodeid}\n{report.longreprtext}", flush=True)
+        text = f"\n{report.when} failed: {report.nodeid}\n{report.longreprtext}"
+        encoding = sys.stdout.encoding  # a locale may have no sign for what a test compares
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
