@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -68,6 +70,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         text = f"\n{report.when} failed: {report.nodeid}\n{report.longreprtext}"
         encoding = sys.stdout.encoding  # a locale may have no sign for what a test compares
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how long the tests of each folder took, added up over all workers."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            spent["/".join(report.nodeid.split("/")[:2])] += report.duration
+    if len(spent) > 1:
+        times = ", ".join(f"{folder} {seconds:.0f} s" for folder, seconds in sorted(spent.items()))
+        terminalreporter.write_line(f"time of all workers: {times}")
 
 
 @pytest.fixture(scope="session", autouse=True)
