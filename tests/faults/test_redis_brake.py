@@ -313,7 +313,8 @@ async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., 
         assert {instance.incarnation for instance in held} == incarnations
         for name, count in (("one", 1), ("two", 2), ("five", 5)):
             assert await kept(other, name) == count
-            assert all(each.state == "registered" for each in (*one, *two, *five))
+        states = {"registered"}
+        await eventually(lambda: {each.state for each in (*one, *two, *five)} == states)
 
 
 async def test_persistent_instances_are_marked_and_recover(url: str):
