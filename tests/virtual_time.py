@@ -108,4 +108,7 @@ def _asks_a_server(item: pytest.Item) -> bool:
     return bool(_SERVERS.intersection(getattr(item, "fixturenames", ())))
 
 
-_SERVERS = {"etcd", "redis", "store_url", "fresh_etcd"}
+_SERVERS = {
+    *("etcd", "redis", "redis_cluster", "redis_sentinel", "served", "store_url"),
+    *("fresh_etcd", "fresh_redis"),
+}

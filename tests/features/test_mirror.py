@@ -18,6 +18,8 @@ from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 def mirror_of(store: Store) -> Mirror[bytes, Entry]:
     return Mirror(RangeFeed(store, prefix(b"/m/")))
