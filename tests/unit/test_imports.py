@@ -55,7 +55,7 @@ LOOP = {"asyncio", "msgspec", "ssl"}
         pytest.param("import mooring", set(), 3, 20, id="import"),
         pytest.param("from mooring import connect", LOOP, 46, 150, id="connect"),
         pytest.param(COMMAND.format("version"), {"typer"}, 9, 240, id="version"),
-        pytest.param(COMMAND.format("--version"), {"typer"}, 9, 240, id="--version"),
+        pytest.param(COMMAND.format("--version"), {"typer"}, 9, 110, id="--version"),
         pytest.param(COMMAND.format("--help"), {"rich", "typer"}, 9, 290, id="help"),
         pytest.param("import mooring.cli.token", {"msgspec", "ssl", "typer"}, 26, 230, id="token"),
         pytest.param(
