@@ -11,7 +11,8 @@ import socket
 import sys
 import time
 
-_OURS = ("MOORING_", "ETCDCTL_", "LC_", "OTEL_", "PYTEST_ADDOPTS")
+_OURS = ("MOORING_", "ETCD_", "ETCDCTL_", "LC_", "OTEL_", "PYTEST_ADDOPTS")
+_KEPT = "ETCD_UNSUPPORTED_ARCH"  # without it etcd does not start on some machines
 _NAMES = {
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "grpc_proxy", "ftp_proxy"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "FTP_PROXY"),
@@ -23,7 +24,7 @@ _NAMES = {
 
 def settle() -> None:
     for name in list(os.environ):
-        if name.startswith(_OURS) or name in _NAMES:
+        if (name.startswith(_OURS) and name != _KEPT) or name in _NAMES:
             del os.environ[name]
     # Each process would compile everything again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
