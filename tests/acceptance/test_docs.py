@@ -256,15 +256,18 @@ class Reader:
         return [program, *command]
 
     def try_out(self, action: Callable[[], object]) -> None:
-        """Once; and again for a while if something was begun that may not be up yet."""
+        """Once; and again for a while if it is the first since something was begun, which may not
+        be up yet."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 action()
-                return
             except Exception:
                 if time.monotonic() > deadline:
                     raise
+            else:
+                self._patience = 0.0
+                return
             time.sleep(0.2)
 
     def listen(self, line: str) -> None:
