@@ -41,6 +41,7 @@ class Served:
 
     def __enter__(self) -> Self:
         started = time.monotonic()
+        self._errors = tempfile.TemporaryFile("a+", encoding="utf-8")
         reading, writing = os.pipe()
         self._output = open(reading, encoding="utf-8")
         with open(writing, "wb") as output:
@@ -50,12 +51,16 @@ class Served:
             if line.startswith("ready"):
                 self.ready_after = time.monotonic() - started
                 return self
-        raise AssertionError(f"it did not start: {self.lines}")
+        raise AssertionError(f"it did not start: {self.lines} {self._logged()}")
 
     def _started(self, output: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
         if self._interpreter:
-            return subprocess.Popen(self.command, env=self.environment, stdout=output)
-        return Forked(*self._arguments, environment=self.environment, stdout=output, stderr=2)
+            return subprocess.Popen(
+                self.command, env=self.environment, stdout=output, stderr=self._errors
+            )
+        return Forked(
+            *self._arguments, environment=self.environment, stdout=output, stderr=self._errors
+        )
 
     @property
     def data(self) -> Path:
@@ -83,5 +88,14 @@ class Served:
         self.process.wait()
         self.lines += [line.rstrip() for line in self._output]
         self._output.close()
+        logged = self._logged()
+        self._errors.close()
         if self._spare is not None:
             self._spare.cleanup()
+        assert "Traceback" not in logged, logged
+        sys.stderr.write(logged)
+
+    def _logged(self) -> str:
+        """Standard error so far."""
+        self._errors.seek(0)
+        return self._errors.read()
