@@ -4,6 +4,7 @@ nobody sees."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -25,7 +26,8 @@ class AsyncioErrors(logging.Handler):
         """Waits for a change of a channel's state that were cancelled. gRPC has no way to cancel
         them itself (https://github.com/grpc/grpc/issues/3064), and completes them when the last
         call of the closed channel is collected. A test may keep a call for longer than its loop;
-        then gRPC reports that the loop is closed, once for each."""
+        then gRPC reports that the loop is closed, once for each. Only those of this test and the
+        one before count."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -63,5 +65,9 @@ def asyncio_errors() -> Iterator[AsyncioErrors]:
 def nothing_is_left_running(asyncio_errors: AsyncioErrors) -> Iterator[None]:
     """An error that an event loop reports fails the test, or the next one if it comes late."""
     assert (before := asyncio_errors.take()) == "", f"by an earlier test: {before}"
+    earlier = asyncio_errors.abandoned_watches
     yield
+    if asyncio_errors.abandoned_watches:
+        asyncio_errors.abandoned_watches -= max(earlier, 0)
+        gc.collect()
     assert asyncio_errors.take() == ""
