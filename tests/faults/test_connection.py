@@ -181,6 +181,7 @@ async def test_a_write_that_was_never_sent_is_unavailable_not_unknown(wire: Wire
     assert (await wire.direct.read(key(b"/a"))).first is None
 
 
+@pytest.mark.deadline
 async def test_a_read_rides_out_a_short_break(wire: Wire):
     await wire.through.commit(Put(b"/a", b"1"))
     wire.proxy.refuse()
