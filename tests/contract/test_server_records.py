@@ -3,18 +3,16 @@ the store can neither make one nor bring an old one back."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
-from mooring.errors import Conflict, OutOfSpace
+from mooring.errors import Conflict
 from mooring.hub import open_store
 from mooring.server.access.records import Records, ServerKey, is_key_of, seal, unseal
 from mooring.store import Delete, Entry, Put, Store, key, prefix
-from mooring.testing.etcd import EtcdServer
 from tests.backends import USUAL, usual
 from tests.waiting import eventually
 
@@ -216,30 +214,6 @@ async def test_a_writer_cannot_bring_back_what_was_deleted(store: Store):
         for _ in range(3):
             await store.commit(Put(ROOT + b"a", before))
             assert await rights(store) == {}
-
-
-async def test_of_several_servers_one_removes_a_record_also_from_a_full_etcd(
-    fresh_etcd: Callable[..., EtcdServer],
-):
-    """Else a login link could be used twice there. etcd 3.5 refuses every transaction then."""
-    server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
-    ids = [f"link-{number}" for number in range(20)]
-    async with (
-        open_store(server.url) as store,
-        reading(store) as one,
-        reading(store) as other,
-    ):
-        for id in ids:
-            await one.create(id, Right("viewer"), ttl=60)
-        await eventually(lambda: len(other) == len(ids))
-        with contextlib.suppress(OutOfSpace):
-            while True:
-                await store.commit(Put(b"/fill", b"x" * 100_000))
-        for id in ids:
-            removed = await asyncio.gather(one.remove(id), other.remove(id))
-            assert sorted(removed) == [False, True]
-    async with open_store(server.url) as store:
-        assert await rights(store) == {}
 
 
 async def test_a_create_that_was_interrupted_leaves_nothing_that_counts(store: Store):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.server
 import re
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,6 @@ from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
 from mooring.server.alerts.settings import AlertSettings
 from mooring.store import Delete, prefix
-from mooring.testing.etcd import EtcdServer
 from tests.unit.test_alert_conditions import Seen
 from tests.waiting import eventually
 
@@ -214,26 +212,24 @@ async def test_leaving_waits_for_no_webhook(caplog: pytest.LogCaptureFixture):
         await eventually(lambda: "the webhook http://127.0.0.1:9/…" in caplog.text)
 
 
-class TestOfSeveralServers:
-    """Each with a hub of its own, as in processes of their own."""
+@contextlib.asynccontextmanager
+async def alerting(url: str, wrong: Outlook, hook: str, *, ttl: float = 6.0) -> AsyncIterator[Duty]:
+    """A server with a hub of its own, as in a process of its own."""
+    async with mooring.connect(url) as hub:
+        duty: Duty = (
+            DutyOnRedis(cast(RedisRegistry, hub.registry).leader(), ttl=ttl)
+            if url.startswith("redis")
+            else DutyOnStore(hub, ttl=ttl)
+        )
+        async with duty, alerts(wrong, hook, duty):
+            yield duty
 
+
+class TestOfSeveralServers:
     @pytest.fixture(params=["sqlite", "etcd-3.5", "redis-7.0", "redis-cluster"])
     def backend(self, request: pytest.FixtureRequest) -> str:
         name: str = request.param
         return name
-
-    @contextlib.asynccontextmanager
-    async def server(
-        self, url: str, wrong: Outlook, hook: str, *, ttl: float = 6.0
-    ) -> AsyncIterator[Duty]:
-        async with mooring.connect(url) as hub:
-            duty: Duty = (
-                DutyOnRedis(cast(RedisRegistry, hub.registry).leader(), ttl=ttl)
-                if url.startswith("redis")
-                else DutyOnStore(hub, ttl=ttl)
-            )
-            async with duty, alerts(wrong, hook, duty):
-                yield duty
 
     async def test_one_calls_and_the_next_goes_on_from_there(self, store_url: str):
         wrong = Wrong()
@@ -241,10 +237,10 @@ class TestOfSeveralServers:
         with receiving() as receiver:
             hook = f"http://127.0.0.1:{receiver.server_port}/"
             async with contextlib.AsyncExitStack() as others:
-                async with self.server(store_url, wrong, hook) as first:
+                async with alerting(store_url, wrong, hook) as first:
                     await eventually(lambda: first.mine and len(receiver.told) == 1)
                     second, third = [
-                        await others.enter_async_context(self.server(store_url, wrong, hook))
+                        await others.enter_async_context(alerting(store_url, wrong, hook))
                         for _ in range(2)
                     ]
                     wrong.now = [problem("orders"), problem("cart"), problem("stock")]
@@ -266,10 +262,10 @@ class TestOfSeveralServers:
         wrong.now = [problem("orders"), problem("cart")]
         with receiving() as receiver:
             hook = f"http://127.0.0.1:{receiver.server_port}/"
-            async with self.server(store_url, wrong, hook) as duty:
+            async with alerting(store_url, wrong, hook) as duty:
                 await _left(duty, b"cart")
             wrong.now = [problem("orders")]
-            async with self.server(store_url, wrong, hook):
+            async with alerting(store_url, wrong, hook):
                 await eventually(lambda: len(receiver.told) == 2)
         assert receiver.problems[1:] == [("resolved", "no_instances:cart")]
 
@@ -311,34 +307,6 @@ async def _left(duty: Duty, text: bytes) -> None:
     await eventually(is_known)
 
 
-async def test_the_last_one_on_duty_reports_that_the_store_is_away(
-    fresh_etcd: Callable[..., EtcdServer],
-):
-    server = fresh_etcd()
-    wrong, others = Wrong(), TestOfSeveralServers()
-    with receiving() as receiver:
-        hook = f"http://127.0.0.1:{receiver.server_port}/"
-        async with others.server(server.url, wrong, hook, ttl=2.0) as first:
-            await eventually(lambda: first.mine)
-            async with others.server(server.url, wrong, hook, ttl=2.0) as second:
-                # A busy machine can lose the duty to the other one: either may have it.
-                await eventually(lambda: {first._mine, second._mine} == {True, False})
-                on_duty, other = (first, second) if first.mine else (second, first)
-                server.kill()
-                wrong.now = [problem("store")]
-                await eventually(lambda: len(receiver.told) == 1)
-                await asyncio.sleep(2.5)  # longer than the TTL
-                assert (on_duty.mine, other.mine, len(receiver.told)) == (True, False, 1)
-                server.start()
-                wrong.now = []
-                await eventually(lambda: len(receiver.told) == 2)
-                await eventually(lambda: first.mine is not second.mine)
-    assert receiver.problems == [
-        ("firing", "no_instances:store"),
-        ("resolved", "no_instances:store"),
-    ]
-
-
 @pytest.mark.parametrize("regains", [False, True])
 async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(regains: bool):
     """The server that takes over the duty knows only what is stored."""
@@ -365,9 +333,9 @@ async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(r
 
 
 async def test_a_server_that_never_reached_the_store_calls():
-    wrong, others = Wrong(), TestOfSeveralServers()
+    wrong = Wrong()
     wrong.now = [problem("store")]
     with receiving() as receiver:
         hook = f"http://127.0.0.1:{receiver.server_port}/"
-        async with others.server("etcd://127.0.0.1:1?timeout=200ms", wrong, hook):
+        async with alerting("etcd://127.0.0.1:1?timeout=200ms", wrong, hook):
             await eventually(lambda: len(receiver.told) == 1)

@@ -598,59 +598,6 @@ async def test_two_bridges_agree(server: RedisServer):
                 assert await left()
 
 
-async def test_a_bridge_outlives_redis(fresh_redis: Callable[..., RedisServer]):
-    server = fresh_redis(series="6.2", persistent=True)
-    async with place(server) as here, bridging(here):
-        server.stop()
-        await asyncio.sleep(0.2)
-        server.start()
-        here.v1.register("svc", "a")
-
-        async def there() -> bool:
-            return await here.ids("svc") == ["a"]
-
-        await eventually(there, within=30)
-
-
-@pytest.mark.deadline
-@pytest.mark.parametrize("tier1", [False, True], ids=["other keys", "tier 1"])
-async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path, tier1: bool):
-    flags = ["--cluster-require-full-coverage", "no"]
-    with RedisCluster(tmp_path, series="6.2", node_timeout=3.0, flags=flags) as cluster:
-        cluster.start()
-        async with place(cluster, timeout="8s") as here:
-            v1, keys = here.v1, here.registry.keys
-            home = cluster.master_of(keys.services)
-            down = home if tier1 else next(m for m in cluster.members if m is not home)
-
-            def away(name: str) -> bool:
-                where = [f"{v1.root}{kind}:{name}" for kind in ("service_instances", "heartbeat")]
-                where += [f"{v1.root}services:{name}:a", keys.of(name).heartbeats]
-                return all(cluster.master_of(key) is not down for key in where)
-
-            good, later = [name for name in (f"s{n}" for n in range(200)) if away(name)][:2]
-            for name in (good, *(f"t{n}" for n in range(20))):
-                v1.register(name, "a")
-            async with bridging(here):
-
-                async def there(name: str) -> bool:
-                    return await here.ids(name) == ["a"]
-
-                await eventually(lambda: there(good), within=WITHIN)
-                down.kill()
-                if not tier1:
-                    v1.register(later, "a")
-                until = time.monotonic() + 10
-                while time.monotonic() < until:
-                    v1.beat(good, "a")
-                    if not tier1:
-                        v1.beat(later, "a")
-                    await asyncio.sleep(0.5)
-                    assert await there(good)
-                if not tier1:
-                    await eventually(lambda: there(later))
-
-
 async def test_on_a_cluster(redis_cluster: RedisCluster):
     async with place(redis_cluster, v1="SAME") as here, connect(here.url) as hub:
         v1 = here.v1
