@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from mooring.model import Instance
-from mooring.server.api.prometheus import label_name, labels
+from mooring.model import Instance, Status
+from mooring.server.api.prometheus import label_name, labels, state_of
+from mooring.server.fleet.summary import Observed
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -29,6 +31,23 @@ async def samples(admin: Admin, as_: str = "viewer") -> dict[tuple[str, ...], fl
         for family in plain(answer.text)
         for sample in family.samples
     }
+
+
+@pytest.mark.parametrize(
+    ("instance", "observed", "state"),
+    [
+        ({}, Observed(), "up"),
+        ({"status": Status(healthy=False)}, Observed(late=True), "unhealthy"),
+        ({}, Observed(late=True, check_failure="refused"), "silent"),
+        ({"status": Status(state="draining")}, Observed(check_failure="refused"), "failing"),
+        ({"status": Status(state="draining")}, Observed(), "draining"),
+        ({"enabled": False}, Observed(), "disabled"),
+    ],
+)
+def test_the_state_of_an_instance_is_the_worst_of_what_is_known(
+    instance: dict[str, Any], observed: Observed, state: str
+):
+    assert state_of(Instance("orders", "10.0.0.1", 80, **instance), observed) == state
 
 
 @on_memory

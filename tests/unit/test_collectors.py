@@ -74,6 +74,15 @@ def test_a_busy_process_has_a_load_from_its_first_collection_on():
 samples = st.builds(Sample, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
 
 
+def test_only_the_first_collection_waits_for_a_load(monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    collector = CpuCollector()
+    for _ in range(3):
+        assert 0 <= number(collector.collect(), "processCpuLoad") <= 100
+    assert len(waits) == 1
+
+
 def test_a_load_is_the_share_of_the_time_that_passed():
     values = loads(Sample(1, 10, 100), Sample(2, 14, 108))
     assert values == {"processCpuLoad": 12.5, "systemCpuLoad": 50.0}

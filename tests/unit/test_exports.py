@@ -8,14 +8,27 @@ import sys
 import pytest
 
 import mooring
+import mooring.heartbeat
+import mooring.heartbeat.collectors
 import mooring.store
 import mooring.tenants
 
 
-@pytest.mark.parametrize("module", [mooring, mooring.store, mooring.tenants])
-def test_every_public_name_exists(module):
+@pytest.mark.parametrize(
+    "module",
+    [
+        mooring,
+        mooring.heartbeat,
+        mooring.heartbeat.collectors,
+        mooring.store,
+        mooring.tenants,
+    ],
+)
+def test_every_public_name_exists_and_no_other(module):
     for name in module.__all__:
         assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'nonsense'"):
+        _ = module.nonsense
 
 
 def test_names_and_parts_are_loaded_when_they_are_first_used():

@@ -27,6 +27,13 @@ def test_a_port_that_is_none_is_malformed(port: str):
         fields.decode("a", "u", {"host": "10.0.0.1", "port": port})
 
 
+@pytest.mark.parametrize("moment", ["9" * 400, "9" * 20, "inf"])
+def test_a_time_that_is_none_is_malformed(moment: str):
+    told = {"host": "10.0.0.1", "port": "80", "registrationTime": moment}
+    with pytest.raises(InvalidRequest, match="registrationTime"):
+        fields.decode("a", "u", told)
+
+
 @given(st.dictionaries(st.sampled_from(fields.READ), st.sampled_from(NUMBERS) | anything))
 def test_garbage_never_breaks_it(told: dict[str, str]):
     with contextlib.suppress(InvalidRequest):

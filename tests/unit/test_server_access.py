@@ -17,10 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.errors import InvalidRequest, OutcomeUnknown, OutOfSpace
+from mooring.errors import (
+    AccessDenied,
+    InvalidRequest,
+    OutcomeUnknown,
+    OutOfSpace,
+    Unavailable,
+)
 from mooring.hub import open_store
 from mooring.server.access import folder as folder_module
 from mooring.server.access import sessions as sessions_module
+from mooring.server.access import sharing as sharing_module
 from mooring.server.access import tokens as tokens_module
 from mooring.server.access.folder import Folder, is_trusted
 from mooring.server.access.principals import (
@@ -561,6 +568,28 @@ class TestTokens:
     async def test_a_group_that_cannot_be_is_refused(self, tokens: Tokens):
         with pytest.raises(InvalidRequest):
             await tokens.create("ann", "viewer", groups=["a/b"])
+
+
+class TestPatience:
+    async def test_a_store_that_is_away_is_asked_again(self, caplog: pytest.LogCaptureFixture):
+        answers: list[Exception | str] = [Unavailable("gone"), Unavailable("still gone"), "back"]
+
+        async def ask() -> str:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        assert await sharing_module._patiently(ask) == "back"
+        (line,) = caplog.messages
+        assert "only the admin token is accepted until the store answers: gone" in line
+
+    async def test_a_refusal_is_final(self):
+        async def ask() -> str:
+            raise AccessDenied("no")
+
+        with pytest.raises(AccessDenied):
+            await sharing_module._patiently(ask)
 
 
 class TestSessions:

@@ -1,0 +1,73 @@
+"""Names of hosts become addresses, and a name server is asked now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from mooring.model import Instance
+from mooring.xds.hosts import LOOK_AGAIN, Hosts
+
+NAMED = Instance("echo", "echo.example", 80)
+
+
+class NameServer:
+    def __init__(self, address: str) -> None:
+        self.address, self.asked = address, 0
+
+    async def getaddrinfo(self, *_: Any, **__: Any) -> list[Any]:
+        self.asked += 1
+        if not self.address:
+            raise socket.gaierror("no such host")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (self.address, 0))]
+
+
+@pytest.fixture
+async def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+    made = NameServer("10.0.0.7")
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", made.getaddrinfo)
+    return made
+
+
+def addresses(instances: tuple[Instance, ...]) -> list[str]:
+    return [each.host for each in instances]
+
+
+async def test_only_names_are_looked_up(names: NameServer):
+    numbered = Instance("echo", "10.0.0.1", 80)
+    assert await Hosts().resolved([numbered]) == (numbered,)
+    assert names.asked == 0
+    assert addresses(await Hosts().resolved([numbered, NAMED])) == ["10.0.0.1", "10.0.0.7"]
+
+
+async def test_a_name_is_looked_up_again_after_a_while(names: NameServer):
+    hosts = Hosts()
+    for _ in range(3):
+        await hosts.resolved([NAMED])
+    assert names.asked == 1
+    names.address = "10.0.0.8"
+    await asyncio.sleep(LOOK_AGAIN)
+    assert addresses(await hosts.resolved([NAMED])) == ["10.0.0.8"]
+
+
+async def test_an_address_is_kept_while_the_name_server_is_away(names: NameServer):
+    hosts = Hosts()
+    await hosts.resolved([NAMED])
+    names.address = ""
+    await asyncio.sleep(LOOK_AGAIN)
+    assert addresses(await hosts.resolved([NAMED])) == ["10.0.0.7"]
+
+
+async def test_a_host_that_nobody_knows_is_left_out(
+    names: NameServer, caplog: pytest.LogCaptureFixture
+):
+    names.address = ""
+    hosts = Hosts()
+    assert await hosts.resolved([NAMED]) == ()
+    await asyncio.sleep(LOOK_AGAIN)
+    assert await hosts.resolved([NAMED]) == ()
+    (line,) = caplog.messages  # once
+    assert "the host echo.example cannot be looked up and is left out" in line
