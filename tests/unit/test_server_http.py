@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mooring import errors
@@ -161,5 +161,6 @@ def test_it_is_known_how_deep_a_body_nests(value: object, around: int):
 
 
 @given(st.binary())
+@example(b'"""["]')
 def test_any_body_nests_somehow(body: bytes):
     assert depth(body * 100) >= 0

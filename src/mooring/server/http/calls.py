@@ -142,4 +142,4 @@ def depth(body: bytes | bytearray) -> int:
     if opened <= DEEPEST:
         return opened
     brackets = _STRING.sub(b"", body).translate(_TURNS, _NO_BRACKETS)
-    return max(itertools.accumulate(map((-1).__add__, brackets)), default=0)
+    return max(itertools.accumulate(map((-1).__add__, brackets), initial=0))
