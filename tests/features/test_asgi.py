@@ -27,6 +27,7 @@ from mooring import asgi
 from mooring.errors import InvalidRequest
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
+from mooring.testing.proxy import close_server
 from mooring.testing.servers import Server, free_port
 from mooring.workers import SharedRegistration, Turn, runtime_folder
 from tests.waiting import eventually
@@ -360,7 +361,7 @@ class Lifespan:
 async def listening() -> AsyncIterator[int]:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]
-    server.close()
+    await close_server(server)
 
 
 async def test_an_application_with_a_lifespan_keeps_it(hub: mooring.Hub, url: str, listening: int):

@@ -22,6 +22,7 @@ from mooring.server.checks.grpc import GRPCChecker, credentials
 from mooring.server.checks.http import HTTPChecker
 from mooring.server.checks.tcp import TCPChecker
 from mooring.server.checks.websocket import WebSocketChecker
+from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 
 SOON = 0.3
@@ -65,7 +66,7 @@ async def serving(handler: Handler, context: ssl.SSLContext | None = None):
     try:
         yield told
     finally:
-        server.close()
+        await close_server(server)
         for task in running:
             task.cancel()
         if running:

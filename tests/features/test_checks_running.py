@@ -17,6 +17,7 @@ from mooring.server.checks.http import HTTPChecker
 from mooring.server.checks.running import Checks, Key
 from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.targets import Policy, Resolver
+from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 from tests.waiting import eventually
 
@@ -115,7 +116,7 @@ async def answering(status: int = 200, port: int = 0) -> AsyncIterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
+        await close_server(server)
         await server.wait_closed()
 
 

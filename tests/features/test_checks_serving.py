@@ -20,6 +20,7 @@ from mooring.server.checks.settings import CheckSettings
 from mooring.server.checks.targets import policy
 from mooring.server.fleet.live import Fleet
 from mooring.server.settings import load
+from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 from tests.acceptance.serving import Served
 from tests.waiting import eventually
@@ -38,7 +39,7 @@ async def web() -> AsyncIterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
+        await close_server(server)
         await server.wait_closed()
 
 

@@ -13,6 +13,7 @@ import pytest
 import mooring
 import mooring.grpc
 import mooring.sync
+from mooring.testing.proxy import close_server
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc
 
 LONG = "long" * 50_000
@@ -46,7 +47,7 @@ class Counting:
             server = await asyncio.start_server(accept, "127.0.0.1", 0)
             self.port = server.sockets[0].getsockname()[1]
             yield
-            server.close()
+            await close_server(server)
 
 
 BOTH = ("at once", "waiting", "of the channel")

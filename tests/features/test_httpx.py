@@ -24,7 +24,7 @@ from mooring.httpx import AsyncTransport, url
 from mooring.httpx.tries import Tries, blames
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
-from mooring.testing.proxy import FaultProxy
+from mooring.testing.proxy import FaultProxy, close_server
 from mooring.testing.redis import RedisServer
 from mooring.testing.servers import free_port
 from tests.waiting import eventually, retried_at_once, until
@@ -68,7 +68,7 @@ class Backend:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await close_server(self._server)
         for writer in self._writers:
             writer.close()
         if self._serving:

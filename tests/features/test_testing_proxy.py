@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+
+import pytest
 
 from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
@@ -27,11 +30,16 @@ async def test_it_ends_though_a_client_reads_nothing():
         client.close()
 
 
-async def test_a_connection_that_comes_as_it_ends_is_closed():
-    for _ in range(20):
-        async with FaultProxy("127.0.0.1:1") as proxy:
-            host, _, port = proxy.address.partition(":")
-            client = socket.create_connection((host, int(port)))
-            await asyncio.sleep(0)
-        client.close()
-        assert all(each.is_closing() for each in proxy._transports)
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_connection_that_comes_as_it_ends_is_closed(steps: int):
+    loop = asyncio.get_running_loop()
+    async with FaultProxy("127.0.0.1:1") as proxy:
+        host, _, port = proxy.address.partition(":")
+        client = socket.create_connection((host, int(port)))
+        for _ in range(steps):
+            step = loop.create_future()
+            loop.call_soon(step.set_result, None)
+            await step
+    client.close()
+    assert all(each.is_closing() for each in proxy._transports)
+    gc.collect()  # one that nobody closed is reported, and fails this test
