@@ -242,7 +242,13 @@ async def test_a_cluster_whose_nodes_are_replaced_one_by_one_is_still_found(clus
             await eventually(lambda: "role:master" in str(member.command("INFO")))  # noqa: B023
         await back(hub, echo)
         known = cast("Cluster", registry_of(hub).connection._client)
-        await eventually(lambda: {node[2][1] for node in known._ranges} == {m.port for m in new})
+
+        async def knows_the_new_masters() -> bool:
+            for number in range(20):  # it learns of a new master when it asks the former one
+                await hub.registry.instances(f"other{number}")
+            return {node[2][1] for node in known._ranges} == {member.port for member in new}
+
+        await eventually(knows_the_new_masters)
         for member in old:
             member.kill()
         await eventually(
