@@ -1,5 +1,4 @@
-"""An error that asyncio logs fails the test: a task that nobody waits for, an exception that
-nobody sees."""
+"""Fails a test if asyncio logs an error, such as an exception that was never retrieved."""
 
 from __future__ import annotations
 

@@ -172,11 +172,11 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Close a server without a leak: asyncio forgets a connection that it has accepted and not set
-    up yet (https://github.com/python/cpython/issues/109564). So accept no more, and wait for
-    those."""
+    """Close a server without leaking a connection. asyncio leaks one that is accepted but not set up
+    when the server closes (https://github.com/python/cpython/issues/109564). So stop accepting
+    first, and let asyncio set up what it has accepted."""
     for listener in server.sockets:
-        with contextlib.suppress(NotImplementedError):  # Windows
+        with contextlib.suppress(NotImplementedError):  # the event loop of Windows
             asyncio.get_running_loop().remove_reader(listener.fileno())
     for _ in range(5):
         await asyncio.sleep(0)
