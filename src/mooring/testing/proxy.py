@@ -172,9 +172,9 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Close a server without leaking a connection. asyncio leaks one that is accepted but not set up
-    when the server closes (https://github.com/python/cpython/issues/109564). So stop accepting
-    first, and let asyncio set up what it has accepted."""
+    """Close a server without leaking a connection. asyncio leaks one that it has accepted but not
+    set up when the server closes (https://github.com/python/cpython/issues/109564). So stop
+    accepting first, and let asyncio set up what it has accepted."""
     for listener in server.sockets:
         with contextlib.suppress(NotImplementedError):  # the event loop of Windows
             asyncio.get_running_loop().remove_reader(listener.fileno())
