@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import re
@@ -17,6 +18,7 @@ import pytest
 import mooring
 from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
+from mooring.server.alerts import duty as duty_module
 from mooring.server.alerts import running
 from mooring.server.alerts.conditions import Problem
 from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
@@ -296,6 +298,40 @@ class TestOfSeveralServers:
                 with pytest.raises(StoreError, match="another server has the duty"):
                     await duty.leave(b"old")
                 assert await duty.reported() == b"new"
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "etcd-3.5"])
+async def test_a_server_that_waits_for_the_duty_learns_that_another_one_has_it(store_url: str):
+    """After an outage, its key from before it still leads, and others stand before its new one."""
+    async with mooring.connect(store_url) as hub, mooring.connect(store_url) as other_hub:
+        duty = DutyOnStore(hub, ttl=60.0)
+        duty._mine = True
+        old, other = (each.election(duty_module._ELECTION) for each in (hub, other_hub))
+
+        async def standing(count: int) -> None:
+            async def stand() -> bool:
+                found = await hub.store.read(prefix(b"/mooring/alerts/leader/"))
+                return len(found.entries) == count
+
+            await eventually(stand)
+
+        done = asyncio.Event()
+
+        async def lead_until_done() -> None:
+            async with other.campaign("another server"):
+                await done.wait()
+
+        async with asyncio.TaskGroup() as tasks:
+            async with old.campaign(duty._id):
+                tasks.create_task(lead_until_done())
+                await standing(2)
+                await duty.__aenter__()
+                await standing(3)
+                assert duty.mine
+            await eventually(lambda: not duty.mine)
+            done.set()
+            await eventually(lambda: duty.mine)
+            await duty.__aexit__()
 
 
 async def _left(duty: Duty, text: bytes) -> None:

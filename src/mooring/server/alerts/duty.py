@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 from mooring.errors import Conflict, MooringError, StoreError
 from mooring.hub import Hub
-from mooring.locks.election import Leadership
+from mooring.locks.election import Leader, Leadership
 from mooring.server.access.records import ROOT
 from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup
@@ -87,12 +87,16 @@ class DutyOnStore(Duty):
         self._leadership: Leadership | None = None
 
     async def _run(self) -> None:
+        self._tasks.start(self._campaign(), name="campaign for calling the webhook")
+        async with self._election.observe() as leaders:
+            async for leader in leaders:
+                if leader is not None:
+                    self._learn(leader)
+
+    async def _campaign(self) -> None:
         backoff = Backoff(0.2, 2.0)
         while True:
             try:
-                leader = await self._election.leader()
-                if leader is not None and leader.text != self._id:
-                    self._set(False)
                 async with self._election.campaign(self._id) as leadership:
                     self._leadership = leadership
                     self._set(True)
@@ -103,6 +107,13 @@ class DutyOnStore(Duty):
             finally:
                 self._leadership = None
             await asyncio.sleep(backoff.next())
+
+    def _learn(self, leader: Leader) -> None:
+        if leader.text != self._id:
+            self._set(False)
+        elif self._leadership is not None and self._leadership.key == leader.key:
+            self._set(True)
+        # Else it is a key of this server from before an outage: nobody leads until it is gone.
 
     async def reported(self) -> bytes:
         found = (await self._store.read(key(_NOTIFIED))).first
