@@ -108,6 +108,27 @@ def test_sigterm_deregisters_and_ends_the_process_by_the_signal(
     assert registered(hub) == 0
 
 
+def test_sigterm_deregisters_if_it_interrupts_code_that_holds_a_lock(
+    hub: mooring.sync.Hub, url: str
+):
+    """As when it arrives while the main thread logs: the event loop's thread logs too."""
+    logging = """
+    import logging
+    handler = logging.StreamHandler()
+    logging.basicConfig(level="DEBUG", handlers=[handler])
+    def log_until_sigterm():
+        installed = signal.getsignal(signal.SIGTERM)
+        with handler.lock:
+            ready()
+            while signal.getsignal(signal.SIGTERM) is installed:
+                time.sleep(0.01)
+    """
+    program = BLOCKING.replace("ready();", "log_until_sigterm();")
+    status, _ = terminated(hub, url, logging + program)
+    assert status == -signal.SIGTERM
+    assert registered(hub) == 0
+
+
 @pytest.mark.parametrize("program", [BLOCKING, ASYNCIO], ids=["blocking", "asyncio"])
 def test_a_handler_of_the_application_is_left_alone(hub: mooring.sync.Hub, url: str, program: str):
     own = """

@@ -5,6 +5,10 @@ So a handler is installed if there is none, when a hub is made in the main threa
 open, on every event loop at the same time, within five seconds, and then ends the process by the
 same signal. Handlers of the application or of its server (gunicorn, uvicorn) are never replaced.
 If one of them calls this one, the process ends once it has returned.
+
+The handler waits for the event loops of other threads. One of them may need a lock that the
+interrupted code holds, such as the lock of a logging handler. So if a loop does not run, the
+handler lets the interrupted code continue, and a thread ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Protocol
@@ -28,6 +32,8 @@ log = logging.getLogger(__name__)
 
 WITHIN = 5.0
 """Seconds that leaving the registry may take."""
+_BLOCKED = 1.0
+"""Seconds without a turn after which an event loop counts as blocked."""
 
 
 class Closable(Protocol):
@@ -68,7 +74,7 @@ def _on_sigterm(_: int, interrupted: FrameType | None) -> None:
     closing = _begin()
     caller = sys._getframe().f_back
     handler = caller if caller is not interrupted else None
-    if not _in_event_loop():
+    if not _in_event_loop() and _closed_or_late(closing, deadline):
         _wait(closing, deadline, "SIGTERM")
         if handler is None:
             _end()
@@ -81,14 +87,14 @@ def close_all(why: str) -> None:
     _wait(_begin(), time.monotonic() + WITHIN, why)
 
 
-def _begin() -> list[Future[None]]:
-    closing = []
+def _begin() -> dict[Future[None], asyncio.AbstractEventLoop]:
+    closing = {}
     for reference in _opened.keyrefs():  # a copy: other threads go on
         opened = reference()
         loop = None if opened is None else _opened.get(opened)
         if opened is not None and loop is not None and loop.is_running():
             with contextlib.suppress(RuntimeError):  # it ends just now
-                closing.append(asyncio.run_coroutine_threadsafe(opened.aclose(), loop))
+                closing[asyncio.run_coroutine_threadsafe(opened.aclose(), loop)] = loop
     return closing
 
 
@@ -97,6 +103,22 @@ def _in_event_loop() -> bool:
         asyncio.get_running_loop()
     except RuntimeError:
         return False
+    return True
+
+
+def _closed_or_late(
+    closing: Mapping[Future[None], asyncio.AbstractEventLoop], deadline: float
+) -> bool:
+    """Wait until everything is closed or it is too late; False if an event loop is blocked."""
+    late = set(closing)
+    while late and (left := deadline - time.monotonic()) > 0:
+        turns = {closing[each]: threading.Event() for each in late}
+        for loop, turn in turns.items():
+            with contextlib.suppress(RuntimeError):  # it ends just now
+                loop.call_soon_threadsafe(turn.set)
+        late = wait(late, timeout=min(left, _BLOCKED)).not_done
+        if not all(turns[closing[each]].is_set() for each in late):
+            return False
     return True
 
 
