@@ -25,7 +25,7 @@ from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
 from mooring.server.alerts.settings import AlertSettings
-from mooring.store import Delete, prefix
+from mooring.store import Delete, Put, prefix
 from tests.unit.test_alert_conditions import Seen
 from tests.waiting import eventually
 
@@ -108,6 +108,9 @@ class Alone(Duty):
         self.away = False
 
     async def _run(self) -> None: ...
+
+    async def confirm(self) -> bool:
+        return self.mine
 
     async def reported(self) -> bytes:
         return self._left
@@ -300,13 +303,28 @@ class TestOfSeveralServers:
                 assert await duty.reported() == b"new"
 
 
+async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_one_reported():
+    wrong, duty = Wrong(), Alone()
+    with receiving() as receiver:
+        async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/", duty):
+            wrong.now = [problem("orders")]
+            await _left(duty, b"orders")
+            duty.term, duty._left, wrong.now = duty.term + 1, b"[]", []
+            await asyncio.sleep(0.2)
+            wrong.now = [problem("cart")]
+            await eventually(lambda: len(receiver.told) == 2)
+    assert receiver.problems == [("firing", "no_instances:orders"), ("firing", "no_instances:cart")]
+
+
 @pytest.mark.parametrize("backend", ["sqlite", "etcd-3.5"])
-async def test_a_server_that_waits_for_the_duty_learns_that_another_one_has_it(store_url: str):
-    """After an outage, its key from before it still leads, and others stand before its new one."""
+async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_over(store_url: str):
+    """Its key from before the outage still leads, and another server stands before its new one."""
     async with mooring.connect(store_url) as hub, mooring.connect(store_url) as other_hub:
         duty = DutyOnStore(hub, ttl=60.0)
         duty._mine = True
         old, other = (each.election(duty_module._ELECTION) for each in (hub, other_hub))
+        reported = msgspec.json.encode([problem("orders")])
+        await hub.store.commit(Put(duty_module._NOTIFIED, reported))
 
         async def standing(count: int) -> None:
             async def stand() -> bool:
@@ -321,17 +339,22 @@ async def test_a_server_that_waits_for_the_duty_learns_that_another_one_has_it(s
             async with other.campaign("another server"):
                 await done.wait()
 
-        async with asyncio.TaskGroup() as tasks:
-            async with old.campaign(duty._id):
-                tasks.create_task(lead_until_done())
-                await standing(2)
-                await duty.__aenter__()
-                await standing(3)
-                assert duty.mine
-            await eventually(lambda: not duty.mine)
-            done.set()
-            await eventually(lambda: duty.mine)
-            await duty.__aexit__()
+        with receiving() as receiver:
+            hook = f"http://127.0.0.1:{receiver.server_port}/"
+            async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
+                async with old.campaign(duty._id):
+                    tasks.create_task(lead_until_done())
+                    await standing(2)
+                    await stack.enter_async_context(duty)
+                    server = await stack.enter_async_context(alerts(Wrong(), hook, duty))
+                    await standing(3)
+                    await eventually(lambda: bool(server._ledger._gone))
+                    await asyncio.sleep(0.2)
+                    assert (duty.mine, receiver.told) == (True, [])
+                await eventually(lambda: not duty.mine)
+                done.set()
+                await eventually(lambda: bool(receiver.told))
+    assert receiver.problems == [("resolved", "no_instances:orders")]
 
 
 async def _left(duty: Duty, text: bytes) -> None:

@@ -33,7 +33,7 @@ TTL = 10.0
 """Seconds after which another server takes over from one that died."""
 _ELECTION = f"{ROOT}alerts/leader"
 _NOTIFIED = f"{ROOT}alerts/notified".encode()
-_CLOSE_WITHIN = 2.0
+_ASK_WITHIN = _CLOSE_WITHIN = 2.0
 
 
 class Duty(ABC):
@@ -42,12 +42,19 @@ class Duty(ABC):
     def __init__(self) -> None:
         self._id = f"{socket.gethostname()} {secrets.token_hex(6)}"
         self._mine: bool | None = None
+        self.term = 0
+        """Grows each time that this server gets the duty: another one may have had it before."""
         self._tasks = Tasks()
 
     @property
     def mine(self) -> bool:
         """Whether it is for this server to call."""
         return self._mine is True
+
+    @abstractmethod
+    async def confirm(self) -> bool:
+        """Ask the store again, before a call: False if another server has the duty, or if the store
+        is back and the election is not over."""
 
     @abstractmethod
     async def reported(self) -> bytes:
@@ -72,6 +79,7 @@ class Duty(ABC):
     def _set(self, mine: bool) -> None:
         if mine is not self._mine:
             log.info("%s calls the webhook", "this server" if mine else "another server")
+            self.term += mine
         self._mine = mine
 
     def _cannot_ask(self, error: MooringError) -> None:
@@ -99,6 +107,7 @@ class DutyOnStore(Duty):
             try:
                 async with self._election.campaign(self._id) as leadership:
                     self._leadership = leadership
+                    self.term += 1
                     self._set(True)
                     backoff.reset()
                     await leadership.lost.wait()
@@ -114,6 +123,16 @@ class DutyOnStore(Duty):
         elif self._leadership is not None and self._leadership.key == leader.key:
             self._set(True)
         # Else it is a key of this server from before an outage: nobody leads until it is gone.
+
+    async def confirm(self) -> bool:
+        if self._leadership is not None or not self.mine:
+            return self.mine
+        try:
+            async with asyncio.timeout(_ASK_WITHIN):
+                await self.reported()
+        except (StoreError, TimeoutError):
+            return self.mine
+        return False
 
     async def reported(self) -> bytes:
         found = (await self._store.read(key(_NOTIFIED))).first
@@ -135,11 +154,18 @@ class DutyOnRedis(Duty):
 
     async def _run(self) -> None:
         while True:
-            try:
-                self._set(await self._lease.lead(self._id, self._ttl))
-            except StoreError as error:
-                self._cannot_ask(error)
+            await self._campaign()
             await asyncio.sleep(self._ttl / 3)
+
+    async def _campaign(self) -> None:
+        try:
+            self._set(await self._lease.lead(self._id, self._ttl))
+        except StoreError as error:
+            self._cannot_ask(error)
+
+    async def confirm(self) -> bool:
+        await self._campaign()
+        return self.mine
 
     async def __aexit__(self, *_: object) -> None:
         mine = self.mine

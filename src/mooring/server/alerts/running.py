@@ -43,6 +43,7 @@ class Alerts:
         self._outlook, self._settings, self._look = outlook, settings, look
         self._duty = duty
         self._on_duty = self._left = False
+        self._term = 0
         self._ledger = Ledger(settings.after)
         self._webhook = Webhook(settings)
         self._failing = ""
@@ -72,18 +73,24 @@ class Alerts:
             if not mine:  # what was reported while the store was away, only this server knows
                 notice = Notice(resolved=notice.resolved)
             if notice and mine is self._on_duty and loop.time() >= again:
-                if await self._tell(notice):
+                if mine and not await self._confirm():
+                    pass  # at the next look it is known who reports this
+                elif await self._tell(notice):
                     backoff.reset()
                 else:
                     again = loop.time() + backoff.next()
             await asyncio.sleep(self._look)
 
+    async def _confirm(self) -> bool:
+        return await self._duty.confirm() and self._duty.term == self._term
+
     async def _change_duty(self) -> None:
         """Go on where the server stopped that had the duty before, or let another one go on."""
         before, self._on_duty = self._on_duty, self._duty.mine
+        term, self._term = self._term, self._duty.term
         if before and not self._on_duty:
             self._ledger.hand_over()
-        if before or not self._on_duty:
+        if not self._on_duty or (before and term == self._term):
             return
         self._left = not self._ledger.known()
         try:
@@ -92,6 +99,8 @@ class Alerts:
         except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("earlier reports cannot be read, so problems are reported again: %s", error)
             return
+        if before:  # another server may have had the duty since
+            self._ledger.hand_over()
         self._ledger.take_over(known)
 
     async def _leave(self) -> None:
