@@ -109,7 +109,10 @@ async def suspended(registration: Any, *words: str) -> None:
         told = registration.reason
         return registration.state == "suspended" and all(word in told for word in words)
 
-    await eventually(is_told, what=f"{words} in the reason")
+    try:
+        await eventually(is_told)
+    except AssertionError as error:
+        raise AssertionError(f"{registration.state}: {registration.reason}") from error
 
 
 @pytest.mark.parametrize("series", SERIES)
@@ -287,6 +290,20 @@ async def test_a_master_that_became_a_replica_is_waited_for(
         await suspended(work.echo[0], "read only replica")
         assert len((await work.other.registry.instances("echo")).instances) == 3
         assert len(work.view.instances) == 3
+        server.command("REPLICAOF", "NO", "ONE")
+        await work.all_well()
+
+
+async def test_the_reason_of_a_suspended_registration_is_the_latest_one(
+    fresh_redis: Callable[..., RedisServer],
+):
+    server = fresh_redis()
+    async with at_work(server) as work:
+        server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+        await suspended(work.echo[0], "NOREPLICAS")
+        server.command("REPLICAOF", "127.0.0.1", 1)
+        await suspended(work.echo[0], "read only replica")
+        server.command("CONFIG", "SET", "min-replicas-to-write", 0)
         server.command("REPLICAOF", "NO", "ONE")
         await work.all_well()
 

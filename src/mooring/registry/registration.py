@@ -272,7 +272,7 @@ class Registration:
                     before, self._trouble = self._trouble, str(error)
                     if self._fresh and self._trouble != before:
                         self._say_trouble(self._trouble)
-                    if self._phase == "registered":
+                    if self._phase in ("registered", "suspended"):
                         self._enter("suspended", self._trouble)
                     await asyncio.sleep(backoff.next())
                 except (Superseded, Removed, InvalidRequest):
@@ -367,12 +367,13 @@ class Registration:
         """Tell everybody where the state is another than before."""
         doubtful = bool(doubt) and self._phase == "registered"
         state: RegistrationState = "suspended" if doubtful else self._phase
+        reason = why or doubt
         if state == self._state:
+            self._reason = reason or self._reason
             return
-        before, self._state = self._state, state
+        before, self._state, self._reason = self._state, state, reason
         # That the store is in doubt, its session tells, once for all who share it.
         level = logging.WARNING if state in ("superseded", "removed") else logging.INFO
-        self._reason = reason = why or doubt
         log.log(
             level,
             "%s %s: %s (was %s)%s",
