@@ -150,6 +150,25 @@ def test_blocking_code_waits_for_a_signal_and_drains(hub: mooring.sync.Hub, url:
     assert registered(hub) == 0
 
 
+@pytest.mark.parametrize(
+    "wait", ["mooring.sync.until_stopped()", "asyncio.run(mooring.until_stopped())"]
+)
+def test_a_signal_that_another_thread_receives_is_noticed(wait: str):
+    """It does not wake the main thread, in which Python runs the handler."""
+    program = f"""
+    import asyncio, signal, threading, time
+    import mooring.sync
+    def signal_this_thread():
+        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Thread(target=signal_this_thread).start()
+    print({wait}.name)
+    """
+    assert python_program(program).stdout == "SIGTERM\n"
+
+
 def waiting(text: str, *, blocking: bool = False) -> str:
     """A program that does this while `one` is registered."""
     program, sleeping = (BLOCKING, "time.sleep") if blocking else (ASYNCIO, "await asyncio.sleep")

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,10 @@ from mooring.registry.registration import LINGER, Registration
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
+
+SIGNAL_CHECK = 0.5
+"""Seconds between two checks for a signal. The system may deliver a signal to any thread, and that
+does not wake the main thread, which runs Python's handlers."""
 
 
 async def until_stopped(
@@ -43,7 +47,7 @@ async def until_stopped(
         loop.call_soon_threadsafe(arrived.put_nowait, number)
 
     with listening(signals, received):
-        first = await arrived.get()
+        first = await _next(arrived)
         grace *= 2 / 3
         log.info("%s: leaving the registry, then stopping", first.name)
         draining = [
@@ -56,6 +60,13 @@ async def until_stopped(
         for task in (again, drained, *draining):
             task.cancel()  # after a second signal or the time limit, do not wait for the rest
         return first
+
+
+async def _next(arrived: asyncio.Queue[signal.Signals]) -> signal.Signals:
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SIGNAL_CHECK):
+                return await arrived.get()
 
 
 Listener = Callable[[signal.Signals], None]
