@@ -25,6 +25,7 @@ from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.outlook import Outlook
 from mooring.server.alerts.running import Alerts
 from mooring.server.alerts.settings import AlertSettings
+from mooring.server.metrics import NOTICES
 from mooring.store import Delete, Put, prefix
 from tests.unit.test_alert_conditions import Seen
 from tests.waiting import eventually
@@ -80,6 +81,12 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def sent() -> float:
+    """Calls that were answered, and are in the ledger of the server that made them."""
+    count: float = NOTICES.labels("sent")._value.get()
+    return count
 
 
 class Wrong(Outlook):
@@ -237,7 +244,7 @@ class TestOfSeveralServers:
         return name
 
     async def test_one_calls_and_the_next_goes_on_from_there(self, store_url: str):
-        wrong = Wrong()
+        wrong, before = Wrong(), sent()
         wrong.now = [problem("orders"), problem("cart")]
         with receiving() as receiver:
             hook = f"http://127.0.0.1:{receiver.server_port}/"
@@ -255,6 +262,7 @@ class TestOfSeveralServers:
                 wrong.now = [problem("orders"), problem("stock"), problem("mail")]
                 firing = ("firing", "no_instances:mail")
                 await eventually(lambda: len(receiver.problems) >= 4)
+                await eventually(lambda: sent() - before == len(receiver.told))
                 assert second.mine is not third.mine
         assert [set(each[1:]) for each in receiver.problems[:2]] == [
             {"no_instances:orders", "no_instances:cart"},
