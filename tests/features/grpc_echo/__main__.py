@@ -4,6 +4,7 @@ serves until it is told to stop. Says "ready" once it is registered, and "stoppe
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,6 +45,7 @@ def serve_with_threads(url: str, name: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(100)  # a hanging test then shows where
     if "threads" in sys.argv:
         serve_with_threads(sys.argv[1], sys.argv[2])
     else:
