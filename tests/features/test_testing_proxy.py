@@ -42,4 +42,4 @@ async def test_a_connection_that_comes_as_it_ends_is_closed(steps: int):
             await step
     client.close()
     assert all(each.is_closing() for each in proxy._transports)
-    gc.collect()  # one that nobody closed is reported, and fails this test
+    gc.collect()  # an open connection is reported, which fails this test

@@ -43,7 +43,7 @@ class Duty(ABC):
         self._id = f"{socket.gethostname()} {secrets.token_hex(6)}"
         self._mine: bool | None = None
         self.term = 0
-        """Grows each time that this server gets the duty: another one may have had it before."""
+        """Increases whenever this server is elected: another one may have been elected before."""
         self._tasks = Tasks()
 
     @property
@@ -53,8 +53,8 @@ class Duty(ABC):
 
     @abstractmethod
     async def confirm(self) -> bool:
-        """Ask the store again, before a call: False if another server has the duty, or if the store
-        is back and the election is not over."""
+        """Check with the store before a call. False if another server is elected, or if the store
+        is back and the election is still open."""
 
     @abstractmethod
     async def reported(self) -> bytes:
@@ -122,7 +122,7 @@ class DutyOnStore(Duty):
             self._set(False)
         elif self._leadership is not None and self._leadership.key == leader.key:
             self._set(True)
-        # Else it is a key of this server from before an outage: nobody leads until it is gone.
+        # Otherwise it is this server's key from before an outage: it must expire first.
 
     async def confirm(self) -> bool:
         if self._leadership is not None or not self.mine:
