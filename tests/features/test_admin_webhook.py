@@ -314,21 +314,33 @@ class TestOfSeveralServers:
 async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_one_reported():
     wrong, duty = Wrong(), Alone()
     with receiving() as receiver:
-        async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/", duty):
+        async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/", duty) as server:
             wrong.now = [problem("orders")]
             await _left(duty, b"orders")
             duty.term, duty._left, wrong.now = duty.term + 1, b"[]", []
-            await asyncio.sleep(0.2)
+            await eventually(lambda: not server._ledger.known())
             wrong.now = [problem("cart")]
             await eventually(lambda: len(receiver.told) == 2)
     assert receiver.problems == [("firing", "no_instances:orders"), ("firing", "no_instances:cart")]
+
+
+class Confirming(DutyOnStore):
+    """Records the results of `confirm`."""
+
+    def __init__(self, hub: mooring.Hub, *, ttl: float) -> None:
+        super().__init__(hub, ttl=ttl)
+        self.confirmed: list[bool] = []
+
+    async def confirm(self) -> bool:
+        self.confirmed.append(await super().confirm())
+        return self.confirmed[-1]
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "etcd-3.5"])
 async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_over(store_url: str):
     """Its key from before the outage still leads, and another server stands before its new one."""
     async with mooring.connect(store_url) as hub, mooring.connect(store_url) as other_hub:
-        duty = DutyOnStore(hub, ttl=60.0)
+        duty = Confirming(hub, ttl=60.0)
         duty._mine = True
         old, other = (each.election(duty_module._ELECTION) for each in (hub, other_hub))
         reported = msgspec.json.encode([problem("orders")])
@@ -354,10 +366,9 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
                     tasks.create_task(lead_until_done())
                     await standing(2)
                     await stack.enter_async_context(duty)
-                    server = await stack.enter_async_context(alerts(Wrong(), hook, duty))
+                    await stack.enter_async_context(alerts(Wrong(), hook, duty))
                     await standing(3)
-                    await eventually(lambda: bool(server._ledger._gone))
-                    await asyncio.sleep(0.2)
+                    await eventually(lambda: len(duty.confirmed) >= 3)
                     assert (duty.mine, receiver.told) == (True, [])
                 await eventually(lambda: not duty.mine)
                 done.set()
