@@ -17,7 +17,20 @@ async def test_promise():
     with open("attempts", "a") as file:
         file.write("x")
     with open("attempts") as file:
-        assert len(file.read()) >= {passing_attempt}
+        assert len(file.read()) >= {passing_attempt}, "too late"
+"""
+
+HANGS = """
+import time
+
+import pytest
+
+@pytest.mark.deadline
+@pytest.mark.timeout(0.5)
+def test_promise():
+    with open("attempts", "a") as file:
+        file.write("x")
+    time.sleep(60)
 """
 
 
@@ -32,12 +45,17 @@ def pytest_configure(config):
 
 
 def run(
-    pytester: pytest.Pytester, *, machine_late: bool, passing_attempt: int, mark: str = "deadline"
+    pytester: pytest.Pytester,
+    *,
+    machine_late: bool,
+    passing_attempt: int = 1,
+    mark: str = "deadline",
+    test: str = FAILS,
 ) -> tuple[pytest.RunResult, int]:
     """Run pytest in a process of its own. In this one, it would forget the modules that it
     imported, and libraries that import them again have two of each class."""
     pytester.makeconftest(WATCHED.format(bound=-1.0 if machine_late else 1000.0))
-    pytester.makepyfile(FAILS.format(mark=mark, passing_attempt=passing_attempt))
+    pytester.makepyfile(test.format(mark=mark, passing_attempt=passing_attempt))
     pytester.makeini(
         "[pytest]\nmarkers = deadline\nasyncio_mode = auto\n"
         "asyncio_default_fixture_loop_scope = function"
@@ -63,7 +81,12 @@ def test_on_a_late_machine_a_failure_is_inconclusive_and_repeated(pytester: pyte
     done, attempts = run(pytester, machine_late=True, passing_attempt=3)
     done.assert_outcomes(passed=1)
     assert attempts == 3
-    done.stdout.fnmatch_lines(["inconclusive attempts of deadline tests: 2", "*::test_promise: *"])
+    done.stdout.fnmatch_lines(
+        [
+            "inconclusive attempts of deadline tests: 2",
+            "*::test_promise: *; call: AssertionError: too late",
+        ]
+    )
 
 
 def test_after_three_inconclusive_attempts_the_test_fails_and_says_so(pytester: pytest.Pytester):
@@ -72,6 +95,14 @@ def test_after_three_inconclusive_attempts_the_test_fails_and_says_so(pytester: 
     assert attempts == 3
     done.stdout.fnmatch_lines(["*Inconclusive: in each of 3 attempts the machine was late.*"])
     done.stdout.fnmatch_lines(["inconclusive attempts of deadline tests: 3"])
+
+
+def test_a_timeout_stands(pytester: pytest.Pytester):
+    """The timer of a test runs once, so another attempt would have none."""
+    done, attempts = run(pytester, machine_late=True, test=HANGS)
+    done.assert_outcomes(failed=1)
+    assert attempts == 1
+    done.stdout.fnmatch_lines(["*a test that times out is not repeated.*"])
 
 
 def test_other_tests_are_never_repeated(pytester: pytest.Pytester):
