@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", default="", help="run the long campaigns for so long: 10m")
+    parser.addoption("--soak", default="", help="run the long campaigns for this long, e.g. 10m")
     parser.addoption("--extended", action="store_true", help="run the extended tests too")
 
 
@@ -85,10 +85,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def data_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A command that is told no folder finds none of the user's."""
+def no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands find neither the user's data folder nor the user's settings of curl."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / ".curlrc").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("XDG_DATA_HOME", str(folder))
+        patch.setenv("CURL_HOME", str(folder))
         yield
 
 
@@ -145,7 +148,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 
 @pytest.fixture(scope="session")
 def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    """The shared cluster of three masters, not to be broken, nor by a busy machine."""
+    """The shared cluster of three masters. No test may break it; a slow machine does not."""
     folder = tmp_path_factory.mktemp("redis-cluster")
     with RedisCluster(folder, node_timeout=20.0) as cluster:
         cluster.start()
@@ -154,7 +157,7 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClu
 
 @pytest.fixture(scope="session")
 def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
-    """The shared master, replica and sentinels, not to be broken, nor by a busy machine."""
+    """The shared master, replica and sentinels. No test may break them; a slow machine does not."""
     folder = tmp_path_factory.mktemp("redis-sentinel")
     with SentinelGroup(folder, down_after=20.0) as group:
         group.start()

@@ -11,20 +11,24 @@ import socket
 import sys
 import time
 
-_OURS = ("MOORING_", "ETCD_", "ETCDCTL_", "LC_", "OTEL_", "PYTEST_ADDOPTS")
+_PREFIXES = (
+    *("MOORING_", "ETCD_", "ETCDCTL_", "FLASK_", "GRPC_", "GUNICORN_", "LC_", "OTEL_"),
+    "PYTEST_ADDOPTS",
+)
 _KEPT = "ETCD_UNSUPPORTED_ARCH"  # without it etcd does not start on some machines
 _NAMES = {
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "grpc_proxy", "ftp_proxy"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "FTP_PROXY"),
     *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "PY_COLORS", "TERM"),
     *("CI", "GITHUB_ACTIONS", "LANGUAGE", "REDISCLI_AUTH", "PYTHONUNBUFFERED", "PYTHONIOENCODING"),
+    *("ENCRYPTION_KEY", "PYTHONWARNINGS", "CURL_HOME"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"),
 }
 
 
 def settle() -> None:
     for name in list(os.environ):
-        if (name.startswith(_OURS) and name != _KEPT) or name in _NAMES:
+        if (name.startswith(_PREFIXES) and name != _KEPT) or name in _NAMES:
             del os.environ[name]
     # Each process would compile everything again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,4 +1,4 @@
-"""Polling with a deadline, in place of sleeping and hoping."""
+"""Polling with a deadline instead of sleeping."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 PATIENCE = 20.0
-"""Seconds for what nobody promised a time: many tests run at once on a slow machine."""
+"""Seconds for a condition without a promised time: many tests run at once on a slow machine."""
 
 
 async def eventually(
