@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -107,7 +108,7 @@ class Reader:
         self._serves = False
         self._python: dict[str, object] = {}
         self._envoy = f"127.0.0.1:{free_port()}"
-        self._begun, self._patience = 0, 0.0
+        self._begun, self._registered, self._patience = 0, 0, 0.0
         self.started = contextlib.ExitStack()
         self._set = pytest.MonkeyPatch()
         self.started.callback(self._set.undo)
@@ -234,8 +235,27 @@ class Reader:
                 process = subprocess.Popen([program, *words], stdout=shown, stderr=shown)
         self.started.callback(process.wait)
         self.started.callback(process.terminate)
-        self._patience = 60.0
+        if "register" in command:
+            self._registered += 1
+            self.wait_for_instances(command[command.index("register") + 1], self._registered)
+        else:
+            self._patience = 60.0
         return output
+
+    def wait_for_instances(self, service: str, number: int) -> None:
+        """Until that many are registered and accept connections."""
+
+        def answer() -> bool:
+            instances = hub.registry.instances(service).instances
+            for instance in instances:
+                try:
+                    socket.create_connection((instance.host, instance.port), timeout=5).close()
+                except ConnectionRefusedError:
+                    return False
+            return len(instances) == number
+
+        with mooring.sync.connect(f"etcd://{self.store()}") as hub:
+            until(answer, within=60)
 
     def prepared(self, program: str, *arguments: str) -> list[str]:
         """A command with the programs and addresses that are real here."""
@@ -256,13 +276,14 @@ class Reader:
         return [program, *command]
 
     def try_out(self, action: Callable[[], object]) -> None:
-        """Once; and again for a while if it is the first since something was begun, which may not
-        be up yet."""
+        """Run it once. The first action after a process was started in the background is polled:
+        Envoy may not be up yet, and what a demo or a bridge writes comes a moment later. An error
+        of Mooring fails at once."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 action()
-            except Exception:
+            except (AssertionError, OSError):
                 if time.monotonic() > deadline:
                     raise
             else:
