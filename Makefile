@@ -64,7 +64,7 @@ bench: $(VENV)/.developing  ## compare with the bare driver and the peers (some 
 soak: tools  ## long fault campaigns; SOAK=10m says how long
 	$(BIN)/pytest -m soak --soak=$(SOAK) -o faulthandler_timeout=0
 
-tools: $(VENV)/.developing  ## what the tests need beside wheels: etcd 3.4, Redis 7.0, Chromium, Envoy, Node.js, older protobufs
+tools: $(VENV)/.developing  ## download what the tests need beside wheels: etcd, Redis, Chromium, Envoy …
 	@$(BIN)/python tools/fetch.py
 
 clean:  ## remove what the targets above made

@@ -1,8 +1,8 @@
-"""Bring what no wheel of ours brings, below .tools; nothing is installed.
+"""Download programs that the tests and benchmarks need, into .tools. Nothing is installed.
 
 python tools/fetch.py [tests] [zookeeper] [wrk]
 
-For the tests, which is what is brought where nothing is said:
+For the tests (the default):
 
 - Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
 - Debian's Redis 7.0, unless this machine has one: that of the wheel is 6.2 and speaks no TLS;
@@ -65,7 +65,7 @@ _fetching_lists = threading.Lock()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Bring what no wheel brings, below .tools.")
+    parser = argparse.ArgumentParser(description="Download tools into .tools.")
     parser.add_argument("what", nargs="*", help=f"{', '.join(FETCHERS)} (tests)")
     wanted = parser.parse_args().what or ["tests"]
     if unknown := [name for name in wanted if name not in FETCHERS]:
@@ -190,8 +190,7 @@ def unpack(
     missing: str,
     download: Callable[[str, tuple[str, ...]], bool] = download,
 ) -> int:
-    """Download Debian packages and unpack them into a folder. `missing` is said where this is no
-    Debian."""
+    """Download Debian packages and unpack them into a folder. On other systems, print `missing`."""
     if shutil.which("apt-get") is None:
         print(missing, file=sys.stderr)
         return 1
