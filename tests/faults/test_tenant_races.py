@@ -258,7 +258,7 @@ async def test_a_publish_outlives_an_etcd_that_is_killed(
 ):
     """Killed at random between commits: what is there afterwards is whole, and what was answered
     is there."""
-    server = fresh_etcd()
+    server = fresh_etcd(series="3.4")  # 3.5.0 to 3.5.2 can lose a write themselves when killed
     async with open_store(server.url) as store:
         publisher = Publisher(store, ring=RING)
         answered: dict[int, str] = {}
