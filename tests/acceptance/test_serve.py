@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -117,38 +118,53 @@ async def test_sigterm_lets_writes_under_way_finish(tmp_path: Path):
     assert {b"/%d" % n for n in acknowledged} <= kept
 
 
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Another process has SQLite's write lock: a write to the store waits for it, up to 5 s."""
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
+
+
 async def test_probes_are_answered_until_the_end(tmp_path: Path):
     """A call under way keeps it from ending: not ready, alive, and new calls told that it stops."""
     with Served(f"sqlite://{tmp_path}/store") as served:
         async with grpc.aio.insecure_channel(served.etcd) as channel:
-            wire, request = Methods(channel), proto.PutRequest(key=b"a", value=b"x" * 10_000)
-            calls: set[asyncio.Task[object]] = set()
-            told: set[tuple[int, int]] = set()
-            refusals: set[object] = set()
+            wire = Methods(channel)
 
-            async def call() -> None:
+            async def begins() -> None:
+                """Read: what was sent before it, the server has begun."""
+                await wire.range(proto.RangeRequest(key=b"a"), timeout=60)
+
+            async def probe() -> tuple[int, int]:
+                base = f"http://{served.http}"
+                ready = await asyncio.to_thread(get, f"{base}/readyz")
+                return ready[0], (await asyncio.to_thread(get, f"{base}/healthz"))[0]
+
+            async def stops() -> bool:
+                told = await probe()
+                assert told in {(200, 200), (503, 200)}
+                return told == (503, 200)
+
+            async def refuses() -> bool:
                 try:
-                    await wire.put(request, timeout=60)
+                    await begins()
                 except grpc.aio.AioRpcError as error:
-                    refusals.add(error.code())
+                    return error.code() is grpc.StatusCode.UNAVAILABLE
+                return False
 
-            def probe() -> None:
-                with contextlib.suppress(OSError):
-                    base = f"http://{served.http}"
-                    told.add((get(f"{base}/readyz")[0], get(f"{base}/healthz")[0]))
-
-            loop = asyncio.get_running_loop()
-            calls.update(loop.create_task(call()) for _ in range(500))
-            await asyncio.sleep(0.1)
-            served.signal(signal.SIGTERM)
-            while served.process.poll() is None:
-                await asyncio.to_thread(probe)
-            assert served.process.returncode == 0
-            await asyncio.wait(calls)
-    assert (503, 200) in told
-    assert told <= {(200, 200), (503, 200)}
-    # What gRPC has taken and not begun when it stops, it cancels.
-    assert refusals <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+            await begins()
+            with locked(tmp_path / "store"):
+                put = wire.put(proto.PutRequest(key=b"a"), timeout=60)
+                await begins()
+                served.signal(signal.SIGTERM)
+                await eventually(stops)
+                await eventually(refuses)
+                assert await probe() == (503, 200)
+                assert not put.done()
+            await put
+            assert await asyncio.to_thread(served.end) == 0
 
 
 @pytest.mark.deadline
