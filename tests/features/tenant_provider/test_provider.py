@@ -31,6 +31,7 @@ from tests.features.tenant_provider.support import (
     KEYS,
     WHOLE,
     common,
+    content,
     how,
     part,
     provider,
@@ -213,7 +214,7 @@ class TestFollowing:
                         )
                     )
                 )
-            await eventually(lambda: tenants.revision == last.revision)
+            await eventually(lambda: tenants.revision >= last.revision)
         finally:
             stopped.set()
             for reader in readers:
@@ -514,7 +515,7 @@ async def test_it_agrees_with_the_store_after_many_writers(store: Store):
     async with provider(store) as live:
         await asyncio.gather(*(write(writer) for writer in range(4)))
         last = (await store.commit(part(99, "meta", {}))).revision
-        await eventually(lambda: live.revision == last)
+        await eventually(lambda: live.revision >= last)
         async with provider(store) as fresh:
-            assert live.snapshot == fresh.snapshot
+            assert content(live) == content(fresh)
         assert len((await store.read(prefix(b"jxt/tenants/"))).entries) > 0

@@ -17,7 +17,16 @@ from mooring.tenants.provider import Provider
 from mooring.tenants.reading import Changed, KeyChange, Outcome, Reading
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.snapshot import Snapshot
-from tests.features.tenant_provider.support import KEYS, WHOLE, common, how, part, provider, where
+from tests.features.tenant_provider.support import (
+    KEYS,
+    WHOLE,
+    common,
+    content,
+    how,
+    part,
+    provider,
+    where,
+)
 from tests.waiting import eventually
 
 
@@ -70,7 +79,7 @@ class TestRecovery:
                 part(2, "meta", {"code": "two"}),
             )
             await eventually(lambda: t.by_code("two") == 2)
-            assert t.revision == last.revision
+            assert t.revision >= last.revision
             assert {*t.ids()} == {1, 2}
             assert not t.stale
             assert [(c.tenant, *c.kinds) for c in told] == [
@@ -82,7 +91,7 @@ class TestRecovery:
             assert caplog.text.count("nothing is missing") == 1
             stumbling.updates = False
             async with provider(store) as fresh:
-                assert t.snapshot == fresh.snapshot
+                assert content(t) == content(fresh)
 
     async def test_until_it_is_made_good_it_is_stale_and_the_last_state_stays(
         self, store: Store, stumbling: Stumbling, caplog: pytest.LogCaptureFixture
@@ -110,7 +119,7 @@ class TestRecovery:
             await store.commit(part(2, "meta", {"code": "newer"}))
             await eventually(lambda: t.by_code("newer") == 2)
             async with provider(store) as fresh:
-                assert t.snapshot == fresh.snapshot
+                assert content(t) == content(fresh)
 
     async def test_what_comes_meanwhile_is_not_lost(self, store: Store, stumbling: Stumbling):
         await store.commit(*WHOLE)
@@ -127,9 +136,9 @@ class TestRecovery:
             await asyncio.sleep(0.3)
             assert {*t.ids()} == {1, 10}
             stumbling.waits = False
-            await eventually(lambda: how(t) == "path" and t.revision == last.revision)
+            await eventually(lambda: how(t) == "path" and t.revision >= last.revision)
             async with provider(store) as fresh:
-                assert t.snapshot == fresh.snapshot
+                assert content(t) == content(fresh)
             for change in heard:
                 assert known.pop(change.tenant, None) == change.before
                 if change.after is not None:
