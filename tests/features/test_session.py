@@ -84,21 +84,25 @@ async def test_a_cancelled_body_revokes_the_lease(store: Store):
         await store.renew(leases[0])
 
 
+ROUNDED = 1e-6
+"""Seconds by which a sum of times may differ from the time that it stands for."""
+
+
 async def test_its_time_counts_from_when_the_grant_was_sent(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     """The store's clock may have started right after that, however late its reply comes."""
-    grant = store.grant
+    grant, sent = store.grant, list[float]()
 
     async def slow(ttl: float) -> Lease:
+        sent.append(clock())
         lease = await grant(ttl)
         await asyncio.sleep(0.5)
         return lease
 
     monkeypatch.setattr(store, "grant", slow)
-    sent = clock()
     async with Session(store, ttl=10) as session:
-        assert clock() + session.remaining < sent + session.ttl + 0.4
+        assert clock() + session.remaining <= sent[0] + session.ttl + ROUNDED
 
 
 async def test_its_time_counts_from_when_the_renewal_was_sent(
@@ -107,17 +111,17 @@ async def test_its_time_counts_from_when_the_renewal_was_sent(
     renew, sent = store.renew, list[float]()
 
     async def slow(lease: int) -> float:
-        sent.append(clock())
+        began = clock()
         ttl = await renew(lease)
         await asyncio.sleep(0.5)
+        sent.append(began)  # not if the session gave up this renewal
         return ttl
 
     monkeypatch.setattr(store, "renew", slow)
-    async with Session(store, ttl=3) as session:
+    async with Session(store, ttl=6) as session:
         end = clock() + session.remaining
         await eventually(lambda: clock() + session.remaining > end + 0.3)
-        assert len(sent) == 1, "renewed for the first time"
-        assert clock() + session.remaining < sent[0] + session.ttl + 0.4
+        assert clock() + session.remaining <= sent[-1] + session.ttl + ROUNDED
 
 
 async def test_cancelling_the_entry_revokes_the_lease(
