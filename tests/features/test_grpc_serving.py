@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import textwrap
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,7 @@ import mooring.sync
 from mooring.errors import Closed, InvalidRequest
 from mooring.grpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Health, serve_and_register
 from mooring.grpc.health import SERVICE, Status
+from mooring.mirror import Update
 from mooring.model import Instance
 from tests.acceptance.commands import python_program
 from tests.features.grpc_echo.servers import BlockingEcho, EchoServer, Word, pb2_grpc
@@ -153,18 +155,21 @@ def test_threads_serve_and_register_in_the_same_order():
 def test_a_blocking_server_stays_registered_as_draining_while_it_lingers():
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
+    seen: list[tuple[str, float]] = []
 
-    def states() -> list[str]:
-        return [each.status.state for each in blocking.registry.instances("echo").instances]
+    def note(update: Update[str, Instance]) -> None:
+        for change in update.changes:
+            state = change.after.status.state if change.after else "deregistered"
+            seen.append((state, time.monotonic()))
 
-    def lingered() -> float:
-        until(lambda: states() == ["draining"], within=5)
-        return until(lambda: states() == [])
-
-    with mooring.sync.connect("memory://") as blocking, ThreadPoolExecutor(1) as pool:
+    with mooring.sync.connect("memory://") as blocking, blocking.discover("echo", hold=0) as view:
+        view.subscribe(note)
         with serve_and_register(server, blocking, here(port), linger=1.5):
-            observing = pool.submit(lingered)
-        assert observing.result() > 0.75
+            leaving = time.monotonic()
+        until(lambda: seen[-1:] and seen[-1][0] == "deregistered")
+    (before, _), (_, gone) = seen[-2:]
+    assert before == "draining"
+    assert gone - leaving >= 1.5
 
 
 class Calls:
