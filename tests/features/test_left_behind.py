@@ -361,6 +361,7 @@ async def test_a_thousand_services_leave_no_task_behind(hub: Hub):
     await eventually(lambda: len(asyncio.all_tasks()) <= before + 10)
 
 
+@pytest.mark.deadline
 async def test_a_hub_closes_its_registrations_together(
     etcd: Callable[[str], EtcdServer], tmp_path: object
 ):
@@ -372,7 +373,7 @@ async def test_a_hub_closes_its_registrations_together(
         for port in range(1, 21):
             await hub.register(at(port)).__aenter__()
         proxy.blackhole()
-        async with asyncio.timeout(12):
+        async with asyncio.timeout(4):  # about 3 s are promised, for each alone or all together
             await hub.__aexit__()
 
 
