@@ -27,11 +27,12 @@ from mooring.store.contract import Store
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.host import MemoryHost
 from mooring.store.embedded.wire.server import WireServer
+from mooring.store.etcd import completions
 from mooring.store.etcd.completions import settled
 from mooring.xds import proto
 from mooring.xds.server import ControlPlane
 from tests.features.grpc_echo.servers import BlockingEcho, Echo, Word, pb2_grpc
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 
 def due() -> list[list[object]]:
@@ -81,11 +82,12 @@ async def test_the_completions_of_a_cancelled_call_are_waited_for(port: int, kin
     assert due() == []
 
 
-async def test_calls_of_others_are_not_waited_for(port: int):
+async def test_calls_of_others_are_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(completions, "_WITHIN", 600.0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
         call = pb2_grpc.EchoStub(opened).Count(Word(text="held 2"))
         await call.read()
-        await asyncio.wait_for(settled(), 1)
+        await asyncio.wait_for(settled(), PATIENCE)
         assert not call.done()
     await settled()
 
