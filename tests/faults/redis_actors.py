@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Set
 from typing import Any
 
 import msgspec
+import pytest
 
 from mooring.errors import Removed, Superseded
 from mooring.heartbeat.settings import (
@@ -26,6 +28,7 @@ from mooring.registry.redis.cleanup import Sweeper
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.enrolment import RedisEnrolment
 from mooring.registry.redis.fields import flattened, from_pairs
+from mooring.registry.redis.following import ServiceFeed
 from mooring.registry.redis.keys import Keys
 from mooring.registry.redis.reading import Reader
 from mooring.registry.redis.registry import RedisRegistry
@@ -114,6 +117,23 @@ async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
         for scores in (keys.persistent, keys.heartbeats):
             command = ("ZADD", scores, "XX", *(word for id in ids for word in (ago, id)))
             await registry.connection.call(*command, what="the test", writes=True)
+
+
+@contextlib.contextmanager
+def counted_looks() -> Iterator[Counter[ServiceFeed]]:
+    """How often each feed has looked at its service, with or without success."""
+    looks: Counter[ServiceFeed] = Counter()
+    look = ServiceFeed.look
+
+    async def counted(feed: ServiceFeed, gone: Set[str]) -> None:
+        try:
+            await look(feed, gone)
+        finally:
+            looks[feed] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServiceFeed, "look", counted)
+        yield looks
 
 
 class World:

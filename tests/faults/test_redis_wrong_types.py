@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -13,9 +13,10 @@ import mooring
 from mooring.discovery.view import View
 from mooring.mirror import Mirror
 from mooring.model import Instance
+from mooring.registry.redis.everything import EverythingFeed
 from mooring.registry.redis.following import ServiceFeed
 from mooring.testing.redis import RedisServer
-from tests.faults.redis_actors import fleet, namespaced, quick, registry_of
+from tests.faults.redis_actors import counted_looks, fleet, namespaced, quick, registry_of
 from tests.waiting import eventually
 
 SETTINGS = quick(timeout=6.0)
@@ -28,18 +29,27 @@ def said(caplog: pytest.LogCaptureFixture, *phrases: str) -> list[int]:
     return [sum(phrase in line for line in told) for phrase in phrases]
 
 
-async def holds(view: View | Mirror[tuple[str, str], Instance], seconds: float) -> None:
-    """It stays flagged for so long."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+@pytest.fixture
+def looks() -> Iterator[Counter[ServiceFeed]]:
+    with counted_looks() as counted:
+        yield counted
+
+
+async def looked_at_again(
+    view: View | Mirror[tuple[str, str], Instance], feed: ServiceFeed, looks: Counter[ServiceFeed]
+) -> None:
+    """It stays flagged while the service is looked at again."""
+    before = looks[feed]
+
+    def looked() -> bool:
         assert view.stale
-        await asyncio.sleep(0.05)
+        return looks[feed] > before
+
+    await eventually(looked)
 
 
-async def just_looked(view: View) -> None:
+async def just_looked(feed: ServiceFeed) -> None:
     """Until the change channel is heard and the next look is as far away as it can be."""
-    feed = view._retained._feed
-    assert isinstance(feed, ServiceFeed)
     await eventually(lambda: not feed.deaf)
     for _ in range(2):  # the first may have been planned before that
         last = feed.read
@@ -52,7 +62,9 @@ def _later(feed: ServiceFeed, than: float) -> bool:
 
 @pytest.mark.deadline
 async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
-    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
+    redis: Callable[[str], RedisServer],
+    looks: Counter[ServiceFeed],
+    caplog: pytest.LogCaptureFixture,
 ):
     server = redis("7.0")
 
@@ -61,10 +73,13 @@ async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
             key = getattr(registry_of(hub).keys.of("echo"), kind)
             async with fleet(hub, 2), hub.discover("echo") as view:
                 assert len(view.instances) == 2
-                await just_looked(view)
+                feed = view._retained._feed
+                assert isinstance(feed, ServiceFeed)
+                await just_looked(feed)
                 server.command("SET", key, "something else")
                 await eventually(lambda: view.stale, within=5)
-                await holds(view, 3)
+                for _ in range(4):
+                    await looked_at_again(view, feed, looks)
                 assert len(view.instances) == 2
                 assert said(caplog, f"{key} is a string and should be a") == [1]
                 server.command("DEL", key)
@@ -77,7 +92,9 @@ async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
 
 @pytest.mark.deadline
 async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
-    redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
+    redis: Callable[[str], RedisServer],
+    looks: Counter[ServiceFeed],
+    caplog: pytest.LogCaptureFixture,
 ):
     server = redis("7.0")
 
@@ -85,10 +102,12 @@ async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
         async with mooring.connect(namespaced(server.url), settings=SETTINGS) as hub:
             name = f"echo-{kind}"
             key = getattr(registry_of(hub).keys.of(name), kind)
-            async with fleet(hub, 2, service=name), Mirror(hub.registry.follow_all()) as mirror:
+            every = hub.registry.follow_all()
+            assert isinstance(every, EverythingFeed)
+            async with fleet(hub, 2, service=name), Mirror(every) as mirror:
                 server.command("SET", key, "something else")
                 await eventually(lambda: mirror.stale, within=5)
-                await holds(mirror, 3)
+                await looked_at_again(mirror, every.feed(name), looks)
                 assert len(mirror.items) == 2
                 reports = (f"{name} cannot be read", f"{name} can be read again")
                 assert said(caplog, *reports) == [1, 0]
