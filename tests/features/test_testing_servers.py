@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import subprocess
 import sys
 
@@ -11,11 +12,43 @@ import pytest
 from mooring.testing import servers
 from mooring.testing.servers import ServerFailed, free_port
 
+PORTS = servers._ports_for_servers(*servers._ports_of_clients())
+
 
 def test_ports_come_in_turn_and_no_client_sits_on_them():
     ports = [free_port() for _ in range(50)]
     assert len(set(ports)) == 50
-    assert all(11000 <= port < 21000 for port in ports)
+    assert set(ports) <= set(PORTS)
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected"),
+    [
+        ((32768, 60999), range(11000, 21000)),
+        ((49152, 65535), range(11000, 21000)),
+        ((25000, 60999), range(11000, 15000)),
+        ((10000, 40000), range(40001, 55536)),
+        ((20000, 50000), range(50001, 55536)),
+        ((1024, 65535), range(11000, 21000)),
+        ((20000, 60999), range(11000, 21000)),
+    ],
+    ids=str,
+)
+def test_ports_are_below_those_of_clients_or_above_or_among_them(
+    clients: tuple[int, int], expected: range
+):
+    assert servers._ports_for_servers(*clients) == expected
+
+
+def test_the_ports_of_clients_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(servers, "_ports_of_clients", lambda: (1024, 40000))
+    assert free_port() > 40000
+    monkeypatch.undo()
+    first, last = servers._ports_of_clients()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as client:
+            assert first <= client.getsockname()[1] <= last
 
 
 def test_another_process_gets_none_of_them(monkeypatch: pytest.MonkeyPatch):
@@ -23,16 +56,16 @@ def test_another_process_gets_none_of_them(monkeypatch: pytest.MonkeyPatch):
     port = free_port()
     other = (
         "import itertools; from mooring.testing import servers;"
-        f"servers._turns = itertools.count({port - 11000}); print(servers.free_port())"
+        f"servers._turns = itertools.count({PORTS.index(port)}); print(servers.free_port())"
     )
     done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
     assert int(done.stdout) != port
-    monkeypatch.setattr(servers, "_turns", iter([port - 11000, port - 10999]))
+    monkeypatch.setattr(servers, "_turns", iter([PORTS.index(port), PORTS.index(port) + 1]))
     assert free_port() != port
 
 
 def test_a_machine_without_a_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch):
     port = free_port()
-    monkeypatch.setattr(servers, "_turns", itertools.repeat(port - 11000))
+    monkeypatch.setattr(servers, "_turns", itertools.repeat(PORTS.index(port)))
     with pytest.raises(ServerFailed, match="no free port"):
         free_port()

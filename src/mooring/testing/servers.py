@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -26,23 +27,51 @@ _KEPT = 64
 """Ports that a process reserves at a time: those that it was given last."""
 
 
+_BUS = 10000
+"""How far above its port a member of a Redis cluster listens for the others."""
+_USUAL = range(11000, 21000)
+_ROOM = 1000
+"""Ports that are enough to choose from."""
+
+
 def free_port() -> int:
     """A port whose neighbour, 10000 above it, is free as well: there the members of a Redis cluster
     speak.
 
-    Both are below those that the kernel gives to clients: so no client sits on the port of a server
-    that is down, not even one that tries to reach it and by chance gets itself. They come in turn,
-    for nobody may listen yet on those that were given out last. Another process that asks for a
-    port gets none of these either, though a server is down for a while.
+    The kernel gives neither to a client, unless it gives clients nearly all ports: so no client
+    sits on the port of a server that is down, not even one that tries to reach it and by chance
+    gets itself. They come in turn, for nobody may listen yet on those that were given out last.
+    Another process that asks for a port gets none of these either, though a server is down for a
+    while.
     """
-    for _ in range(10000):
-        port = 11000 + next(_turns) % 10000
+    ports = _ports_for_servers(*_ports_of_clients())
+    for _ in range(len(ports)):
+        port = ports[next(_turns) % len(ports)]
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10000))
+            other.bind(("127.0.0.1", port + _BUS))
             _reserve(port)
             return port
-    raise ServerFailed("no free port: all of 11000 to 20999 are taken, or 10000 above them")
+    raise ServerFailed(
+        f"no free port: all of {ports[0]} to {ports[-1]} are taken, or {_BUS} above them"
+    )
+
+
+def _ports_for_servers(first: int, last: int) -> range:
+    """Where to choose ports if clients get those from `first` to `last`: below, or else above, or
+    else, if there is no room, among them."""
+    below = range(_USUAL.start, min(_USUAL.stop, first - _BUS))
+    above = range(last + 1, 65536 - _BUS)
+    return next((ports for ports in (below, above) if len(ports) >= _ROOM), _USUAL)
+
+
+@functools.cache
+def _ports_of_clients() -> tuple[int, int]:
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 49152, 65535  # the range of IANA, which other systems use
+    return int(first), int(last)
 
 
 def _reserve(port: int) -> None:
