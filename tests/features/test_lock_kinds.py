@@ -42,15 +42,19 @@ class Task:
 async def in_line(hub: Hub, *locks: Lock) -> list[Task]:
     """Tasks that came in this order."""
     line: list[Task] = []
-    name = f"{locks[0].name}/".encode()
     for number, lock in enumerate(locks, 1):
         line.append(Task(lock))
-
-        async def stands(number: int = number) -> bool:
-            return len((await hub.store.read(prefix(name))).entries) == number
-
-        await eventually(stands, what="a place in the line")
+        await stand(hub, lock.name, number)
     return line
+
+
+async def stand(hub: Hub, name: str, count: int) -> None:
+    """Until the store has the keys of this many contenders."""
+
+    async def so() -> bool:
+        return len((await hub.store.read(prefix(f"{name}/".encode()))).entries) == count
+
+    await eventually(so, what=f"{count} contenders for {name}")
 
 
 async def holding(line: list[Task], *numbers: int) -> None:
@@ -208,6 +212,7 @@ async def test_one_leads_and_the_next_follows(hub: Hub, other: Hub):
         assert leader is not None
         assert leader.text == "one"
         follower = Task(other.election("boss").campaign("two"))
+        await stand(hub, "boss", 2)
         await asyncio.sleep(0.1)
         assert follower.held is None
         await first.proclaim("one again")
@@ -308,6 +313,7 @@ async def test_nobody_passes_a_barrier_before_all_are_there(hub: Hub, other: Hub
     async with asyncio.TaskGroup() as group:
         group.create_task(party(hub, 0))
         group.create_task(party(other, 1))
+        await stand(hub, "start", 2)
         await asyncio.sleep(0.2)
         assert passed == []
         group.create_task(party(hub, 2))
@@ -342,6 +348,7 @@ async def test_a_party_that_gives_up_does_not_count(hub: Hub, other: Hub):
     with pytest.raises(LockTimeout):
         await other.barrier("start", 2, timeout=0.2).wait()
     waits = asyncio.get_running_loop().create_task(hub.barrier("start", 2, timeout=30).wait())
+    await stand(hub, "start", 1)
     await asyncio.sleep(0.2)
     assert not waits.done()
     numbers = await asyncio.gather(waits, other.barrier("start", 2, timeout=30).wait())
@@ -364,10 +371,6 @@ async def test_who_comes_last_to_a_barrier_need_not_wait_for_anybody(hub: Hub, o
     with pytest.raises(LockTimeout):
         await hub.barrier("start", 2, timeout=0).wait()
     waits = asyncio.get_running_loop().create_task(other.barrier("start", 2, timeout=30).wait())
-
-    async def stands() -> bool:
-        return len((await hub.store.read(prefix(b"start/"))).entries) == 1
-
-    await eventually(stands)
+    await stand(hub, "start", 1)
     assert await hub.barrier("start", 2, timeout=0).wait() == 1
     assert await waits == 0
