@@ -35,7 +35,7 @@ class Stumbling:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.updates = self.anew = self.waits = False
-        apply, anew = Reading.apply, Reading.anew
+        apply, onto, anew = Reading.apply, Outcome.onto, Reading.anew
 
         def stumbling_apply(
             reading: Reading, snapshot: Snapshot, changes: Iterable[KeyChange]
@@ -43,6 +43,12 @@ class Stumbling:
             if self.updates:
                 raise RuntimeError("a mistake")
             return apply(reading, snapshot, changes)
+
+        def stumbling_onto(outcome: Outcome, snapshot: Snapshot) -> Outcome:
+            """The same for an update that a read of everything brings."""
+            if self.updates:
+                raise RuntimeError("a mistake")
+            return onto(outcome, snapshot)
 
         def stumbling_anew(
             reading: Reading, shown: Snapshot, entries: Mapping[bytes, Entry]
@@ -54,6 +60,7 @@ class Stumbling:
             return (yield from anew(reading, shown, entries))
 
         monkeypatch.setattr(Reading, "apply", stumbling_apply)
+        monkeypatch.setattr(Outcome, "onto", stumbling_onto)
         monkeypatch.setattr(Reading, "anew", stumbling_anew)
 
 
