@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,35 +252,6 @@ def test_two_waits_for_signals_at_the_same_time_both_end(hub: mooring.sync.Hub, 
     """
     status, printed = terminated(hub, url, waiting(program), count=2)
     assert (status, printed) == (0, "SIGTERM SIGTERM closed closed\n")
-
-
-SEVERAL = """
-    import sys, time
-    import mooring.sync
-    for port in range(4):
-        hub = mooring.sync.connect(sys.argv[1]).open()
-        hub.register(mooring.Instance("echo", "10.0.0.1", port + 1), ttl=float(sys.argv[2])).open()
-    ready(); time.sleep(60)
-"""
-
-
-@pytest.mark.deadline
-def test_several_blocking_hubs_share_five_seconds(fresh_etcd: Callable[..., EtcdServer]):
-    """The store does not answer any more: hubs closed one after another took 2 s each."""
-    server = fresh_etcd()
-    started = 0.0
-
-    def silence() -> None:
-        nonlocal started
-        server.pause()
-        started = time.monotonic()
-
-    with mooring.sync.connect(server.url) as hub:
-        status, _ = terminated(hub, server.url, SEVERAL, count=4, before=silence)
-        ended = time.monotonic()
-        server.resume()
-    assert status == -signal.SIGTERM
-    assert ended - started < 5.5
 
 
 IN_A_THREAD = """
