@@ -8,6 +8,8 @@ from mooring.errors import InvalidRequest
 from mooring.store import Store
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_lease_has_its_whole_time_when_it_is_granted(store: Store):
     lease = await store.grant(600)

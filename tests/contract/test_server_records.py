@@ -16,6 +16,8 @@ from mooring.store import Delete, Entry, Put, Store, key, prefix
 from tests.backends import USUAL, usual
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 KEY, OTHER_KEY = ServerKey(b"k" * 32), ServerKey(b"o" * 32)
 ROOT = b"/mooring/rights/"
 

@@ -41,6 +41,8 @@ from mooring.store import (
 from mooring.store.namespace import Namespaced
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def keys(store: Store, start: bytes = b"/") -> list[bytes]:
     return [entry.key for entry in (await store.read(prefix(start))).entries]
