@@ -21,6 +21,8 @@ from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 LAPTOP = Policy(loopback=True)
 OFTEN = CheckSettings(enabled=True, interval=0.05, failures=2, timeout=10.0)
 
@@ -146,6 +148,7 @@ async def test_one_that_is_well_falls_ill_and_recovers():
             await eventually(lambda: fleet.last(instance)[1] == "")
 
 
+@pytest.mark.real_time  # gRPC has threads of its own
 async def test_every_protocol_of_the_contract_is_probed_but_udp():
     protocols = ("http", "https", "ws", "wss", "tcp", "grpc", "grpcs", "udp", "carrier-pigeon")
     instances = {
