@@ -79,6 +79,7 @@ async def test_those_that_repair_themselves_are_never_missed(hub: Hub, other: Hu
         assert fewest == 2
 
 
+@pytest.mark.deadline
 async def test_the_last_that_drains_is_called_while_it_serves(hub: Hub, other: Hub, layout: str):
     async with hub.register(at(1)) as last, other.discover("echo", hold=1) as view:
         await view.wait(timeout=10)
@@ -169,6 +170,7 @@ async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
             await eventually(lambda: [each.port for each in view.instances] == [2])
 
 
+@pytest.mark.deadline
 @pytest.mark.parametrize("how", ["it closes", "it leaves", "an operator deregisters it"])
 async def test_a_goodbye_leaves_no_doubt(hub: Hub, other: Hub, layout: str, how: str):
     registration = hub.register(at(1))
