@@ -192,7 +192,8 @@ async def no_update_is_lost(members: list[EtcdServer], ttl: float) -> None:
 
 @pytest.mark.timeout(120)
 async def test_with_fencing_no_update_is_lost(fresh_etcd: Callable[..., EtcdServer]):
-    await no_update_is_lost([fresh_etcd()], ttl=1.0)
+    # 3.5.0 to 3.5.2 can lose a write themselves when killed (etcd-io/etcd#13766).
+    await no_update_is_lost([fresh_etcd(series="3.4")], ttl=1.0)
 
 
 @pytest.mark.extended("the same faults on one etcd run by default")
