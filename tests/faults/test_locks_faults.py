@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from mooring.errors import Closed, LockLost, LockTimeout, OutcomeUnknown, Unavai
 from mooring.hub import Hub, open_store
 from mooring.locks.leases import Leases
 from mooring.locks.lock import Lock
-from mooring.store import Store, key
+from mooring.store import Store, key, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
@@ -283,10 +284,10 @@ async def leases(server: EtcdServer) -> int:
 
 
 async def nothing_is_left(server: EtcdServer) -> None:
-    async with mooring.connect(server.url) as hub:
+    async with open_store(server.url) as store:
 
         async def nothing() -> bool:
-            if await hub.locks() == [] and await leases(server) == 0:
+            if not (await store.read(prefix(b"/"))).entries and await leases(server) == 0:
                 return True
             await asyncio.sleep(0.3)  # a process asks for the leases
             return False
@@ -305,24 +306,25 @@ async def reaches(hub: Hub) -> bool:
 
 @contextlib.asynccontextmanager
 async def behind_proxy(
-    fresh_etcd: Callable[..., EtcdServer], timeout: str = "1s"
-) -> AsyncIterator[tuple[FaultProxy, Hub, Hub, EtcdServer]]:
-    """A hub behind a proxy, one that is not, and their server."""
-    server = fresh_etcd()
+    server: EtcdServer, timeout: str = "1s"
+) -> AsyncIterator[tuple[FaultProxy, Hub, Hub]]:
+    """A hub behind a proxy, and one that is not, below a namespace of their own."""
+    namespace = f"namespace=/{uuid.uuid4().hex}"
     async with (
         FaultProxy(server.address) as proxy,
-        mooring.connect(f"etcd://{proxy.address}?timeout={timeout}") as hub,
-        mooring.connect(server.url) as other,
+        mooring.connect(f"etcd://{proxy.address}?{namespace}&timeout={timeout}") as hub,
+        mooring.connect(f"{server.url}?{namespace}") as other,
     ):
         await hub.store.read(key(b"/up"))
-        yield proxy, hub, other, server
+        yield proxy, hub, other
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["free", "held"])
 async def test_an_acquire_whose_reply_was_lost_leaves_no_orphan(
     fresh_etcd: Callable[..., EtcdServer], waits: bool
 ):
-    async with behind_proxy(fresh_etcd) as (proxy, hub, other, server):
+    server = fresh_etcd()
+    async with behind_proxy(server) as (proxy, hub, other):
         async with hub.lock("warm", ttl=1):
             pass  # a lease is at hand: the next thing to be sent is the place in the line
         holder = await other.lock("lock").acquire() if waits else None
@@ -474,9 +476,9 @@ async def test_blocking_code_has_the_same_deadline(etcd: Callable[[str], EtcdSer
         assert await asyncio.to_thread(blocking) < 4.5
 
 
-async def test_one_reply_that_was_lost_does_not_matter(fresh_etcd: Callable[..., EtcdServer]):
+async def test_one_reply_that_was_lost_does_not_matter(etcd: Callable[[str], EtcdServer]):
     """The place is given up with its lease, and another taken."""
-    async with behind_proxy(fresh_etcd, timeout="3s") as (proxy, hub, other, _):
+    async with behind_proxy(etcd("3.5"), timeout="3s") as (proxy, hub, other):
         async with hub.lock("warm", ttl=5):
             pass
         proxy.mute()
@@ -496,9 +498,9 @@ async def test_one_reply_that_was_lost_does_not_matter(fresh_etcd: Callable[...,
 
 @pytest.mark.deadline
 async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
-    fresh_etcd: Callable[..., EtcdServer],
+    etcd: Callable[[str], EtcdServer],
 ):
-    async with behind_proxy(fresh_etcd) as (proxy, hub, other, _):
+    async with behind_proxy(etcd("3.5")) as (proxy, hub, other):
         events: list[str] = []
 
         async def body() -> None:
@@ -527,10 +529,10 @@ async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
         proxy.heal()
 
 
-async def test_a_waiter_outlives_a_store_that_goes_away(fresh_etcd: Callable[..., EtcdServer]):
-    async with behind_proxy(fresh_etcd) as (proxy, hub, other, _):
+async def test_a_waiter_outlives_a_store_that_goes_away(etcd: Callable[[str], EtcdServer]):
+    async with behind_proxy(etcd("3.5")) as (proxy, hub, other):
         held = await other.lock("lock").acquire()
-        waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=1).acquire())
+        waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=2).acquire())
 
         async def waiters() -> int:
             return len((await other.locks("lock"))[0].waiting)
@@ -554,8 +556,8 @@ async def test_a_waiter_outlives_a_store_that_goes_away(fresh_etcd: Callable[...
 
 
 @pytest.mark.deadline
-async def test_a_store_that_is_away_is_told_at_once(fresh_etcd: Callable[..., EtcdServer]):
-    async with behind_proxy(fresh_etcd) as (proxy, hub, _, _):
+async def test_a_store_that_is_away_is_told_at_once(etcd: Callable[[str], EtcdServer]):
+    async with behind_proxy(etcd("3.5")) as (proxy, hub, _):
         proxy.refuse()
         started = time.monotonic()
         with pytest.raises(Unavailable):
@@ -566,7 +568,8 @@ async def test_a_store_that_is_away_is_told_at_once(fresh_etcd: Callable[..., Et
 async def test_to_release_while_the_store_is_away_is_no_error(
     fresh_etcd: Callable[..., EtcdServer],
 ):
-    async with behind_proxy(fresh_etcd) as (proxy, hub, other, server):
+    server = fresh_etcd()
+    async with behind_proxy(server) as (proxy, hub, other):
         async with hub.lock("lock", ttl=1):
             proxy.blackhole()
         proxy.heal()
@@ -584,8 +587,8 @@ async def test_a_killed_holder_is_followed_after_its_ttl(fresh_etcd: Callable[..
             pass
 
 
-async def test_compaction_does_not_disturb_a_line(fresh_etcd: Callable[..., EtcdServer]):
-    async with behind_proxy(fresh_etcd) as (proxy, hub, other, _):
+async def test_compaction_does_not_disturb_a_line(etcd: Callable[[str], EtcdServer]):
+    async with behind_proxy(etcd("3.5")) as (proxy, hub, other):
         held = await other.lock("lock").acquire()
         waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=10).acquire())
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,29 +138,43 @@ class Wire:
     direct: Store
 
 
-@pytest.fixture
-async def wire(fresh_etcd: Callable[..., EtcdServer]) -> AsyncIterator[Wire]:
-    server = fresh_etcd(series="3.4")
+@contextlib.asynccontextmanager
+async def wired(server: EtcdServer) -> AsyncIterator[Wire]:
+    namespace = f"namespace=/{uuid.uuid4().hex}"
     async with (
         FaultProxy(server.address) as proxy,
-        open_store(server.url) as direct,
-        open_store(f"etcd://{proxy.address}?timeout=2s") as through,
+        open_store(f"{server.url}?{namespace}") as direct,
+        open_store(f"etcd://{proxy.address}?{namespace}&timeout=2s") as through,
     ):
         yield Wire(server, proxy, through, direct)
 
 
+@pytest.fixture
+async def wire(etcd: Callable[[str], EtcdServer]) -> AsyncIterator[Wire]:
+    """To the shared server."""
+    async with wired(etcd("3.5")) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def own_wire(fresh_etcd: Callable[..., EtcdServer]) -> AsyncIterator[Wire]:
+    """To a server that may be broken."""
+    async with wired(fresh_etcd(series="3.4")) as opened:
+        yield opened
+
+
 @pytest.mark.timeout(120)
-async def test_a_server_killed_and_started_again(wire: Wire):
-    async with provider(wire.through) as tenants:
+async def test_a_server_killed_and_started_again(own_wire: Wire):
+    async with provider(own_wire.through) as tenants:
         told = Told(tenants)
-        async with publishing(wire.direct) as revisions:
+        async with publishing(own_wire.direct) as revisions:
             for _ in range(2):
                 await more_than(revisions, len(revisions) + 20)
-                wire.server.kill()
+                own_wire.server.kill()
                 await asyncio.sleep(0.3)
-                await asyncio.to_thread(wire.server.start)
+                await asyncio.to_thread(own_wire.server.start)
             await more_than(revisions, len(revisions) + 20)
-        await told.agrees(wire.direct)
+        await told.agrees(own_wire.direct)
         await eventually(lambda: not tenants.stale)
 
 
@@ -239,47 +254,47 @@ async def test_compaction_during_a_partition_means_reading_again(wire: Wire, fau
 
 
 @pytest.mark.parametrize("overtaken", [False, True], ids=["revision runs back", "overtaken"])
-async def test_a_store_restored_from_a_backup(wire: Wire, tmp_path: Path, overtaken: bool):
-    await wire.direct.commit(*published(1, "kept"), *published(2, "kept"))
-    wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
+async def test_a_store_restored_from_a_backup(own_wire: Wire, tmp_path: Path, overtaken: bool):
+    await own_wire.direct.commit(*published(1, "kept"), *published(2, "kept"))
+    own_wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
     for n in range(10):
-        await wire.direct.commit(Delete(KEYS.parts(1)), *published(3, f"lost{n}"))
-    async with provider(wire.through) as tenants:
+        await own_wire.direct.commit(Delete(KEYS.parts(1)), *published(3, f"lost{n}"))
+    async with provider(own_wire.through) as tenants:
         told = Told(tenants)
         assert {*tenants.ids()} == {2, 3}
-        wire.proxy.refuse()
-        wire.server.kill()
-        await asyncio.to_thread(restore, wire.server, tmp_path / "backup")
-        await asyncio.to_thread(wire.server.start)
+        own_wire.proxy.refuse()
+        own_wire.server.kill()
+        await asyncio.to_thread(restore, own_wire.server, tmp_path / "backup")
+        await asyncio.to_thread(own_wire.server.start)
         for n in range(30 if overtaken else 1):
-            await wire.direct.commit(*published(4, f"new{n}"))
-        wire.proxy.heal()
-        await told.agrees(wire.direct)
+            await own_wire.direct.commit(*published(4, f"new{n}"))
+        own_wire.proxy.heal()
+        await told.agrees(own_wire.direct)
         assert {*tenants.ids()} == {1, 2, 4}
 
 
 async def test_a_start_from_the_file_during_an_outage_ends_as_the_store_is(
-    wire: Wire, tmp_path: Path
+    own_wire: Wire, tmp_path: Path
 ):
     """The store was restored from a backup meanwhile, and went on: the file knows a future that
     never came."""
     file = tmp_path / "tenants.copy"
-    await wire.direct.commit(*published(1, "kept"))
-    wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
-    await wire.direct.commit(*published(1, "lost"), *published(2, "lost"))
-    async with provider(wire.through, file):
+    await own_wire.direct.commit(*published(1, "kept"))
+    own_wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
+    await own_wire.direct.commit(*published(1, "lost"), *published(2, "lost"))
+    async with provider(own_wire.through, file):
         pass
-    wire.server.kill()
-    async with provider(wire.through, file, wait=20) as tenants:
+    own_wire.server.kill()
+    async with provider(own_wire.through, file, wait=20) as tenants:
         told = Told(tenants)
         assert {*tenants.ids()} == {1, 2}
         assert tenants.stale
-        await asyncio.to_thread(restore, wire.server, tmp_path / "backup")
-        await asyncio.to_thread(wire.server.start)
-        async with publishing(wire.direct) as revisions:
+        await asyncio.to_thread(restore, own_wire.server, tmp_path / "backup")
+        await asyncio.to_thread(own_wire.server.start)
+        async with publishing(own_wire.direct) as revisions:
             await more_than(revisions, 20)
-        await told.agrees(wire.direct)
+        await told.agrees(own_wire.direct)
         await eventually(lambda: not tenants.stale)
-    wire.server.kill()
-    async with provider(wire.through, file) as again:
+    own_wire.server.kill()
+    async with provider(own_wire.through, file) as again:
         assert dict(again.snapshot.tenants) == dict(tenants.snapshot.tenants)
