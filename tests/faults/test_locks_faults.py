@@ -496,7 +496,6 @@ async def test_one_reply_that_was_lost_does_not_matter(etcd: Callable[[str], Etc
         await held.release()
 
 
-@pytest.mark.deadline
 async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
     etcd: Callable[[str], EtcdServer],
 ):
