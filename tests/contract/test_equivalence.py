@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from mooring.errors import CannotResume, Conflict, InvalidRequest, StoreError
+from mooring.errors import Conflict, InvalidRequest, StoreError
 from mooring.hub import open_store
 from mooring.store import (
     Batch,
@@ -45,7 +46,7 @@ from mooring.store.namespace import Namespaced
 from mooring.testing.etcd import EtcdServer
 from tests.backends import usual
 from tests.contract.side_by_side import host_at
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 EXPIRIES = 1  # each waits for real seconds, so there are few in all
 
@@ -75,12 +76,15 @@ class Machine(RuleBasedStateMachine):
     runner: asyncio.Runner
     examples = itertools.count()
     expiries = 0
+    patience = PATIENCE
+    """Seconds to wait for a watch. Once one was silent, the test has failed: a shorter time lets
+    Hypothesis find a small example before the test is ended."""
 
     @initialize()
     def open(self) -> None:
         self.now = 0.0
         self.leases: list[tuple[int, int]] = []
-        self.standing: list[tuple[Watch, Watch]] = []
+        self.standing: list[tuple[Range, tuple[Watch, Watch]]] = []
         self.runner.run(self._open())
 
     async def _open(self) -> None:
@@ -94,6 +98,7 @@ class Machine(RuleBasedStateMachine):
         else:
             host = host_at(self.start, self.folder / str(number))
         self.ours: Store = Namespaced(EmbeddedStore(host, url="ours://"), b"/n/")
+        await self._stand(everything())  # so that each change is watched at least once
 
     def teardown(self) -> None:
         if hasattr(self, "ours"):
@@ -254,60 +259,68 @@ class Machine(RuleBasedStateMachine):
 
     @rule(range=ranges, after=steps)
     def watch_from(self, range: Range, after: int) -> None:
-        """Everything after a revision, then a sentinel: nothing more, less or other."""
+        """Everything after a revision, up to a sentinel: nothing more, less or other."""
+        after += self.start
 
-        async def ask() -> None:
-            ours = self.ours.watch(range, after=self.start + after)
-            theirs = self.etcd.watch(range, after=self.start + after)
-            try:
-                async with ours, theirs:
-                    await self.compare(ours, theirs)
-            except CannotResume as error:
-                with pytest.raises(type(error)):
-                    async with self.etcd.watch(range, after=self.start + after) as again:
-                        await anext(again)
+        async def batches(store: Store, _: int) -> Any:
+            async with AsyncExitStack() as stack:
+                entering = stack.enter_async_context(store.watch(range, after=after))
+                entered = await outcome(entering)
+                # The stores may learn at different moments that the watch cannot resume. Write in
+                # any case: they must stay at the same revision.
+                sentinel = await write_sentinel(store, range, after)
+                return (
+                    await self.up_to(sentinel, entered) if isinstance(entered, Watch) else entered
+                )
 
-        self.runner.run(ask())
+        self.both(batches)
 
-    @precondition(lambda self: len(self.standing) < 4)
+    @precondition(lambda self: len(self.standing) < 5)
     @rule(range=ranges)
     def watch_from_now(self, range: Range) -> None:
-        async def ask() -> None:
-            pair = self.ours.watch(range), self.etcd.watch(range)
-            for watch in pair:
-                await watch.__aenter__()
-            self.standing.append(pair)
+        self.runner.run(self._stand(range))
 
-        self.runner.run(ask())
+    async def _stand(self, range: Range) -> None:
+        pair = self.ours.watch(range), self.etcd.watch(range)
+        for watch in pair:
+            await watch.__aenter__()
+        self.standing.append((range, pair))
 
     @rule()
     def look_at_watches(self) -> None:
         self.runner.run(self.check_watches())
 
     async def check_watches(self) -> None:
-        for ours, theirs in self.standing:
-            await self.compare(ours, theirs)
+        """What both watches have delivered since they were last asked, up to a sentinel."""
+        for range, pair in self.standing:
+            sentinels = [await write_sentinel(store, range) for store in (self.ours, self.etcd)]
+            ours, theirs = [
+                await self.up_to(sentinel, watch)
+                for sentinel, watch in zip(sentinels, pair, strict=True)
+            ]
+            assert ours == self.in_our_words(theirs)
 
-    async def compare(self, ours: Watch, theirs: Watch) -> None:
-        """What both watches have to say up to now is equal. A sentinel ends it."""
-        sentinel = b"a/b"
-        for store in (self.ours, self.etcd):
-            await store.commit(Put(sentinel, b"sentinel"))
-        expected = [batch async for batch in ready(ours)]
-        async with asyncio.timeout(30):
-            got = [self.in_our_words(await anext(theirs)) for _ in expected]
-        assert got == expected
-
-
-async def ready(watch: Watch) -> Any:
-    """The batches that the embedded store's watch has ready."""
-    while True:
+    async def up_to(self, revision: int, watch: Watch) -> tuple[Batch, ...]:
+        """The batches of a watch, up to that of a revision that it must see."""
+        batches: list[Batch] = []
         try:
-            async with asyncio.timeout(0.001):
-                batch: Batch = await anext(watch)
+            async with asyncio.timeout(Machine.patience):
+                while not batches or batches[-1].revision < revision:
+                    batches.append(await anext(watch))
         except TimeoutError:
-            return
-        yield batch
+            Machine.patience = 0.2
+            self.standing.clear()  # they need not be waited for, too
+            raise AssertionError(f"no batch of revision {revision} after {batches}") from None
+        return tuple(batches)
+
+
+async def write_sentinel(store: Store, range: Range, after: int = 0) -> int:
+    """Change a key of a range in a revision later than `after`; that revision."""
+    name = b"a/b" if b"a/b" in range else range.start
+    revision = 0
+    while revision <= after:
+        revision = (await store.commit(Put(name, b"sentinel"))).revision
+    return revision
 
 
 async def outcome(call: Awaitable[Any]) -> Any:
@@ -337,7 +350,8 @@ def machine(
         asyncio.Runner() as runner,
     ):
         server.start()
-        Machine.server, Machine.runner, Machine.expiries = server, runner, 0
+        Machine.server, Machine.runner = server, runner
+        Machine.expiries, Machine.patience = 0, PATIENCE
         Machine.folder = tmp_path_factory.mktemp("ours") if kind == "file" else None
         yield Machine
 
