@@ -261,7 +261,6 @@ async def test_why_it_is_not_registered_is_told_once_it_is_known(
             await eventually(lambda: one.state == "registered")
 
 
-@pytest.mark.deadline
 async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str], object]):
     server = etcd("3.5")
     async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
@@ -272,9 +271,9 @@ async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str]
             registration.subscribe(states.append)
             async with registration:
                 proxy.blackhole()
-                await eventually(lambda: registration.state == "suspended", within=8)
+                await eventually(lambda: registration.state == "suspended")
                 proxy.heal()
-                await eventually(lambda: registration.state == "registered", within=2)
+                await eventually(lambda: registration.state == "registered")
     assert states == ["registering", "registered", "suspended", "registered", "closed"]
 
 
@@ -415,7 +414,7 @@ async def test_sigterm_drains_and_ends_within_its_grace(
         process.send_signal(signal.SIGTERM)
         told = time.monotonic()
         assert (await process.stdout.readline()).startswith(b"stop")
-        assert time.monotonic() - told < 4 + 2  # and two for a busy machine
+        assert time.monotonic() - told < 4
         assert await process.wait() == 0
         if reachable:
             async with mooring.connect(url) as hub:
