@@ -182,7 +182,7 @@ async def test_a_timeout_is_one_also_where_nothing_is_answered(
             proxy.blackhole()
         with pytest.raises(LockTimeout):
             await waiter.task
-        assert time.monotonic() - asked < 2 + 1 + 0.2  # both times pass in full, and then it ends
+        assert time.monotonic() - asked < 2 + 1 + 0.5  # both times pass in full, and then it ends
         proxy.heal()
         proxy.reset()
         await waiting(other, 1)
