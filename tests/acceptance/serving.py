@@ -51,7 +51,7 @@ class Served:
             if line.startswith("ready"):
                 self.ready_after = time.monotonic() - started
                 return self
-        raise AssertionError(f"it did not start: {self.lines} {self._logged()}")
+        raise AssertionError(f"it did not start: {self.lines} {self.logged()}")
 
     def _started(self, output: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
         if self._interpreter:
@@ -88,14 +88,14 @@ class Served:
         self.process.wait()
         self.lines += [line.rstrip() for line in self._output]
         self._output.close()
-        logged = self._logged()
+        logged = self.logged()
         self._errors.close()
         if self._spare is not None:
             self._spare.cleanup()
         assert "Traceback" not in logged, logged
         sys.stderr.write(logged)
 
-    def _logged(self) -> str:
+    def logged(self) -> str:
         """Standard error so far."""
         self._errors.seek(0)
         return self._errors.read()

@@ -28,7 +28,7 @@ from mooring.server.alerts.settings import AlertSettings
 from mooring.server.metrics import NOTICES
 from mooring.store import Delete, Put, prefix
 from tests.unit.test_alert_conditions import Seen
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 
 class Receiver(http.server.ThreadingHTTPServer):
@@ -37,6 +37,8 @@ class Receiver(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status = 204
+        self.answers = threading.Event()
+        self.answers.set()
         self.told: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -60,6 +62,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.told.append(msgspec.json.decode(body))
         self.server.headers.append(dict(self.headers))
         self.server.paths.append(self.path)
+        self.server.answers.wait()
         self.send_response(self.server.status)
         self.send_header("Location", "/elsewhere")
         self.end_headers()
@@ -217,11 +220,17 @@ async def test_its_certificate_is_verified(
     assert "a-token" not in caplog.text
 
 
-async def test_leaving_waits_for_no_webhook(caplog: pytest.LogCaptureFixture):
+async def test_leaving_waits_for_no_webhook():
     wrong = Wrong()
     wrong.now = [problem("orders")]
-    async with alerts(wrong, "http://127.0.0.1:9/", timeout=60.0):
-        await eventually(lambda: "the webhook http://127.0.0.1:9/…" in caplog.text)
+    with receiving() as receiver:
+        receiver.answers.clear()
+        url = f"http://127.0.0.1:{receiver.server_port}/"
+        try:
+            async with asyncio.timeout(PATIENCE), alerts(wrong, url, timeout=10 * PATIENCE):
+                await eventually(lambda: bool(receiver.told))
+        finally:
+            receiver.answers.set()
 
 
 @contextlib.asynccontextmanager

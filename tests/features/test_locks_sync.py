@@ -34,6 +34,7 @@ def test_threads_take_turns(hub: mooring.sync.Hub):
                 holding += 1
                 most = max(most, holding)
                 tokens.append(held.token)
+                time.sleep(0.005)  # in which another thread would enter without the lock
                 holding -= 1
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -414,7 +414,7 @@ async def test_sigterm_drains_and_ends_within_its_grace(
         process.send_signal(signal.SIGTERM)
         told = time.monotonic()
         assert (await process.stdout.readline()).startswith(b"stop")
-        assert time.monotonic() - told < 4
+        assert time.monotonic() - told < 4 * 2 / 3 + 0.5  # it leaves a third to the caller
         assert await process.wait() == 0
         if reachable:
             async with mooring.connect(url) as hub:
