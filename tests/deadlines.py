@@ -3,8 +3,9 @@
 A reference process wakes up every 20 ms and does a little work. If a test fails while that process
 was held up too, the attempt is inconclusive and is repeated, up to three times in all. After the
 third one the test fails, and its report says so. If the reference process was on time, the failure
-stands. So does a test that ran into its timeout. The run prints every inconclusive attempt with its
-error, so that nothing that went wrong stays hidden. Nothing else is ever repeated.
+stands. So do failures of fixtures, and of tests that ran into their timeout. The run prints every
+inconclusive attempt with its error, so that nothing that went wrong stays hidden. Nothing else is
+ever repeated.
 
 A pass stands: a busy machine makes a deadline harder to meet, not easier. So only a test that
 asserts a promised time may have the mark.
@@ -129,7 +130,7 @@ class Deadlines:
         while True:
             reports, lateness = self._attempt(item, nextitem, self._reference)
             failed = [report for report in reports if report.failed]
-            if not failed or lateness.is_conclusive or any(map(_timed_out, failed)):
+            if not failed or lateness.is_conclusive or not all(map(_may_be_late, failed)):
                 break
             inconclusive.append(f"{lateness}; {'; '.join(map(_error, failed))}")
             if len(inconclusive) == ATTEMPTS:
@@ -140,7 +141,7 @@ class Deadlines:
             if len(inconclusive) == ATTEMPTS:
                 verdict = f"Inconclusive: in each of {ATTEMPTS} attempts the machine was late."
             elif not lateness.is_conclusive:
-                verdict = "The machine was late, but a test that times out is not repeated."
+                verdict = "The machine was late, but only a failed assertion is repeated."
             report.longrepr = f"{report.longreprtext}\n\n{verdict} In this one {lateness}."
         for report in reports:
             if report.when == "teardown":
@@ -206,9 +207,10 @@ class Deadlines:
             self._reference.close()
 
 
-def _timed_out(report: pytest.TestReport) -> bool:
-    """Whether pytest-timeout ended the test. It has no timer for another attempt."""
-    return "Timeout (>" in report.longreprtext
+def _may_be_late(report: pytest.TestReport) -> bool:
+    """Whether a failure can be a missed deadline. Fixtures assert none, and for a test that
+    pytest-timeout ended there is no timer for another attempt."""
+    return report.when == "call" and "Timeout (>" not in report.longreprtext
 
 
 def _error(report: pytest.TestReport) -> str:

@@ -44,6 +44,21 @@ def pytest_configure(config):
 """
 
 
+LEAKS = """
+import pytest
+
+@pytest.fixture
+def checked():
+    yield
+    assert False, "a task is left"
+
+@pytest.mark.deadline
+def test_promise(checked):
+    with open("attempts", "a") as file:
+        file.write("x")
+"""
+
+
 def run(
     pytester: pytest.Pytester,
     *,
@@ -102,7 +117,13 @@ def test_a_timeout_stands(pytester: pytest.Pytester):
     done, attempts = run(pytester, machine_late=True, test=HANGS)
     done.assert_outcomes(failed=1)
     assert attempts == 1
-    done.stdout.fnmatch_lines(["*a test that times out is not repeated.*"])
+    done.stdout.fnmatch_lines(["*The machine was late, but only a failed assertion is repeated.*"])
+
+
+def test_a_failure_of_a_fixture_stands(pytester: pytest.Pytester):
+    done, attempts = run(pytester, machine_late=True, test=LEAKS)
+    done.assert_outcomes(passed=1, errors=1)
+    assert attempts == 1
 
 
 def test_other_tests_are_never_repeated(pytester: pytest.Pytester):
