@@ -11,6 +11,19 @@ from tests.backends import USUAL
 from tests.contract.registries import Hands, hands_of, open_hub, places
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of descriptions and configuration for layouts that carry none."""
+    left_out = {item for item in items if item.get_closest_marker("describes") and _is_bare(item)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_bare(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    _, layout = item.callspec.params["place"]
+    return layout not in ("tree", "")
+
+
 def named(place: tuple[str, str]) -> str:
     """How a test is called that runs there."""
     return "-".join(filter(None, (place[0], place[1].partition(":")[0])))

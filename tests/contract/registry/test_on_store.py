@@ -53,9 +53,8 @@ async def test_registrations_of_one_process_share_a_lease_and_the_last_revokes_i
     assert not any(entry.lease for entry in left)
 
 
+@pytest.mark.describes
 async def test_unknown_fields_survive_an_edit(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     name = b"/registry/default/echo/info"
     await hub.store.commit(Put(name, b'{"displayName":"old","ours":[1]}'))
     told = await hub.registry.describe(service="echo", set={"displayName": "验证码"})
@@ -65,9 +64,8 @@ async def test_unknown_fields_survive_an_edit(hub: Hub):
     assert entry.value == '{"displayName":"验证码","ours":[1]}'.encode()
 
 
+@pytest.mark.describes
 async def test_every_group_and_service_has_a_description_that_is_never_overwritten(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     instance = msgspec.structs.replace(at(1), service="Common/echo")
     async with hub.register(instance):
         assert await hub.registry.info(group="Common") == mooring.Group("Common")
@@ -101,12 +99,11 @@ async def test_metrics_that_are_too_large_keep_no_record_from_repair(
         await eventually(lambda: one.state == "registered")
 
 
+@pytest.mark.describes
 async def test_what_a_store_takes_no_longer_stays_as_it_was(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """An operator of etcd may allow less than others do."""
-    if not hub.registry.guarantees.describes:
-        return
     whole = hub.store.commit
 
     async def commit(*writes: Put | Delete, **rest: Any) -> Committed:
@@ -267,12 +264,11 @@ async def test_one_that_never_came_in_is_not_kept_out_by_what_befell_who_was_the
         await eventually(back)
 
 
+@pytest.mark.describes
 async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_of_it(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     registry = hub.registry
-    if not registry.guarantees.describes:
-        return  # nothing was said
     await registry.describe(service="echo", set={"displayName": "Echo"})
     await registry.configure("echo", set={"limit": 5})
     await registry.configure("echo", "10.0.0.1:1", set={"weight": 3})
@@ -292,12 +288,11 @@ async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_
     assert found.weight == 3
 
 
+@pytest.mark.describes
 async def test_who_registers_while_much_is_forgotten_finds_all_of_it(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     registry = hub.registry
-    if not registry.guarantees.describes:
-        return
     for port in range(1, 150):
         await registry.configure("echo", f"10.0.0.1:{port}", set={"enabled": False})
     said = {entry.key for entry in (await hub.store.read(everything())).entries}
@@ -318,11 +313,10 @@ async def test_who_registers_while_much_is_forgotten_finds_all_of_it(
     assert await registry.config("echo", "10.0.0.1:1") == {"enabled": False}
 
 
+@pytest.mark.describes
 async def test_a_service_that_was_forgotten_is_described_again_by_who_registers(
     hub: Hub, other: Hub
 ):
-    if not hub.registry.guarantees.describes:
-        return
     async with hub.register(at(1)):
         pass
     assert await other.registry.forget("echo")
@@ -332,9 +326,8 @@ async def test_a_service_that_was_forgotten_is_described_again_by_who_registers(
     assert [each.name for each in await other.registry.services()] == ["echo"]
 
 
+@pytest.mark.describes
 async def test_a_service_of_which_much_was_said_is_forgotten_whole(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     for port in range(1, 150):
         await hub.registry.configure("echo", f"10.0.0.1:{port}", set={"weight": 3})
     assert await hub.registry.forget("echo")

@@ -197,9 +197,8 @@ async def test_the_operator_s_word_reaches_the_instance_and_its_consumers(hub: H
     assert await ports(other.registry) == []
 
 
+@pytest.mark.describes
 async def test_a_description_is_never_overwritten_by_an_instance(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     instance = msgspec.structs.replace(at(1), service="Common/echo")
     async with hub.register(instance):
         assert await hub.registry.info(group="Common") == mooring.Group("Common")
@@ -214,9 +213,8 @@ async def test_a_description_is_never_overwritten_by_an_instance(hub: Hub):
         await hub.registry.describe(service="Common/echo", set={"owner": "me"})
 
 
+@pytest.mark.describes
 async def test_what_is_described_is_known_without_instances(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     await hub.registry.describe(service="shop/orders", set={"displayName": "Orders"})
     await hub.registry.describe(group="Sales", set={"department": "d"})
     assert await hub.registry.services() == [("shop/orders", 0)]
@@ -226,9 +224,8 @@ async def test_what_is_described_is_known_without_instances(hub: Hub):
 
 
 @once
+@pytest.mark.describes
 async def test_what_an_operator_cannot_say_is_refused(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     wrong: dict[str, JSON] = {"weight": "heavy", "enabled": 1, "zone": [], "metadata": 5}
     for field, value in wrong.items():
         with pytest.raises(InvalidRequest, match=f"echo.*config .*{field}"):
@@ -240,20 +237,18 @@ async def test_what_an_operator_cannot_say_is_refused(hub: Hub):
 @pytest.mark.parametrize(
     "value", [float("nan"), float("-inf"), object(), {1, 2}, {1: 2}, [{"a": {2: 3}}], "\ud800"]
 )
+@pytest.mark.describes
 async def test_what_no_json_can_hold_is_refused(hub: Hub, value: Any):
-    if not hub.registry.guarantees.describes:
-        return
     for field in ("weight", "own"):
         with pytest.raises(InvalidRequest, match="config"):
             await hub.registry.configure("echo", set={field: value})
     assert await hub.registry.config("echo") == {}
 
 
+@pytest.mark.describes
 async def test_what_cannot_be_read_is_told_and_can_be_set_and_unset(
     hub: Hub, hands: Hands, caplog: pytest.LogCaptureFixture
 ):
-    if not hub.registry.guarantees.describes:
-        return
     await hub.registry.configure("echo", set={"enabled": False})
     await hands.spoil_words("echo")
     with pytest.raises(InvalidRequest, match=r"echo.*config.* is not valid JSON"):
@@ -271,9 +266,8 @@ async def test_what_cannot_be_read_is_told_and_can_be_set_and_unset(
 
 
 @once
+@pytest.mark.describes
 async def test_a_description_is_text(hub: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     told = await hub.registry.describe(service="echo", set={"description": "d"})
     for wrong in (5, None, "\ud800"):
         with pytest.raises(InvalidRequest, match="description"):
@@ -332,9 +326,8 @@ async def test_who_was_taken_out_of_a_service_that_is_forgotten_stays_out(hub: H
         await hub.registry.enter(entered.instance)
 
 
+@pytest.mark.describes
 async def test_two_operators_at_once_lose_nothing(hub: Hub, other: Hub):
-    if not hub.registry.guarantees.describes:
-        return
     await asyncio.gather(
         *(
             (hub if n % 2 else other).registry.configure("echo", set={f"key{n}": n})

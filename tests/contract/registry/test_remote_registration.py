@@ -129,9 +129,8 @@ async def test_a_removed_one_whose_successor_lives_is_superseded(hub: Hub):
         await back(hub.registry, first)
 
 
+@pytest.mark.describes
 async def test_one_that_comes_back_keeps_its_metrics(hub: Hub, other: Hub):
-    if not hub.registry.guarantees.describes:
-        return  # nowhere to keep them
     entered = await hub.registry.enter(at(1))
     metrics = {"memory": {"usagePercent": 41.5}}
     assert await beat(hub.registry, entered, metrics=metrics)
