@@ -126,7 +126,7 @@ def make(kind: str, port: int, functions: Functions) -> Killable:
         functions.add_to(service)
         return Sockets(address, service)
     with warnings.catch_warnings():  # its constructor asks for the time as Python 3.12 deprecates
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="hprose")
         service = hprose.HttpServer(*address) if kind == "plain" else hprose.HttpService()
     functions.add_to(service)
     return make_server(*address, service, Single if kind == "plain" else Threaded, Quiet)

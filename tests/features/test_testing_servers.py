@@ -60,7 +60,7 @@ def test_another_process_gets_none_of_them(monkeypatch: pytest.MonkeyPatch):
     )
     done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
     assert int(done.stdout) != port
-    monkeypatch.setattr(servers, "_turns", iter([PORTS.index(port), PORTS.index(port) + 1]))
+    monkeypatch.setattr(servers, "_turns", itertools.count(PORTS.index(port)))
     assert free_port() != port
 
 
