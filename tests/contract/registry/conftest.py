@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
 from mooring.hub import Hub
 from tests.backends import USUAL
-from tests.contract.registries import Hands, hands_of, open_hub, places
+from tests.contract.registries import ON_STORES, Hands, hands_of, open_hub, places
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -19,9 +20,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_bare(item: pytest.Item) -> bool:
-    assert isinstance(item, pytest.Function)
-    _, layout = item.callspec.params["place"]
-    return layout not in ("tree", "")
+    place = cast(pytest.Function, item).callspec.params["place"]
+    return place in ON_STORES and place[1] != "tree"
 
 
 def named(place: tuple[str, str]) -> str:
