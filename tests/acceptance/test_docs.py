@@ -45,7 +45,7 @@ OF_THE_PROCESS = ("os.kill", "os.environ")
 
 
 SHORT = ("README.md", "redis.md")
-CLOSES_NOTHING = pytest.mark.filterwarnings("ignore:unclosed <:ResourceWarning")
+CLOSES_NOTHING = pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
 """The programs of these pages are short, and end without closing their own connections."""
 
 
