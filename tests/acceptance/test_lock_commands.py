@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import IO
 import pytest
 
 import mooring.sync
+from mooring.cli.child import not_started
 from mooring.cli.job import Job
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from tests.acceptance.commands import Command
@@ -250,6 +252,16 @@ def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub, 
     assert done.code == 127
     assert "no-such-program" in done.stderr
     assert hub.locks(name) == []
+
+
+@pytest.mark.parametrize(("file", "code"), [("there", 126), ("elsewhere", 127)])
+def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
+    file: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The system refuses both alike. As in a shell, only a file that is there is refused."""
+    (tmp_path / file).touch(mode=0o600)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not_started("there", PermissionError(errno.EACCES, "Permission denied")) == code
 
 
 @pytest.mark.timeout(30)  # and not the grace

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,16 @@ from mooring.cli.telling import note
 
 _LOOK_EACH = 0.02  # seconds between looks at a group that is to end
 _DIE_WITHIN = 2.0  # seconds that the system has to bury in who was killed
+
+
+def not_started(command: str, error: OSError) -> int:
+    """Report why a command did not start, and return the exit code that a shell has for it."""
+    is_missing = isinstance(error, FileNotFoundError) or (
+        # The system reports this too if it may not search a folder of PATH.
+        isinstance(error, PermissionError) and not shutil.which(command, os.F_OK)
+    )
+    note(f"{command}: {os.strerror(errno.ENOENT) if is_missing else error.strerror}")
+    return 127 if is_missing else 126
 
 
 def asking(*numbers: signal.Signals) -> asyncio.Queue[signal.Signals]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.child import asking
+from mooring.cli.child import asking, not_started
 from mooring.cli.job import Job
 from mooring.cli.options import StoreOption, seconds
 from mooring.cli.reaching import reach, run_command
@@ -151,8 +151,7 @@ async def _run(
             job.signal(number)
             asked = tasks.start(signals.get(), name="signals")
     except OSError as error:
-        note(f"{command[0]}: {error.strerror}")
-        return 127 if isinstance(error, FileNotFoundError) else 126
+        return not_started(command[0], error)
     finally:
         if job is not None:
             if not job.ended:

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from mooring import addresses
-from mooring.cli.child import Child, asking
+from mooring.cli.child import Child, asking, not_started
 from mooring.cli.options import (
     JSONOption,
     LayoutOption,
@@ -173,8 +173,7 @@ async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | N
         keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
         child = Child(command, {"PORT": str(port)}, stdin=keyboard)
     except OSError as error:
-        note(f"{command[0]}: {error.strerror}")
-        raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
+        raise typer.Exit(not_started(command[0], error)) from None
     try:
         yield child
     finally:
