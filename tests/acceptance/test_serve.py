@@ -143,9 +143,9 @@ async def test_probes_are_answered_until_the_end(tmp_path: Path):
                 return ready[0], (await asyncio.to_thread(get, f"{base}/healthz"))[0]
 
             async def stops() -> bool:
-                told = await probe()
-                assert told in {(200, 200), (503, 200)}
-                return told == (503, 200)
+                statuses = await probe()
+                assert statuses in {(200, 200), (503, 200)}
+                return statuses == (503, 200)
 
             async def refuses() -> bool:
                 try:

@@ -381,7 +381,7 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             removed: list[tuple[str, str]] = []
 
             async def swept() -> bool:
-                other = registry.sweeper()  # one to which Redis stood still removes nobody for long
+                other = registry.sweeper()  # one that saw Redis stall stops removing
                 other._settings = sweeper._settings
                 removed.extend((await other.sweep()).removed)
                 return bool(removed)

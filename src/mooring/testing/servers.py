@@ -40,7 +40,7 @@ def free_port() -> int:
 
     The kernel gives neither to a client, unless it gives clients nearly all ports: so no client
     sits on the port of a server that is down, not even one that tries to reach it and by chance
-    gets itself. They come in turn, for nobody may listen yet on those that were given out last.
+    gets itself. They come in turn, because the last ones may not have a listener yet.
     Another process that asks for a port gets none of these either, though a server is down for a
     while.
     """
