@@ -265,9 +265,9 @@ def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
 
 
 @pytest.mark.timeout(30)  # and not the grace
-async def test_a_program_that_is_not_there_is_reported_without_its_grace():
+async def test_a_program_that_is_not_there_is_reported_without_its_grace(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
-        Job(["no-such-program"], {}, grace=600, wanted=lambda: True)
+        Job([str(tmp_path / "no-such-program")], {}, grace=600, wanted=lambda: True)
 
 
 def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub, command: Command):
