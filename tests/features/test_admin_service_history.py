@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +101,58 @@ async def test_a_service_that_ended_while_no_server_ran_is_missed(store_url: str
         await becomes(admin, {"shop%2Fcart": (True, True)})
 
 
+async def test_what_is_forgotten_right_after_a_start_stays_forgotten(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with Admin(store_url, folder=tmp_path) as admin:
+        async with admin.hub.register(Instance(CART, "10.0.0.1", 80)):
+            await becomes(admin, {"shop%2Fcart": (False, False)})
+        await becomes(admin, {"shop%2Fcart": (True, False)})
+    monkeypatch.setattr(service_history, "EVERY", 0.5)
+    async with Admin(store_url, folder=tmp_path) as admin:
+        await eventually(lambda: admin.fleet.forget(CART))
+        await becomes(admin, {})
+
+
+async def test_what_is_forgotten_while_the_store_tells_late_stays_forgotten(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service_history, "RangeFeed", LateFeed)
+    async with Admin(store_url, folder=tmp_path) as admin:
+        async with admin.hub.register(Instance(CART, "10.0.0.1", 80)):
+            await becomes(admin, {"shop%2Fcart": (False, False)})
+        await becomes(admin, {"shop%2Fcart": (True, False)})
+        assert admin.fleet.forget(CART)
+        await becomes(admin, {})
+
+
+class LateFeed(RangeFeed):
+    """Tells of each change half a second late."""
+
+    @contextlib.asynccontextmanager
+    async def follow(self, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        async with super().follow(*arguments, **named) as steps:
+            yield _LateSteps(steps)
+
+
+class _LateSteps:
+    def __init__(self, steps: Any) -> None:
+        self._steps = steps
+
+    @property
+    def heard(self) -> float:
+        heard: float = self._steps.heard
+        return heard
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._late()
+
+    async def _late(self) -> AsyncIterator[Any]:
+        async for step in self._steps:
+            await asyncio.sleep(0.5)
+            yield step
+
+
 class TestOfSeveralServers:
     @pytest.fixture(params=["sqlite", "etcd-3.5"])
     def backend(self, request: pytest.FixtureRequest) -> str:
@@ -143,6 +198,28 @@ class TestOfSeveralServers:
                 found = (await store.read(mooring.store.key(name))).first
                 assert found is not None
                 assert found.value == b"what another server wrote"
+
+    async def test_what_is_forgotten_is_written_also_after_another_server_wrote(
+        self, store_url: str, tmp_path: Path
+    ):
+        async with Admin(store_url, folder=tmp_path) as one:
+            store, root = one.hub.store, b"/mooring/services/late/"
+            name, range = root + b"shop%2Fcart", mooring.store.prefix(root)
+            assert one.parts.shared is not None
+            history = ServiceHistory(one.fleet, one.parts.shared.store, "late")
+            async with Mirror(RangeFeed(store, range)) as mirror:
+                async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
+                    await eventually(lambda: one.fleet.service(CART) is not None)
+                    await history._write(store, mirror)
+                await eventually(lambda: name in mirror.items)
+            # From now on the mirror is behind.
+            await store.commit(mooring.store.Put(name, b"{}"))
+            await eventually(lambda: one.fleet.forget(CART))
+            await history._write(store, mirror)
+            assert (await store.read(mooring.store.key(name))).first is not None
+            async with Mirror(RangeFeed(store, range)) as mirror:
+                await history._write(store, mirror)
+            assert (await store.read(mooring.store.key(name))).first is None
 
     async def test_another_registry_beside_the_store_has_its_own(
         self, store_url: str, tmp_path: Path, redis: Callable[[str], RedisServer]
