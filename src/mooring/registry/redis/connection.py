@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _BATCH = 500
 """Commands that go out together at the most."""
+_LAST_TRY = 0.5
+"""Seconds that each try has at least: a last one that is cut short hides why the others failed."""
 
 _SENTINEL_WITHIN = 0.5
 """Seconds that a sentinel has to say who is the master."""
@@ -161,7 +163,7 @@ class Connection:
                     if verdict == "elsewhere":
                         await self._look_for_the_master()
             if pause:
-                await asyncio.sleep(backoff.next())
+                await asyncio.sleep(min(backoff.next(), max(deadline - time.monotonic(), 0.0)))
             calls = left
 
     async def _wrong_keys(self, call: Call, error: BaseException, deadline: float) -> list[str]:
@@ -193,7 +195,7 @@ class Connection:
 
     async def _execute(self, calls: list[Call], deadline: float) -> Sequence[Any]:
         """The answer to each, or the error in its place."""
-        left = max(deadline - time.monotonic(), 0.05)
+        left = max(deadline - time.monotonic(), _LAST_TRY)
         try:
             async with asyncio.timeout(left):
                 if isinstance(self._client, Cluster):
