@@ -41,6 +41,7 @@ from mooring.server.parts import Parts, prepare
 from mooring.server.settings import ServerSettings, checked
 from mooring.server.watching import watching
 from mooring.store.url import REDIS, parse
+from tests.waiting import eventually
 
 _TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Without authorities: reading them takes as long as the rest of an Admin's start."""
@@ -118,6 +119,15 @@ class Admin:
         self.readiness.stopping = True
         self.application.end_streams()
         self.parts.close()
+
+    async def sees(self, service: str, id: str) -> None:
+        """Wait until the server knows of an instance."""
+
+        def known() -> bool:
+            found = self.fleet.service(service)
+            return found is not None and id in found.instances
+
+        await eventually(known, what=f"{service} {id} is known")
 
     async def token(
         self,

@@ -244,6 +244,8 @@ class Reader:
         if "register" in command:
             self._registered += 1
             self.wait_for_instances(command[command.index("register") + 1], self._registered)
+        elif "demo" in command:
+            until(lambda: "look at it" in output.read_text(), within=60)  # all is registered
         else:
             self._patience = 60.0
         return output

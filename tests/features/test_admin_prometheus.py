@@ -56,11 +56,13 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
         admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)),
         admin.hub.register(Instance("shop/orders", "10.0.0.2", 80)) as second,
     ):
+        await admin.sees("shop/orders", "10.0.0.1:80")
         second.update(healthy=False)
 
         async def told() -> bool:
             found = await samples(admin)
-            return found.get(("mooring_instances", "shop/orders", "unhealthy")) == 1.0
+            unhealthy = found.get(("mooring_instances", "shop/orders", "unhealthy"))
+            return (unhealthy, found.get(("mooring_problems", "warning"))) == (1.0, 1.0)
 
         await eventually(told)
         found = await samples(admin)

@@ -646,7 +646,7 @@ async def test_another_process_at_the_same_address_gets_a_connection_of_its_own(
     server = EchoServer("first", port=port)
     async with calling(hub) as (opened, stub):
         async with server, hub.register(here(port)) as before:
-            assert await by(stub) == "first"
+            assert await by(stub, wait_for_ready=True) == "first"
         again = msgspec.structs.replace(before.instance, incarnation="")
         async with EchoServer("second", port=port), hub.register(again):
             await ready(opened, 1)
@@ -761,6 +761,7 @@ async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serv
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "gone"
         await serve("stays")
+        await ready(opened, 2)
         await gone.registration.aclose()
         await eventually(lambda: len(opened.links) == 1)
         await eventually(lambda: said_by(stub, "stays"))

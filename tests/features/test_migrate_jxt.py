@@ -437,6 +437,12 @@ async def test_a_bridge_ends_when_the_old_keys_are_deleted(store: Store):
     await put(store, "jxt//tenants/1/meta", META)
     await copied(migration)
     running = asyncio.ensure_future(Bridge(Migration(store, ring=Keyring())).run())
+
+    async def is_level() -> bool:
+        indexes = {"jxt//tenants/by-code/acme", "jxt//tenants/by-name/Acme / 甲"}
+        return indexes <= set(await dump(store))
+
+    await eventually(is_level)
     _, _, listed = await migration.cutover()
     await migration.delete(listed)
     await asyncio.wait_for(running, 20)

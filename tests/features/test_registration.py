@@ -201,8 +201,9 @@ async def test_draining_takes_it_out_before_it_returns():
                 )
             )
             await one.drain(linger=1)
-            assert states[-2:] == ["draining", "gone"]
             assert one.state == "closed"
+            assert (await hub.registry.instances("echo")).instances == ()
+            await eventually(lambda: states[-2:] == ["draining", "gone"])
         assert not any(entry.lease for entry in (await hub.store.read(everything())).entries)
 
 

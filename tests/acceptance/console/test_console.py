@@ -37,6 +37,7 @@ async def registered(admin: Admin, *names: str) -> AsyncIterator[list[str]]:
             instance = Instance(name, "10.0.0.1", 8000 + number, protocol="http", version="1.2.3")
             registration = await opened.enter_async_context(admin.hub.register(instance))
             ids.append(registration.instance.id)
+            await admin.sees(name, ids[-1])
         yield ids
 
 
@@ -115,6 +116,7 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     wanted = {"host": "10.0.0.7", "port": 9000, "protocol": "http", "ttl": 2.0}
     entry = "/registry/services/Common%2FAuth/instances"
     assert (await admin.post(entry, wanted, as_="service")).status_code == 201
+    await admin.sees(AUTH, "10.0.0.7:9000")
     await visitor.go("service", AUTH)
     row = page.get_by_role("row").filter(has_text="10.0.0.7:9000")
     await expect(row).to_contain_text("up")

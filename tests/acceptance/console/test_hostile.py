@@ -40,6 +40,7 @@ async def test_hostile_metadata_does_nothing(visitor: Visitor, admin: Admin):
         metadata={name: value.replace("\x00", "\x01") for name, value in METADATA.items()},
     )
     async with admin.hub.register(instance):
+        await admin.sees("Evil/Service", "10.0.0.1:80")
         await visitor.go("instance", "Evil/Service", "10.0.0.1:80")
         about = page.locator("main")
         for name in ("markup", "script", "disguised", "data", "template"):
