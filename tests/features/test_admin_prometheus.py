@@ -85,7 +85,7 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
 @on_memory
 async def test_a_service_without_instances_is_counted_only_where_it_lost_them(admin: Admin):
     async with admin.hub.register(Instance("left", "10.0.0.1", 80)):
-        wanted = {"host": "10.0.0.2", "port": 80, "ttl": 1.0}
+        wanted = {"host": "10.0.0.2", "port": 80, "ttl": 2.0}
         answer = await admin.post("/registry/services/lost/instances", wanted, as_="service")
         assert answer.status_code == 201
         await eventually(lambda: admin.fleet.names() == ["left", "lost"])

@@ -310,7 +310,8 @@ async def test_a_successor_does_not_bring_back_whom_an_operator_took_out():
                 pass
             keep.start(one._keep(), name="healed")
             one._enrolment.disturbed = True
-            await eventually(lambda: one.state == "removed")
+            # "superseded" if it still hears of the process that came between
+            await eventually(lambda: one.state in ("removed", "superseded"))
             assert await ports(new) == []
 
 
