@@ -362,11 +362,11 @@ _ALIKE = [
     (r"\b5\d\d(?=s?\b)", "600"),  # what is left of ten minutes
     (r"https?://127\.0\.0\.1:\d+|127\.0\.0\.1:\d+", "<address>"),
     (r"took(\" ?: ?\"| = )[\d.]+[mµn]?s", "took <time>"),
-    (r"\b[0-9a-f]{14,16}\b", "<id>"),
+    (r"(?<=\"ID\":)\d{12,}|(?<=\"ID\" : )\d{12,}", "<n>"),
+    (r"\b[0-9a-f]{11,16}\b", "<id>"),
     (r"<id>, 3\.5\.\d+, [\d.]+ k?B, (\w+), (\w+), \d+, \d+, \d+", r"<status>, \1, \2"),
     (r"(?<=<address>, )\d+$", "<hash>"),
     (r"\{\"level\":\"warn\".*", "<log>"),
-    (r"(?<=\"ID\":)\d{12,}|(?<=\"ID\" : )\d{12,}", "<n>"),
     (r"\b(solo|mooring)\b", "<name>"),
     (r"(?<=<name>, )(?:<address>)?(?=, <address>)", "<peer>"),
     (r"\"peerURLs\":\[[^\]]*\],", ""),
