@@ -50,11 +50,7 @@ class ServiceHistory:
         self._fleet, self._store = fleet, store
         self._root = f"{ROOT}services/{scope}/".encode()
         self._seen: set[str] = set()
-        """Services that the fleet knew when all was last written, or since. Those that it no longer
-        knows were forgotten."""
-        self._written = (0, 0)
-        """How often the mirror had read again when we last wrote, and the revision of that. One
-        that read again has it, even if the store was restored to an earlier revision."""
+        """Services that the fleet knew at an earlier look, until their record is deleted."""
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
@@ -77,8 +73,6 @@ class ServiceHistory:
                 now = (self._fleet.version, mirror.mark)
                 if now == done or not self._fleet.loaded or self._fleet.stale or mirror.stale:
                     continue
-                if (mirror.resyncs, mirror.mark) < self._written:
-                    continue  # it does not have yet what we wrote
                 try:
                     await self._write(store, mirror)
                     done = now
@@ -98,6 +92,7 @@ class ServiceHistory:
         """What another server forgets, we forget."""
         for change in update.changes:
             if change.after is None:
+                self._seen.discard(self._service(change.key))
                 self._fleet.forget(self._service(change.key))
 
     async def _write(self, store: Store, mirror: Mirror[bytes, Entry]) -> None:
@@ -112,20 +107,15 @@ class ServiceHistory:
                 continue
             writes.append(Put(self._key(name), msgspec.json.encode(seen)))
         writes += [Delete(key(self._key(name))) for name in (self._seen - names) & set(held)]
-        conflict = False
         for start in range(0, len(writes), _AT_ONCE):
             some = writes[start : start + _AT_ONCE]
             touched = [each.key if isinstance(each, Put) else each.range.start for each in some]
             entries = [(name, mirror.items.get(name)) for name in touched]
             checks = [unchanged(name, entry.modified if entry else 0) for name, entry in entries]
             try:
-                done = await store.commit(*some, require=checks)
-                self._written = (mirror.resyncs, done.revision)
+                await store.commit(*some, require=checks)
             except Conflict:
-                conflict = True
                 log.debug("another server wrote some of the history first")
-        if not conflict:
-            self._seen = names
 
     def _key(self, service: str) -> bytes:
         return self._root + urllib.parse.quote(service, safe="").encode()
