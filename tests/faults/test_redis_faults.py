@@ -19,6 +19,7 @@ from mooring.errors import OutOfSpace, StoreError, Unavailable
 from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
 from mooring.registry.contract import Listing
+from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import CommandFailed, RedisServer
 from tests.faults.redis_actors import fleet, namespaced, quick, registry_of, sweeping
 from tests.waiting import eventually
@@ -320,6 +321,20 @@ async def test_too_few_replicas_to_write_are_waited_for(
             await work.other.registry.configure("echo", set={"weight": 2})
         server.command("CONFIG", "SET", "min-replicas-to-write", 0)
         await work.all_well()
+
+
+async def test_a_call_that_is_refused_until_its_timeout_says_why_on_a_slow_network_too(
+    fresh_redis: Callable[..., RedisServer],
+):
+    server = fresh_redis()
+    server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+    async with FaultProxy(server.address) as proxy:
+        proxy.delay(0.1)
+        url = namespaced(server.url.replace(server.address, proxy.address))
+        async with mooring.connect(f"{url}&timeout=1s") as hub:
+            for _ in range(3):
+                with pytest.raises(Unavailable, match="replicas"):
+                    await hub.registry.configure("echo", set={"weight": 2})
 
 
 @pytest.mark.parametrize("series", ["6.2", VALKEY])

@@ -195,7 +195,7 @@ class Connection:
 
     async def _execute(self, calls: list[Call], deadline: float) -> Sequence[Any]:
         """The answer to each, or the error in its place."""
-        left = max(deadline - time.monotonic(), _LAST_TRY)
+        left = max(deadline - time.monotonic(), min(_LAST_TRY, self.timeout))
         try:
             async with asyncio.timeout(left):
                 if isinstance(self._client, Cluster):
