@@ -30,6 +30,8 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests.virtual_time import on_virtual_time
+
 ATTEMPTS = 3
 HELD_UP_AT_ONCE = 0.1
 """Seconds for which the reference process may be held up once."""
@@ -59,9 +61,9 @@ while os.getppid() == parent:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late an attempt's own loop and the reference process were, in seconds."""
+    """How late a test's own loop (None: it has none) and the reference process were, in seconds."""
 
-    loop: float
+    loop: float | None
     most: float
     average: float
 
@@ -70,11 +72,13 @@ class Lateness:
         return self.most <= HELD_UP_AT_ONCE and self.average <= HELD_UP_ON_AVERAGE
 
     def __str__(self) -> str:
-        return (
+        reference = (
             f"the reference process was held up for {self.most * 1000:.0f} ms at most and "
-            f"{self.average * 1000:.1f} ms on average, the test's own loop for "
-            f"{self.loop * 1000:.0f} ms at most"
+            f"{self.average * 1000:.1f} ms on average"
         )
+        if self.loop is None:
+            return reference
+        return f"{reference}, the test's own loop for {self.loop * 1000:.0f} ms at most"
 
 
 class Reference:
@@ -115,22 +119,25 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._reference: Reference | None = None
-        self._loop_late = 0.0
+        self._loop_late: float | None = None
+        self._lateness: Lateness | None = None
         self._inconclusive: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        if item.get_closest_marker("deadline") is None:
-            return None
+        if item.get_closest_marker("deadline") is None or on_virtual_time(item):
+            return None  # no machine is late on a clock that jumps
         self._reference = self._reference or Reference()
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         inconclusive: list[str] = []
         while True:
-            reports, lateness = self._attempt(item, nextitem, self._reference)
+            reports, lateness = self._attempt(item, nextitem)
             failed = [report for report in reports if report.failed]
-            if not failed or lateness.is_conclusive or not all(map(_may_be_late, failed)):
+            if lateness is None or lateness.is_conclusive or not failed:
+                break
+            if not all(map(_may_be_late, failed)):
                 break
             inconclusive.append(f"{lateness}; {'; '.join(map(_error, failed))}")
             if len(inconclusive) == ATTEMPTS:
@@ -138,10 +145,12 @@ class Deadlines:
             item._initrequest()  # type: ignore[attr-defined]
         for report in failed:
             verdict = "The machine was on time."
+            if lateness is None:
+                continue
             if len(inconclusive) == ATTEMPTS:
                 verdict = f"Inconclusive: in each of {ATTEMPTS} attempts the machine was late."
             elif not lateness.is_conclusive:
-                verdict = "The machine was late, but only a failed assertion is repeated."
+                verdict = "The machine was late, but no fixture and no timeout is repeated."
             report.longrepr = f"{report.longreprtext}\n\n{verdict} In this one {lateness}."
         for report in reports:
             if report.when == "teardown":
@@ -151,24 +160,29 @@ class Deadlines:
         return True
 
     def _attempt(
-        self, item: pytest.Item, nextitem: pytest.Item | None, reference: Reference
-    ) -> tuple[list[pytest.TestReport], Lateness]:
-        self._loop_late, began = 0.0, time.monotonic()
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> tuple[list[pytest.TestReport], Lateness | None]:
+        """No lateness if a fixture failed before the test began."""
+        self._lateness = None
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
-        held_up = reference.since(began)
-        average = sum(held_up) / len(held_up)
-        return reports, Lateness(self._loop_late, max(held_up), average)
+        return reports, self._lateness
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> Generator[None, object, object]:
-        test = getattr(item, "obj", None)
-        if item.get_closest_marker("deadline") and inspect.iscoroutinefunction(test):
+        """Measure the test itself, without its fixtures."""
+        if item.get_closest_marker("deadline") is None or self._reference is None:
+            return (yield)
+        test, self._loop_late = item.obj, None
+        if inspect.iscoroutinefunction(test):
             item.obj = self._watched(test)
+        began = time.monotonic()
         try:
             return (yield)
         finally:
-            if test is not None:
-                item.obj = test
+            item.obj = test
+            held_up = self._reference.since(began)
+            average = sum(held_up) / len(held_up)
+            self._lateness = Lateness(self._loop_late, max(held_up), average)
 
     def _watched(self, test: Any) -> Any:
         """The test, with a timer in its loop that measures how late it goes off."""
@@ -180,7 +194,7 @@ class Deadlines:
             timers: list[asyncio.Handle] = []
 
             def tick(due: float) -> None:
-                self._loop_late = max(self._loop_late, loop.time() - due)
+                self._loop_late = max(self._loop_late or 0.0, loop.time() - due)
                 timers[:] = [loop.call_later(_PERIOD, tick, loop.time() + _PERIOD)]
 
             tick(loop.time())

@@ -88,9 +88,7 @@ class Clocks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        pure = item.path.parent.name == "unit"
-        marked = item.get_closest_marker("virtual_time") and not _asks_a_server(item)
-        self._jumps = bool(pure or marked) and not item.get_closest_marker("real_time")
+        self._jumps = on_virtual_time(item)
 
     def pytest_asyncio_loop_factories(
         self, config: pytest.Config, item: pytest.Item
@@ -99,6 +97,13 @@ class Clocks:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         return VirtualTimeLoop() if self._jumps else asyncio.new_event_loop()
+
+
+def on_virtual_time(item: pytest.Item) -> bool:
+    if item.get_closest_marker("real_time"):
+        return False
+    pure = item.path.parent.name == "unit"
+    return pure or bool(item.get_closest_marker("virtual_time") and not _asks_a_server(item))
 
 
 def _asks_a_server(item: pytest.Item) -> bool:

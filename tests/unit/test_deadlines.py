@@ -59,6 +59,29 @@ def test_promise(checked):
 """
 
 
+LATE_FIXTURE = """
+import os, signal, time
+
+import pytest
+
+@pytest.fixture
+def late(request):
+    (plugin,) = (
+        each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "_reference")
+    )
+    os.kill(plugin._reference._process.pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(plugin._reference._process.pid, signal.SIGCONT)
+    plugin._reference.since(time.monotonic())
+
+@pytest.mark.deadline
+def test_promise(late):
+    with open("attempts", "a") as file:
+        file.write("x")
+    raise AssertionError("too late")
+"""
+
+
 def run(
     pytester: pytest.Pytester,
     *,
@@ -66,13 +89,14 @@ def run(
     passing_attempt: int = 1,
     mark: str = "deadline",
     test: str = FAILS,
+    bound: float = 1000.0,
 ) -> tuple[pytest.RunResult, int]:
     """Run pytest in a process of its own. In this one, it would forget the modules that it
     imported, and libraries that import them again have two of each class."""
-    pytester.makeconftest(WATCHED.format(bound=-1.0 if machine_late else 1000.0))
+    pytester.makeconftest(WATCHED.format(bound=-1.0 if machine_late else bound))
     pytester.makepyfile(test.format(mark=mark, passing_attempt=passing_attempt))
     pytester.makeini(
-        "[pytest]\nmarkers = deadline\nasyncio_mode = auto\n"
+        "[pytest]\nmarkers = deadline\n    virtual_time\nasyncio_mode = auto\n"
         "asyncio_default_fixture_loop_scope = function"
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -117,12 +141,26 @@ def test_a_timeout_stands(pytester: pytest.Pytester):
     done, attempts = run(pytester, machine_late=True, test=HANGS)
     done.assert_outcomes(failed=1)
     assert attempts == 1
-    done.stdout.fnmatch_lines(["*The machine was late, but only a failed assertion is repeated.*"])
+    done.stdout.fnmatch_lines(["*The machine was late, but no fixture and no timeout *"])
 
 
 def test_a_failure_of_a_fixture_stands(pytester: pytest.Pytester):
     done, attempts = run(pytester, machine_late=True, test=LEAKS)
     done.assert_outcomes(passed=1, errors=1)
+    assert attempts == 1
+
+
+def test_a_machine_that_was_late_only_for_a_fixture_is_no_excuse(pytester: pytest.Pytester):
+    done, attempts = run(pytester, machine_late=False, test=LATE_FIXTURE, bound=1.0)
+    done.assert_outcomes(failed=1)
+    assert attempts == 1
+    done.stdout.fnmatch_lines(["*The machine was on time.*"])
+
+
+def test_on_virtual_time_no_machine_is_late(pytester: pytest.Pytester):
+    both = "deadline\n@pytest.mark.virtual_time"
+    done, attempts = run(pytester, machine_late=True, passing_attempt=2, mark=both)
+    done.assert_outcomes(failed=1)
     assert attempts == 1
 
 
