@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import pytest
 
 import mooring.sync
+from mooring.errors import MooringError
 from mooring.server.settings import load
 from mooring.store import Delete, everything
 from mooring.testing.envoy import find_envoy
@@ -246,9 +248,22 @@ class Reader:
             self.wait_for_instances(command[command.index("register") + 1], self._registered)
         elif "demo" in command:
             until(lambda: "look at it" in output.read_text(), within=60)  # all is registered
-        else:
+            if self._serves:
+                until(self.shows_the_demo, within=60)
+        elif program == "envoy" or "bridge" in command:
             self._patience = 60.0
         return output
+
+    def shows_the_demo(self) -> bool:
+        """Whether the server has heard of all instances."""
+        server = self._servers.serving()
+        token = (server.data / "admin-token").read_text().strip()
+        answer = httpx.get(
+            f"http://{server.http}/admin/registry/health",
+            headers={"Authorization": f"Bearer {token}"},
+            trust_env=False,
+        )
+        return bool(answer.json()["totalInstances"] >= 12)
 
     def wait_for_instances(self, service: str, number: int) -> None:
         """Until that many are registered and accept connections."""
@@ -284,13 +299,15 @@ class Reader:
         return [program, *command]
 
     def try_out(self, action: Callable[[], object]) -> None:
-        """Run it once. The first action after a process was started in the background is polled:
-        Envoy may not be up yet, and what a demo or a bridge writes comes a moment later. An error
-        of Mooring fails at once."""
+        """Run it once. The first action after Envoy or a bridge was started is polled: Envoy may
+        not be up yet, and what a bridge writes comes a moment later. An error of Mooring fails at
+        once."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 action()
+            except MooringError:
+                raise
             except (AssertionError, OSError):
                 if time.monotonic() > deadline:
                     raise
