@@ -622,11 +622,11 @@ class TestRegister:
         ],
     )
     async def test_a_url_that_cannot_be_called_is_refused(self, hub: Hub, url: str):
-        before = (await hub.store.read(everything())).revision
+        before = (await hub.store.read(everything())).entries
         with pytest.raises(InvalidRequest) as refused:
             mooring.hprose.register(hub, "a", url)
         assert "secret" not in str(refused.value)
-        assert (await hub.store.read(everything())).revision == before
+        assert (await hub.store.read(everything())).entries == before
 
     async def test_what_makes_no_sense_is_refused(self, hub: Hub, store_url: str):
         with pytest.raises(InvalidRequest, match="must be shorter"):
