@@ -91,6 +91,7 @@ def no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     (folder / ".curlrc").touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder))
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
         patch.setenv("CURL_HOME", str(folder))
         yield
 

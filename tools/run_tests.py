@@ -36,7 +36,8 @@ def main() -> int:
     codes, times = [], {}
     with tempfile.TemporaryDirectory(prefix="mooring-tests-", ignore_cleanup_errors=True) as folder:
         # pytest keeps the folders of earlier runs, and two runs at once clean up the same ones.
-        environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder}
+        # What is killed leaves its files in TMPDIR, where they may be another user's.
+        environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder, "TMPDIR": folder}
         for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # they could leave tests out
             environment.pop(name, None)
         for name, step in STEPS.items():
