@@ -107,7 +107,9 @@ async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(
         proxy.heal()
         await only(other, 1)
         await eventually(lambda: one.state == "registered")
-        assert {change.key for change in seen if change.after is None} == {"10.0.0.2:2"}
+        await eventually(
+            lambda: {change.key for change in seen if change.after is None} == {"10.0.0.2:2"}
+        )
 
 
 async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub):

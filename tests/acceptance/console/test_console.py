@@ -115,12 +115,21 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     page = visitor.page
     wanted = {"host": "10.0.0.7", "port": 9000, "protocol": "http", "ttl": 2.0}
     entry = "/registry/services/Common%2FAuth/instances"
-    assert (await admin.post(entry, wanted, as_="service")).status_code == 201
+    made = (await admin.post(entry, wanted, as_="service")).json()
+
+    async def beat() -> None:
+        while True:
+            said = {"incarnation": made["incarnation"]}
+            await admin.put(f"{entry}/10.0.0.7:9000/beat", said, as_="service")
+            await asyncio.sleep(0.3)
+
+    beating = asyncio.create_task(beat())
     await admin.sees(AUTH, "10.0.0.7:9000")
     await visitor.go("service", AUTH)
     row = page.get_by_role("row").filter(has_text="10.0.0.7:9000")
     await expect(row).to_contain_text("up")
-    # It does not beat: it is silent, and then gone. Nobody touches the page.
+    beating.cancel()
+    # It is silent, and then gone. Nobody touches the page.
     await expect(page.get_by_text("It has no instance")).to_be_visible()
     await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_be_visible()
     assert (await admin.post(entry, {**wanted, "ttl": 60.0}, as_="service")).status_code == 201

@@ -41,6 +41,7 @@ async def busy(admin: Admin) -> AsyncIterator[Admin]:
             registration = await opened.enter_async_context(admin.hub.register(instance))
             metrics: dict[str, JSON] = {"cpu": {"usagePercent": 12.5 + number}}
             registration.update(metrics=metrics, healthy=number != 1)
+            await admin.sees(service, registration.instance.id)
         document = {
             "meta": {"name": "Harbour", "code": "harbour"},
             "domain": {"primary": "a.example"},
