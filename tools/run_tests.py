@@ -35,6 +35,7 @@ def main() -> int:
     program = ["coverage", "run", "-m", "pytest"] if measure else ["pytest"]
     codes, times = [], {}
     with tempfile.TemporaryDirectory(prefix="mooring-tests-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o711)  # some tests run a process as another user
         # pytest keeps the folders of earlier runs, and two runs at once clean up the same ones.
         # What is killed leaves its files in TMPDIR, where they may be another user's.
         environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder, "TMPDIR": folder}

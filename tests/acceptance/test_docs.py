@@ -250,7 +250,7 @@ class Reader:
             until(lambda: "look at it" in output.read_text(), within=60)  # all is registered
             if self._serves:
                 until(self.shows_the_demo, within=60)
-        elif program == "envoy" or "bridge" in command:
+        elif command[0] == "envoy" or "bridge" in command:
             self._patience = 60.0
         return output
 
