@@ -400,6 +400,8 @@ class Fleet:
         moment = now()
         changed: list[tuple[str, str]] = []
         for name, before in services.items():
+            if name in self._hidden:
+                continue  # it was forgotten meanwhile
             known = self._know(name, moment)
             if known.instances or known.emptied is not None:
                 continue

@@ -64,8 +64,9 @@ class ServiceHistory:
         store = await self._store()
         async with Mirror(RangeFeed(store, prefix(self._root)), wait=False) as mirror:
             await mirror.ready()
-            self._fleet.remember(dict(self._held(mirror)))
-            self._seen = set(self._fleet.names())
+            held = dict(self._held(mirror))
+            self._fleet.remember(held)
+            self._seen = {*self._fleet.names(), *held}
             mirror.subscribe(self._changed)
             done = (-1, -1)
             while True:
