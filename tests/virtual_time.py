@@ -100,6 +100,7 @@ class Clocks:
 
 
 def on_virtual_time(item: pytest.Item) -> bool:
+    """Whether a test runs on a clock that jumps to the next timer."""
     if item.get_closest_marker("real_time"):
         return False
     pure = item.path.parent.name == "unit"

@@ -37,7 +37,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mooring-tests-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o711)  # some tests run a process as another user
         # pytest keeps the folders of earlier runs, and two runs at once clean up the same ones.
-        # What is killed leaves its files in TMPDIR, where they may be another user's.
+        # Killed processes leave their files in TMPDIR, so that is part of this folder too.
         environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder, "TMPDIR": folder}
         for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # they could leave tests out
             environment.pop(name, None)

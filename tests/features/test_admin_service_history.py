@@ -127,7 +127,7 @@ async def test_what_is_forgotten_while_the_store_tells_late_stays_forgotten(
 
 
 class LateFeed(RangeFeed):
-    """Tells of each change half a second late."""
+    """Delivers each change half a second late."""
 
     @contextlib.asynccontextmanager
     async def follow(self, *arguments: Any, **named: Any) -> AsyncIterator[Any]:

@@ -312,7 +312,7 @@ async def test_a_successor_does_not_bring_back_whom_an_operator_took_out():
                 pass
             keep.start(one._keep(), name="healed")
             one._enrolment.disturbed = True
-            # "superseded" if it still hears of the process that came between
+            # It is "superseded" if its watch still shows the process that registered in between.
             await eventually(lambda: one.state in ("removed", "superseded"))
             assert await ports(new) == []
 

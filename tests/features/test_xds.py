@@ -305,22 +305,22 @@ async def test_every_registry_feeds_it(store_url: str):
 async def test_a_client_that_does_not_answer_is_told_the_latest_alone(
     hub: Hub, plane: ControlPlane
 ):
-    everybody = list(range(1, 30))
+    all_ports = list(range(1, 30))
     async with Subscriber(plane.address) as client, Subscriber(plane.address) as other:
         await client.ask(proto.ENDPOINTS, resource_names=["echo"])
         first = await client.hear()
         async with contextlib.AsyncExitStack() as stack:
-            for port in everybody:
+            for port in all_ports:
                 instance = mooring.Instance("echo", host="127.0.0.1", port=port)
                 await stack.enter_async_context(hub.register(instance))
-            # Another client answers at once, and shows when the server knows them all.
+            # A second client acknowledges at once, so it shows when the server has all instances.
             nonce, heard = "", [0]
-            while heard != everybody:
+            while heard != all_ports:
                 await other.ask(proto.ENDPOINTS, resource_names=["echo"], response_nonce=nonce)
                 response = await other.hear()
                 nonce, heard = response.nonce, ports(response)
             await client.ask(proto.ENDPOINTS, resource_names=["echo"], response_nonce=first.nonce)
-            assert ports(await client.hear()) == everybody
+            assert ports(await client.hear()) == all_ports
             with pytest.raises(TimeoutError):
                 await client.hear(within=0.3)
 

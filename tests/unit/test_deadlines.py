@@ -70,7 +70,7 @@ def late(request):
         each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "_reference")
     )
     os.kill(plugin._reference._process.pid, signal.SIGSTOP)
-    time.sleep(1.5)
+    time.sleep(1.5)  # the delay that is measured
     os.kill(plugin._reference._process.pid, signal.SIGCONT)
     plugin._reference.since(time.monotonic())
 

@@ -96,6 +96,7 @@ class Registered:
                 continue  # it may be another's record by now
             try:
                 entry = (await store.read(key(name))).first
+                # The state may have changed during the read.
                 if entry is not None and entry.lease and first.state == "registered":
                     await store.renew(entry.lease)
             except Closed:

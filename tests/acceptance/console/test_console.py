@@ -129,7 +129,7 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     row = page.get_by_role("row").filter(has_text="10.0.0.7:9000")
     await expect(row).to_contain_text("up")
     beating.cancel()
-    # It is silent, and then gone. Nobody touches the page.
+    # Without heartbeats it expires. The page updates by itself.
     await expect(page.get_by_text("It has no instance")).to_be_visible()
     await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_be_visible()
     assert (await admin.post(entry, {**wanted, "ttl": 60.0}, as_="service")).status_code == 201

@@ -75,7 +75,7 @@ async def left(store: Store) -> list[int]:
 async def test_publishing_another_tenant_sweeps_one_history(store: Store, publisher: Publisher):
     await long_gone(store, publisher)
     counts = [len(await left(store))]
-    assert counts[0] > 0, "the last one is swept by nobody else"
+    assert counts[0] > 0, "nothing sweeps the last history before this loop"
     while counts[-1] and len(counts) < 100:  # each is a process of its own, and begins anywhere
         await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": len(counts)})
         counts.append(len(await left(store)))

@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 
 _BATCH = 500
 """Commands that go out together at the most."""
-_LAST_TRY = 0.5
-"""Seconds that each try has at least: a last one that is cut short hides why the others failed."""
+_SHORTEST_TRY = 0.5
+"""Seconds that every try gets: if the last one were cut short, its timeout would hide why the
+earlier ones failed."""
 
 _SENTINEL_WITHIN = 0.5
 """Seconds that a sentinel has to say who is the master."""
@@ -195,7 +196,7 @@ class Connection:
 
     async def _execute(self, calls: list[Call], deadline: float) -> Sequence[Any]:
         """The answer to each, or the error in its place."""
-        left = max(deadline - time.monotonic(), min(_LAST_TRY, self.timeout))
+        left = max(deadline - time.monotonic(), min(_SHORTEST_TRY, self.timeout))
         try:
             async with asyncio.timeout(left):
                 if isinstance(self._client, Cluster):

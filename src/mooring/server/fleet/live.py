@@ -401,7 +401,7 @@ class Fleet:
         changed: list[tuple[str, str]] = []
         for name, before in services.items():
             if name in self._hidden:
-                continue  # it was forgotten meanwhile
+                continue  # an operator removed it before the history was read
             known = self._know(name, moment)
             if known.instances or known.emptied is not None:
                 continue
