@@ -47,11 +47,6 @@ OF_THE_PROCESS = ("os.kill", "os.environ")
 """Python code with these changes its process, so it gets one of its own."""
 
 
-SHORT = ("README.md", "redis.md")
-CLOSES_NOTHING = pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
-"""The programs of these pages are short, and end without closing their own connections."""
-
-
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
     for language, code in BLOCK.findall(page.read_text()):
         if language not in NOT_RUN or NAMED.match(code):
@@ -394,13 +389,7 @@ def servers(all_servers: Servers) -> Iterator[Servers]:
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=CLOSES_NOTHING if page.name in SHORT else ())
-        for page in PAGES
-        if page != TRANSLATED
-    ],
-    ids=lambda page: page.name,
+    "page", [page for page in PAGES if page != TRANSLATED], ids=lambda page: page.name
 )
 def test_its_code_runs(
     page: Path,
