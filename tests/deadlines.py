@@ -127,8 +127,8 @@ class Deadlines:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        if item.get_closest_marker("deadline") is None or on_virtual_time(item):
-            return None  # no machine is late on a clock that jumps
+        if not _measured(item):
+            return None
         self._reference = self._reference or Reference()
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         inconclusive: list[str] = []
@@ -170,7 +170,7 @@ class Deadlines:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> Generator[None, object, object]:
         """Measure the test itself, without its fixtures."""
-        if item.get_closest_marker("deadline") is None or self._reference is None:
+        if not _measured(item) or self._reference is None:
             return (yield)
         test, self._loop_late = item.obj, None
         if inspect.iscoroutinefunction(test):
@@ -219,6 +219,11 @@ class Deadlines:
     def pytest_unconfigure(self) -> None:
         if self._reference is not None:
             self._reference.close()
+
+
+def _measured(item: pytest.Item) -> bool:
+    """On a clock that jumps, no machine is late."""
+    return item.get_closest_marker("deadline") is not None and not on_virtual_time(item)
 
 
 def _may_be_late(report: pytest.TestReport) -> bool:

@@ -35,12 +35,13 @@ def test_promise():
 
 
 WATCHED = """
-from tests import deadlines
+from tests import deadlines, virtual_time
 
 deadlines.HELD_UP_AT_ONCE = deadlines.HELD_UP_ON_AVERAGE = {bound}
 
 def pytest_configure(config):
     config.pluginmanager.register(deadlines.Deadlines())
+    config.pluginmanager.register(virtual_time.Clocks())
 """
 
 
@@ -56,6 +57,24 @@ def checked():
 def test_promise(checked):
     with open("attempts", "a") as file:
         file.write("x")
+"""
+
+
+REAL_AND_VIRTUAL = """
+import asyncio
+
+import pytest
+
+@pytest.mark.deadline
+async def test_real():
+    with open("attempts", "a") as file:
+        file.write("x")
+
+@pytest.mark.deadline
+@pytest.mark.virtual_time
+@pytest.mark.timeout(20)
+async def test_virtual():
+    await asyncio.sleep(3600)
 """
 
 
@@ -162,6 +181,11 @@ def test_on_virtual_time_no_machine_is_late(pytester: pytest.Pytester):
     done, attempts = run(pytester, machine_late=True, passing_attempt=2, mark=both)
     done.assert_outcomes(failed=1)
     assert attempts == 1
+
+
+def test_nothing_waits_for_real_time_to_reach_virtual_time(pytester: pytest.Pytester):
+    done, _ = run(pytester, machine_late=False, test=REAL_AND_VIRTUAL)
+    done.assert_outcomes(passed=2)
 
 
 def test_other_tests_are_never_repeated(pytester: pytest.Pytester):
