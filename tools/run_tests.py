@@ -76,7 +76,7 @@ def report_coverage() -> None:
     for package, sums in [*sorted(packages.items()), ("total", total)]:
         lines, covered_lines, branches, covered_branches = (sums[name] for name in _COUNTED)
         line_share, branch_share = covered_lines / lines, covered_branches / max(branches, 1)
-        print(f"{package:12} {lines:>8} {line_share:>8.1%} {branches:>8} {branch_share:>8.1%}")
+        print(f"{package:12} {lines:>8} {line_share:>8.2%} {branches:>8} {branch_share:>8.2%}")
 
 
 if __name__ == "__main__":

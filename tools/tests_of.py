@@ -5,8 +5,8 @@ python tools/tests_of.py [src/mooring/locks/lock.py …]
 
 The tests of a module are those that import it, or else its package, and those that are named after
 it or its package. Scripts, SQL and pages of the console have the tests in a folder of their
-folder's name, or else those of their package. A changed test file is its own test, and a changed
-page of the documentation has the test that runs it.
+folder's name, or else those of their package. A tool has the test that is named after it. A changed
+test file is its own test, and a changed page of the documentation has the test that runs it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def chosen_for(changed: list[str], imports: dict[Path, set[str]]) -> set[Path]:
             chosen.update(_tests_of(_module(path.with_suffix("")), imports))
         elif path.parts[0] == "src":
             chosen.update(_tests_of_data(path, imports))
+        elif path.parts[0] == "tools":
+            chosen.update(test for test in imports if test.stem == f"test_{path.stem}")
         elif path.suffix == ".md":
             chosen.add(DOCUMENTATION)
     return chosen

@@ -39,6 +39,7 @@ def tests_for() -> Callable[[str], set[str]]:
         ("src/mooring/registry/redis/scripts/list.lua", ["contract/test_registry_on_redis.py"]),
         ("docs/locks.md", ["acceptance/test_docs.py"]),
         ("tests/unit/test_line.py", ["unit/test_line.py"]),
+        ("tools/tests_of.py", ["unit/test_tests_of.py"]),
     ],
 )
 def test_a_change_has_its_tests(
