@@ -125,7 +125,9 @@ def make(kind: str, port: int, functions: Functions) -> Killable:
         service = hprose.HproseService()
         functions.add_to(service)
         return Sockets(address, service)
-    with warnings.catch_warnings():  # its constructor asks for the time as Python 3.12 deprecates
+    # Its constructor calls `utcnow`, which Python 3.12 deprecates:
+    # https://github.com/hprose/hprose-python/blob/master/hprose/httpserver.py
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="hprose")
         service = hprose.HttpServer(*address) if kind == "plain" else hprose.HttpService()
     functions.add_to(service)
