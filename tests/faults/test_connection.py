@@ -100,6 +100,7 @@ async def test_a_half_open_connection_is_noticed_and_replaced(wire: Wire):
         await recorder.tells_every_revision(wire.direct)
 
 
+@pytest.mark.deadline
 async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)

@@ -98,7 +98,7 @@ class TestUsers:
         file.write_text("first\n")
         url = f"etcd://rotating@{guarded.address}?timeout=3s&password_file={file}"
         try:
-            async with open_store(url) as store, Session(store, ttl=2) as session:
+            async with open_store(url) as store, Session(store, ttl=5) as session:
                 await store.commit(Put(b"/team/rotating", b"1", session.lease))
                 change = ("user", "passwd", "rotating", "--interactive=false")
                 await asyncio.to_thread(guarded.ctl, *change, flags=root, stdin="second")

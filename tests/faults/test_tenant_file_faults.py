@@ -140,7 +140,7 @@ async def test_the_copy_of_another_cluster_is_discarded_once_the_store_answers(
             told: list[Changed] = []
             t.subscribe(told.append)
             proxy.heal()
-            await eventually(lambda: not t.stale, within=10)
+            await eventually(lambda: not t.stale)
             if other == "same":
                 assert {*t.ids()} == {1, 3}
                 assert how(t) == "host", "the last good value is of this cluster"
@@ -182,7 +182,7 @@ class TestStartFromFile:
             told: list[Changed] = []
             t.subscribe(told.append)
             away.proxy.heal()
-            await eventually(lambda: not t.stale, within=10)
+            await eventually(lambda: not t.stale)
             assert {*t.ids()} == {1, 3}
             assert t.by_code("acme") is None
             assert t.by_code("renamed") == 1
@@ -204,7 +204,7 @@ class TestStartFromFile:
         async with provider(away.through, file=away.file) as t:
             assert how(t) == "host"
             away.proxy.heal()
-            await eventually(lambda: not t.stale, within=10)
+            await eventually(lambda: not t.stale)
             await eventually(lambda: "jxt/common/resolver" in t.problems)
             assert how(t) == "host"
 

@@ -499,5 +499,5 @@ def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: Any, serve: Serve):
         gc.collect()
         return len(forks._channels) <= before
 
-    until(freed, within=5)
+    until(freed)
     assert stub is not None

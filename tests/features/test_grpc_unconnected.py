@@ -76,7 +76,7 @@ kinds = pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_a_refused_connection_is_named(kind: str, wait_for_ready: bool):
     port = free_port()
     async with registered("refused", port) as url:
-        code, details = await Caller(kind, url).failure(timeout=2, wait_for_ready=wait_for_ready)
+        code, details = await Caller(kind, url).failure(timeout=5, wait_for_ready=wait_for_ready)
     assert code is EXPECTED[wait_for_ready]
     assert f"127.0.0.1:{port}: {REFUSED}" in details
 
@@ -91,7 +91,7 @@ async def test_a_certificate_that_is_not_trusted_is_named(
     server = EchoServer("a", credentials=grpc.ssl_server_credentials([(key, pem)]))
     async with server, registered("untrusted", server.port) as url:
         caller = Caller(kind, url, credentials=other, options=NAMED)
-        code, details = await caller.failure(timeout=2, wait_for_ready=wait_for_ready)
+        code, details = await caller.failure(timeout=5, wait_for_ready=wait_for_ready)
     assert code is EXPECTED[wait_for_ready]
     assert f"127.0.0.1:{server.port}: " in details
     assert "CERTIFICATE_VERIFY_FAILED" in details

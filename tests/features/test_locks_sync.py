@@ -133,8 +133,8 @@ def test_leaving_while_the_hub_is_closed_releases_it_or_says_that_it_is_lost(sto
 
 @in_memory
 def test_a_blocked_body_keeps_it_for_as_long_as_it_takes(hub: mooring.sync.Hub):
-    with hub.lock("lock", ttl=2) as held:
-        time.sleep(2.5)
+    with hub.lock("lock", ttl=4) as held:
+        time.sleep(4.5)
         assert held.state == "held"
         hub.store.commit(Put(b"/x", b""), require=[held.check])
 

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_many_sessions_and_their_keys_outlive_their_ttl(store: Store):
-    sessions = [Session(store, ttl=3) for _ in range(30)]
+    sessions = [Session(store, ttl=5) for _ in range(30)]
     for session in sessions:
         await session.__aenter__()
         await store.commit(Put(b"/here/%d" % session.lease, b"", session.lease))
-    await asyncio.sleep(3.5)  # time itself is the subject
+    await asyncio.sleep(5.5)  # time itself is the subject
     assert len((await store.read(prefix(b"/here/"))).entries) == 30
     await eventually(lambda: {session.state for session in sessions} == {"alive"})  # none was lost
     for session in sessions:

@@ -113,14 +113,15 @@ async def test_counts_and_times_stay_on_one_line_beside_a_long_name(visitor: Vis
 
 async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor, admin: Admin):
     page = visitor.page
-    wanted = {"host": "10.0.0.7", "port": 9000, "protocol": "http", "ttl": 2.0}
+    wanted = {"host": "10.0.0.7", "port": 9000, "protocol": "http", "ttl": 6.0}
     entry = "/registry/services/Common%2FAuth/instances"
     made = (await admin.post(entry, wanted, as_="service")).json()
 
     async def beat() -> None:
         while True:
             said = {"incarnation": made["incarnation"]}
-            await admin.put(f"{entry}/10.0.0.7:9000/beat", said, as_="service")
+            answer = await admin.put(f"{entry}/10.0.0.7:9000/beat", said, as_="service")
+            assert answer.status_code == 200
             await asyncio.sleep(0.3)
 
     beating = asyncio.create_task(beat())

@@ -7,6 +7,7 @@ import datetime
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 
 import pytest
@@ -37,7 +38,7 @@ from tests.features.tenant_provider.support import (
     provider,
     where,
 )
-from tests.waiting import eventually, until
+from tests.waiting import PATIENCE, eventually, until
 
 
 class TestLookups:
@@ -433,7 +434,7 @@ asyncio.run(main())
     ):
         async with (
             FaultProxy(etcd("3.5").address) as proxy,
-            open_store(f"etcd://{proxy.address}?namespace=/{id(proxy)}") as store,
+            open_store(f"etcd://{proxy.address}?namespace=/{uuid.uuid4()}") as store,
         ):
             await store.commit(*WHOLE)
             proxy.delay(0.3)
@@ -447,7 +448,7 @@ asyncio.run(main())
             entering = asyncio.ensure_future(provider(store, wait=30).__aenter__())
             await eventually(lambda: "does not serve" in caplog.text)
             await store.aclose()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 with pytest.raises(Closed):
                     await entering
 
