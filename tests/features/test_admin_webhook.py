@@ -8,6 +8,7 @@ import http.server
 import re
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -100,6 +101,7 @@ class Wrong(Outlook):
         self.now: list[Problem] = []
 
     def problems(self) -> list[Problem]:
+        self.looked_at = time.monotonic()
         return self.now
 
 
@@ -162,6 +164,24 @@ async def test_what_lasts_is_told_once_and_so_is_its_end():
     assert re.fullmatch(r"\S+T\d\d:\d\d:\d\d[.]\d{3}Z", receiver.told[0]["time"])
     assert receiver.headers[0]["Content-Type"] == "application/json"
     assert receiver.paths == ["/hook?x=1"] * 3
+
+
+async def test_a_problem_does_not_last_because_it_is_reported_from_the_cache():
+    asked, clock = 0, 0.0
+
+    def problems_asked_for() -> float:
+        nonlocal asked
+        asked += 1
+        return clock
+
+    fleet = Seen(stale=True)
+    with receiving() as receiver:
+        url = f"http://127.0.0.1:{receiver.server_port}/"
+        async with alerts(Outlook(fleet, clock=problems_asked_for), url):
+            await eventually(lambda: asked >= 10)
+            fleet.stale, clock = False, 1.0
+            await eventually(lambda: asked >= 20)
+    assert receiver.told == []
 
 
 @pytest.mark.parametrize("status", [500, 404, 302])

@@ -26,15 +26,16 @@ class Outlook:
     ) -> None:
         self._picture, self._patience, self._clock = picture, patience or Patience(), clock
         self._alarms = alarms
-        self._looked_at = float("-inf")
+        self.looked_at = float("-inf")
+        """When the problems were last found out, by the clock."""
         self._stale_since: Time | None = None
         self._found: list[Problem] = []
 
     def problems(self) -> list[Problem]:
         """The worst first, at most a second old."""
         moment = self._clock()
-        if moment - self._looked_at >= AT_MOST_EVERY:
-            self._looked_at = moment
+        if moment - self.looked_at >= AT_MOST_EVERY:
+            self.looked_at = moment
             self._found = self._look()
         return self._found
 

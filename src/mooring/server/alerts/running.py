@@ -66,7 +66,9 @@ class Alerts:
         loop, backoff, again = asyncio.get_running_loop(), Backoff(_FIRST, _MOST), 0.0
         while True:
             await self._change_duty()
-            notice = self._ledger.look(self._grave(), loop.time())
+            grave = self._grave()
+            # They may be a second old. A problem has lasted until then, not until now.
+            notice = self._ledger.look(grave, self._outlook.looked_at)
             if self._duty.mine and not self._left:
                 await self._leave()
             mine = self._duty.mine
