@@ -89,6 +89,8 @@ async def test_watches_move_to_a_member_without_a_break(
         ):
             await store.renew(session.lease)
             recorder = Recorder(mirror)
+            await writer.commit(Put(PREFIX + b"first", b""))
+            await eventually(lambda: len(mirror.items) == 1)  # its watch stands
             await eventually(lambda: serving(store) != "")
             home = serving(store)
             (member,) = [each for each in cluster.members if each.address == home]
