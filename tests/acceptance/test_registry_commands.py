@@ -826,7 +826,7 @@ class TestTheStore:
         assert "start `mooring serve`" in done.stderr
 
     def test_a_store_that_was_named_and_does_not_answer(self):
-        done = mooring_command("services", "--store=etcd://u:secret@127.0.0.1:1?timeout=1s")
+        done = mooring_command("services", "--store=etcd://u:secret@127.0.0.1:1?timeout=5s")
         assert "nothing listens at 127.0.0.1:1" in refused(done)
         assert "secret" not in done.stderr
 

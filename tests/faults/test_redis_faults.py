@@ -323,6 +323,7 @@ async def test_too_few_replicas_to_write_are_waited_for(
         await work.all_well()
 
 
+@pytest.mark.deadline
 async def test_a_call_that_is_refused_until_its_timeout_says_why_on_a_slow_network_too(
     fresh_redis: Callable[..., RedisServer],
 ):
