@@ -63,6 +63,31 @@ def test_ctrl_c_cancels_the_call_and_the_hub_goes_on():
     """)
 
 
+def test_a_signal_that_another_thread_receives_is_handled_during_a_blocking_call():
+    """It does not wake the main thread, as one that comes just before the thread begins to wait."""
+    _run("""
+        import asyncio, signal, threading
+        import mooring.sync
+        from mooring.sync.portal import Portal
+
+        handled = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: handled.set())
+
+        async def enter():
+            await asyncio.sleep(0.2)  # so that the main thread waits
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            while not handled.is_set():
+                await asyncio.sleep(0.01)
+
+        async def leave():
+            pass
+
+        portal = Portal("it", enter, leave)
+        portal.open()
+        portal.close()
+    """)
+
+
 SIGNALLED = """
 import asyncio, os, signal, sys
 from mooring.errors import Closed

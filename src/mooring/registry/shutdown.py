@@ -19,8 +19,8 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 SIGNAL_CHECK = 0.5
-"""Seconds between two checks for a signal. The system may deliver a signal to any thread, and that
-does not wake the main thread, which runs Python's handlers."""
+"""Seconds between two checks for a signal. The system may deliver a signal to any thread, or just
+before the main thread begins to wait. Neither wakes that thread, which runs Python's handlers."""
 
 
 async def until_stopped(

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.callers import BEHIND
+from mooring.registry.shutdown import SIGNAL_CHECK
 from mooring.registry.termination import close_all, close_on_sigterm
 from mooring.tasks import Tasks
 
@@ -302,13 +303,7 @@ class Caller:
 
     def wait(self) -> None:
         """Wait for the answer. Raises `TimeoutError` when this thread's time is over."""
-        while True:
-            try:
-                asked = self._inbox.get(timeout=time_left())
-            except queue.Empty:
-                raise TimeoutError("the time for this blocking call is over") from None
-            if asked is None:
-                return
+        while (asked := next_item(self._inbox)) is not None:
             asked()
 
     def answered(self) -> None:
@@ -401,10 +396,21 @@ class _Call(Generic[T]):
             log.warning("%s: what was done too late is not undone: %s", self._name, error)
 
 
-def time_left() -> float | None:
-    """Seconds that this thread's calls have."""
+def next_item(items: queue.SimpleQueue[T]) -> T:
+    """Wait for an item. Raises `TimeoutError` when this thread's time is over.
+
+    Signals are handled meanwhile, also one that does not wake the main thread.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
     ends = _deadline.get()
-    return None if ends is None else max(ends - time.monotonic(), 0.0)
+    while True:
+        left = None if ends is None else max(ends - time.monotonic(), 0.0)
+        if in_main:
+            left = SIGNAL_CHECK if left is None else min(left, SIGNAL_CHECK)
+        with contextlib.suppress(queue.Empty):
+            return items.get(timeout=left)
+        if ends is not None and time.monotonic() >= ends:
+            raise TimeoutError("the time for this blocking call is over")
 
 
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()

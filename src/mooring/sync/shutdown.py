@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from mooring.errors import InvalidRequest
 from mooring.registry.registration import LINGER
-from mooring.registry.shutdown import SIGNAL_CHECK, listening
-from mooring.sync.portal import time_left
+from mooring.registry.shutdown import listening
+from mooring.sync.portal import next_item
 
 if TYPE_CHECKING:
     import mooring.sync
@@ -37,7 +37,7 @@ def until_stopped(
         raise InvalidRequest("signals reach the main thread only: call until_stopped there")
     received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
     with listening(signals, received.put):  # a handler may interrupt its `get`
-        first = _next(received)
+        first = next_item(received)
     log.info("%s: leaving the registry, then stopping", first.name)
     if registrations:
         within = grace * 2 / 3
@@ -47,13 +47,3 @@ def until_stopped(
             ]:
                 draining.result()
     return first
-
-
-def _next(received: queue.SimpleQueue[signal.Signals]) -> signal.Signals:
-    while True:
-        left = time_left()
-        try:
-            return received.get(timeout=SIGNAL_CHECK if left is None else min(left, SIGNAL_CHECK))
-        except queue.Empty:
-            if left is not None and left <= SIGNAL_CHECK:
-                raise TimeoutError("no signal came in time") from None
