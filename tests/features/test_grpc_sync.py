@@ -424,6 +424,8 @@ def test_who_waits_for_ready_is_not_left_with_instances_that_are_gone(hub: Any, 
     with calling(hub) as (_, stub):
         assert by(stub, wait_for_ready=True, timeout=20) == "a"
         first.server.stop(0).wait()
+        with pytest.raises(grpc.RpcError):
+            by(stub)  # from now on the channel knows that the connection is broken
         with ThreadPoolExecutor(8) as callers:
             asked = [callers.submit(by, stub, wait_for_ready=True, timeout=30) for _ in range(8)]
             serve("b")
