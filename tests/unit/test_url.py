@@ -125,6 +125,23 @@ async def test_what_cannot_be_used_is_named(text: str, says: str):
         open_store(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("redis+cluster://h?tls=yes", "it must be on or off"),
+        ("redis://h?prefix=a{b}", "no spaces, control characters or braces"),
+        ("redis+sentinel://h", "does not name the master"),
+        ("redis://h1,h2", "names several hosts"),
+        ("redis+cluster://h/1", "nothing can follow its hosts but a database"),
+        ("redis://h/1/2", "nothing can follow its hosts but a database"),
+        ("redis+sentinel://h/main/first", "the database 'first' is no number"),
+    ],
+)
+def test_what_cannot_be_used_in_a_redis_url_is_named(text: str, message: str):
+    with pytest.raises(InvalidURL, match=message):
+        parse(text)
+
+
 @pytest.mark.parametrize("scheme", ["rediss", "redis+sentinel", "redis+cluster"])
 async def test_a_file_of_tls_that_is_no_good_is_named(scheme: str, tmp_path: Path):
     (tmp_path / "junk").write_text("junk")
