@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.registry.redis.cleanup import Swept
 from mooring.registry.redis.expiry import ServerClock, overdue
 
 NOON = 1_700_000_000_000
@@ -73,12 +72,3 @@ def test_every_step_is_noticed_however_slow_the_answer(step: float, latency: flo
         now = NOON + round((4 + sign * (step + latency)) * 1000)
         found = clock.read(now, asked=4, answered=4 + latency)
         assert found * sign >= step - 0.1
-
-
-def test_a_cleanup_pass_reports_all_that_it_did():
-    one, two = ("echo", "a"), ("echo", "b")
-    passed = Swept(services=1, removed=[one, two], unhealthy=[one], orphans=[two], lowered=[one])
-    assert str(passed) == (
-        "1 service looked at; 2 instances taken out; 1 marked unhealthy; 1 remains cleared away; "
-        "1 heartbeat ahead of Redis' clock lowered"
-    )
