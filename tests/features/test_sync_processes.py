@@ -64,7 +64,8 @@ def test_ctrl_c_cancels_the_call_and_the_hub_goes_on():
 
 
 def test_a_signal_that_another_thread_receives_is_handled_during_a_blocking_call():
-    """It does not wake the main thread, as one that comes just before the thread begins to wait."""
+    """Such a signal does not wake the main thread. Nor does one that arrives just before the thread
+    begins to wait."""
     _run("""
         import asyncio, signal, threading
         import mooring.sync

@@ -399,7 +399,7 @@ class _Call(Generic[T]):
 def next_item(items: queue.SimpleQueue[T]) -> T:
     """Wait for an item. Raises `TimeoutError` when this thread's time is over.
 
-    Signals are handled meanwhile, also one that does not wake the main thread.
+    Handles signals meanwhile, including those that do not wake the main thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
     ends = _deadline.get()
