@@ -13,14 +13,14 @@ from redis.asyncio import Redis
 
 from bench.population import instance
 from bench.processes import output
-from mooring.heartbeat.settings import RegistrySettings
 from mooring.model import Instance
 from mooring.registry.contract import Enrolment
 from mooring.registry.redis.connection import Argument, Connection
 from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.scripts import Script
 from mooring.registry.redis.settings import Settings
+from mooring.settings.registry import RegistrySettings
 from mooring.testing.redis import RedisServer, find_redis, launch
 
 SERIES = "7.0"

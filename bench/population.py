@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 
 from mooring.model import JSON, Instance, Status
-from mooring.registry.layouts import layout_of
+from mooring.registry.kv.layouts import layout_of
 from mooring.store import MAX_OPERATIONS, Put, Store
 
 SERVICE = "bench/service"

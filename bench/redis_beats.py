@@ -21,11 +21,11 @@ from bench.bare_redis import (
 from bench.load import in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, per_second, ratio
 from bench.population import SERVICE, instance
-from mooring.registry.redis import fields
-from mooring.registry.redis.beats import Beat, Beating, send
+from mooring.registry.redis import codec as fields
+from mooring.registry.redis.heartbeat_batches import Beat, Beating, send
+from mooring.registry.redis.live_service import message_head
+from mooring.registry.redis.pipeline import HEARTBEAT
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.scripts import HEARTBEAT
-from mooring.registry.redis.service import message_head
 from mooring.testing.redis import RedisServer
 
 IN_FLIGHT = 64

@@ -18,13 +18,7 @@ from bench.roles.consumer import BARE, NODES
 from bench.zookeeper import KazooClient, client, fresh_zookeeper
 from mooring import Hub, connect
 from mooring.registry.registration import Registration
-from mooring.store.etcd.proto import (
-    DeleteRangeRequest,
-    Methods,
-    PutRequest,
-    RequestOp,
-    TxnRequest,
-)
+from mooring.store.etcd.proto import DeleteRangeRequest, Methods, PutRequest, RequestOp, TxnRequest
 from mooring.testing.etcd import EtcdServer
 
 OTHERS = 100

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from mooring.model import JSON
 from mooring.store import MAX_OPERATIONS, Entry, Put, Store
-from mooring.tenants.indexing import claims
 from mooring.tenants.keys import Keys
+from mooring.tenants.publish.claims import claims
 from mooring.tenants.values import encode
 
 KEYS = Keys()

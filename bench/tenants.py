@@ -24,13 +24,13 @@ from bench.measure import (
 from bench.processes import script
 from bench.tenantry import KEYS, SERVICES, entries, parts, populate
 from mooring.asgi import TenantMiddleware
-from mooring.asgi.protocol import Message, Receive, Scope, Send
+from mooring.asgi.registration import Message, Receive, Scope, Send
 from mooring.hub import open_store
 from mooring.store import Entry
-from mooring.tenants.live import Tenants
-from mooring.tenants.reading import Reading
+from mooring.tenants.read.parser import Reading
+from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.snapshot import Snapshot
 from mooring.tenants.values import encode
 
 FEW, MANY, COLD = "10 tenants", "100 k tenants", "100 k tenants, never the same"

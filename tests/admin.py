@@ -30,16 +30,16 @@ import httpx
 import msgspec
 
 from mooring.hub import Hub, connect
-from mooring.server.access.principals import Role
-from mooring.server.access.tokens import ADMIN
 from mooring.server.api import endpoints
 from mooring.server.app import Application
-from mooring.server.fleet.live import Fleet
+from mooring.server.auth.authorization import Role
+from mooring.server.auth.tokens import ADMIN
+from mooring.server.dependencies import Parts, prepare
 from mooring.server.health import Readiness, questions
-from mooring.server.listening import listen
-from mooring.server.parts import Parts, prepare
+from mooring.server.http_listener import listen
+from mooring.server.live.state import Fleet
+from mooring.server.serving import watching
 from mooring.server.settings import ServerSettings, checked
-from mooring.server.watching import watching
 from mooring.store.url import REDIS, parse
 from tests.waiting import eventually
 

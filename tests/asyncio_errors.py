@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooring.grpc.aio.link import Link
+from mooring.grpc.aio.subchannel import Link
 
 _follow = Link.follow
 

@@ -23,7 +23,7 @@ from tests.acceptance.console.chromium import FLAGS, find_chromium
 from tests.acceptance.console.visiting import Visitor
 from tests.admin import Admin
 
-from mooring.locks.line import EXCLUSIVE, Card, written
+from mooring.locks.ordering import EXCLUSIVE, Card, written
 from mooring.model import JSON, Instance
 from mooring.registry.contract import Entered
 from mooring.store import Put

@@ -8,8 +8,8 @@ import logging
 import re
 import socket
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 
 log = logging.getLogger(__name__)
 

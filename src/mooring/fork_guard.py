@@ -1,5 +1,5 @@
-"""gRPC's fork handlers are turned off when `mooring` is imported. Kept apart from
-`mooring.store.etcd.forks`, which says why, so that this costs a program without etcd nothing."""
+"""Turns off gRPC's fork handlers when `mooring` is imported; `mooring.store.etcd.fork_safety` says
+why. A module of its own, so that programs without etcd do not import gRPC for it."""
 
 from __future__ import annotations
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from mooring.discovery.blame import blames
-from mooring.discovery.retention import HOLD, Empty
+from mooring.discovery.last_known_good import HOLD, Empty
+from mooring.discovery.resilience import blames
 from mooring.errors import Closed, InvalidRequest, MissingExtra
-from mooring.heartbeat.collecting import Collecting
-from mooring.heartbeat.settings import RegistrySettings
-from mooring.heartbeat.settings import parse as parse_settings
+from mooring.heartbeat.scheduler import Collecting
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
-from mooring.registry.layouts import layout_of
-from mooring.registry.termination import handle_sigterm
+from mooring.registry.kv.layouts import layout_of
+from mooring.registry.sigterm import handle_sigterm
 from mooring.session import Session
+from mooring.settings.registry import RegistrySettings
+from mooring.settings.registry import parse as parse_settings
 from mooring.store import Entry, Range, Store
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from mooring.discovery.resilience import Resilience
     from mooring.discovery.rotation import Explanation
     from mooring.discovery.view import View
-    from mooring.heartbeat.collectors.contract import Collector
+    from mooring.heartbeat.collectors.collector import Collector
     from mooring.locks.barrier import Barrier
     from mooring.locks.election import Election
+    from mooring.locks.inspect import LockInfo
     from mooring.locks.lock import Lock
-    from mooring.locks.observing import LockInfo
     from mooring.locks.queue import Queue
     from mooring.locks.rwlock import ReadWriteLock
     from mooring.locks.semaphore import Semaphore
     from mooring.registry.contract import Registry
     from mooring.registry.registration import Registration
     from mooring.store.embedded.engine import Engine
-    from mooring.store.embedded.host import Host
-    from mooring.tenants.provider import Provider
-    from mooring.tenants.publisher import Publisher
+    from mooring.store.embedded.runner import Host
+    from mooring.tenants.publish.publisher import Publisher
+    from mooring.tenants.read.provider import Provider
     from mooring.tenants.secrets import Keyring
 
 _CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
@@ -96,7 +96,7 @@ def open_host(url: StoreURL) -> Host:
     Only for `memory://` and `sqlite://`: see `EMBEDDED`.
     """
     if url.scheme == "memory":
-        from mooring.store.embedded.host import memory_host
+        from mooring.store.embedded.runner import memory_host
 
         return memory_host(url.location, lambda: _engine(url))
     from mooring.store.embedded.durable import durable_host
@@ -299,7 +299,7 @@ class Hub:
         The last instances to leave are called for `hold` seconds more, unless another can be
         called. With `empty="keep"` the last list stays for as long as there is none.
         """
-        from mooring.discovery.copies import Copies
+        from mooring.discovery.disk_cache import Copies
         from mooring.discovery.eligibility import Wanted
         from mooring.discovery.view import View
 
@@ -336,7 +336,7 @@ class Hub:
         Passwords are unsealed with the keys of the environment, unless others are given.
         """
         try:
-            from mooring.tenants.provider import Provider
+            from mooring.tenants.read.provider import Provider
             from mooring.tenants.secrets import Keyring
         except ImportError as error:
             raise missing_tenants(error) from error
@@ -400,8 +400,8 @@ class Hub:
 
         `ttl` is how long it stays held without a sign of life of the holder.
         """
-        from mooring.locks.line import ALONE, EXCLUSIVE, Card, written
         from mooring.locks.lock import Lock
+        from mooring.locks.ordering import ALONE, EXCLUSIVE, Card, written
 
         queue = self._queue()
         value = written(Card(EXCLUSIVE, queue.by))
@@ -440,7 +440,7 @@ class Hub:
     async def locks(self, prefix: str = "") -> list[LockInfo]:
         """Who holds what and who waits, of the locks whose names start so. Without a prefix the
         whole store is read."""
-        from mooring.locks.observing import locks
+        from mooring.locks.inspect import locks
 
         return await locks(self.store, prefix)
 
@@ -458,7 +458,7 @@ class Hub:
         `by` is named in the histories, of which `keep` entries stay for `keep_for` seconds. The
         keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `keyring` of yours.
         """
-        from mooring.tenants.publisher import Publisher
+        from mooring.tenants.publish.publisher import Publisher
 
         return Publisher(
             self.store,
@@ -495,7 +495,7 @@ class Hub:
         where = self._registry_url
         if where.scheme in REDIS:
             return _open_redis(where, self._settings)
-        from mooring.registry.on_store import StoreRegistry
+        from mooring.registry.kv.registry import StoreRegistry
 
         if where is self._url:
             assert self._store is not None

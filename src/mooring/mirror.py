@@ -21,7 +21,6 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from mooring.display import describe
 from mooring.errors import (
     CannotResume,
     Closed,
@@ -30,6 +29,7 @@ from mooring.errors import (
     StoreError,
     Unavailable,
 )
+from mooring.formatting import describe
 from mooring.store.contract import Entry, Range, Store, Watch
 from mooring.tasks import Backoff, Tasks
 

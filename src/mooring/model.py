@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from mooring import addresses
-from mooring.display import describe, quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import describe, quoted
 from mooring.names import split_service
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from itertools import islice, pairwise
 
-from mooring.display import quoted
 from mooring.errors import InvalidName
+from mooring.formatting import quoted
 
 DEFAULT_GROUP = "default"
 """Where a service lives that is written without a group."""

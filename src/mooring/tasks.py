@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Coroutine
 
-from mooring.display import quoted
+from mooring.formatting import quoted
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ import msgspec
 
 from mooring.addresses import reachable_host
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.threads import in_thread
+from mooring.heartbeat.scheduler import in_thread
 from mooring.hub import Hub
 from mooring.model import Instance, RegistrationState
 from mooring.registry.registration import LINGER, Registration

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mooring import cli
-from mooring.cli.commands import Unloaded
+from mooring.cli.lazy import Unloaded
 from tests.acceptance.commands import Command, Done
 
 _load_once = functools.cache(Unloaded.load)

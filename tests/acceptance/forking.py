@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from mooring.cli import app, main
-from mooring.cli.commands import Unloaded
+from mooring.cli.lazy import Unloaded
 
 _REQUEST = 1_000_000  # bytes: the arguments and the environment
 _IMPORTED = (
     "mooring.registry.redis.registry",
     "mooring.server.serving",
     "mooring.store.embedded.durable",
-    "mooring.store.embedded.host",
+    "mooring.store.embedded.runner",
     "mooring.store.etcd.store",
     "uvloop",
 )

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from mooring.model import Instance
-from mooring.server.access.principals import ROLES
-from mooring.server.access.tokens import ADMIN, utcnow
 from mooring.server.api import endpoints
-from mooring.server.http.endpoint import SAFE, Endpoint
+from mooring.server.auth.authorization import ROLES
+from mooring.server.auth.tokens import ADMIN, utcnow
+from mooring.server.http.routing import SAFE, Endpoint
 from tests.admin import Admin
 from tests.waiting import PATIENCE, eventually
 

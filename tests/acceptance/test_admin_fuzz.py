@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import pytest
 
-from mooring.server import listening
+from mooring.server import http_listener as listening
 from mooring.server.api import endpoints
-from mooring.server.http.endpoint import SAFE, Endpoint
+from mooring.server.http.routing import SAFE, Endpoint
 from tests.acceptance.serving import Served
 from tests.admin import Admin
 from tests.wording import PYTHONS

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 import mooring.sync
-from mooring.demo.gauges import Gauges
-from mooring.demo.play import ACTS, LASTS, ROLES, next_version
-from mooring.demo.props import LOCK
-from mooring.demo.stage import SETTINGS, Stage
-from mooring.heartbeat.settings import parse
+from mooring.demo.extras import LOCK
+from mooring.demo.runner import SETTINGS, Stage
+from mooring.demo.script import ACTS, LASTS, ROLES, Gauges, next_version
 from mooring.hub import Hub, connect
 from mooring.registry.contract import ServiceCount
+from mooring.settings.registry import parse
 from mooring.store import everything
 from tests.acceptance.commands import Command, running
 from tests.waiting import eventually

@@ -16,8 +16,7 @@ from typing import IO
 import pytest
 
 import mooring.sync
-from mooring.cli.child import not_started
-from mooring.cli.job import Job
+from mooring.cli.io.child_process import Job, not_started
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from tests.acceptance.commands import Command
 from tests.acceptance.forking import Forked

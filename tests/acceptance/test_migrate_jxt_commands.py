@@ -20,7 +20,7 @@ from mooring.errors import NotConfigured
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store, prefix
 from mooring.store.contract import key
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.commands import Command, Done, Running, running

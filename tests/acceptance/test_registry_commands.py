@@ -24,11 +24,12 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.cli import app, reaching
+from mooring.cli import app
+from mooring.cli.io import connect as reaching
 from mooring.hub import Hub
+from mooring.masking import MASK
 from mooring.model import JSON
 from mooring.store import Put, prefix
-from mooring.tenants.secrets import MASK
 from tests.acceptance.commands import Command, mooring_command
 from tests.acceptance.forking import Forked
 from tests.acceptance.serving import Served

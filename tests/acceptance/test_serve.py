@@ -27,7 +27,7 @@ from mooring.store import Put, key, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
 from mooring.tenants.keys import Keys
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.commands import Command
 from tests.acceptance.serving import Served

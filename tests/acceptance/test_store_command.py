@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from mooring.cli import reaching
+from mooring.cli.io import connect as reaching
 from mooring.hub import open_store
 from mooring.store import Put, prefix
 from mooring.testing.etcd import EtcdServer

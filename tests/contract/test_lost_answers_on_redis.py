@@ -13,8 +13,8 @@ import mooring
 from mooring import Instance
 from mooring.errors import OutcomeUnknown, Unavailable
 from mooring.hub import Hub
+from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.scripts import Script
 from mooring.testing.redis import RedisServer
 from tests.contract.registries import QUICK, REDIS
 from tests.waiting import eventually

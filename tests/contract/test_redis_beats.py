@@ -13,10 +13,10 @@ import pytest
 import mooring
 from mooring import Instance
 from mooring.hub import Hub
-from mooring.registry.redis import fields
-from mooring.registry.redis.enrolment import RedisEnrolment
+from mooring.registry.redis import codec as fields
+from mooring.registry.redis.instance_record import RedisEnrolment
+from mooring.registry.redis.pipeline import HEARTBEAT, LIST
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.scripts import HEARTBEAT, LIST
 from mooring.testing.redis import RedisServer
 from tests.contract.registries import QUICK, REDIS
 

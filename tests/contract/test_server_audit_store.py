@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.hub import open_store
-from mooring.server.access import audit_store
-from mooring.server.access.audit import Audit, Entry
-from mooring.server.access.audit_store import AuditStore, surplus
-from mooring.server.access.folder import Folder
+from mooring.server.auth import audit_store
+from mooring.server.auth.audit import Audit, Entry
+from mooring.server.auth.audit_store import AuditStore, surplus
+from mooring.server.auth.data_dir import Folder
 from mooring.store import Put, Store, prefix
 from tests.backends import USUAL, usual
 from tests.waiting import eventually

@@ -11,7 +11,7 @@ import pytest
 
 from mooring.errors import Conflict
 from mooring.hub import open_store
-from mooring.server.access.records import Records, ServerKey, is_key_of, seal, unseal
+from mooring.server.auth.signed_records import Records, ServerKey, is_key_of, seal, unseal
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from tests.backends import USUAL, usual
 from tests.waiting import eventually

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from mooring.store.embedded.wire.server import WireServer
+from mooring.etcd_server.server import WireServer
 from mooring.store.etcd import proto
 from mooring.testing.etcd import EtcdServer
 from tests.contract.side_by_side import (

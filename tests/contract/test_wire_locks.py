@@ -14,7 +14,7 @@ import pytest
 import mooring
 from mooring import Hub
 from mooring.hub import open_store
-from mooring.locks.contests import Contests
+from mooring.locks.server_locks import Contests
 from mooring.store import Store, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods

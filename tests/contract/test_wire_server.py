@@ -25,18 +25,19 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from mooring.connections import ConnectionLimit
+from mooring.connection_limit import ConnectionLimit
 from mooring.errors import AccessDenied, InvalidRequest, OutOfSpace, StoreError, Unavailable
+from mooring.etcd_server import auth
+from mooring.etcd_server import connections as sockets
+from mooring.etcd_server.connections import SWEEP
+from mooring.etcd_server.server import WireServer
+from mooring.etcd_server.tls import ServerTLS
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import Host, MemoryHost, memory_host
-from mooring.store.embedded.journal import Journal
-from mooring.store.embedded.wire import auth, sockets
-from mooring.store.embedded.wire.server import WireServer
-from mooring.store.embedded.wire.sockets import SWEEP
-from mooring.store.embedded.wire.tls import ServerTLS
+from mooring.store.embedded.runner import Host, MemoryHost, memory_host
+from mooring.store.embedded.sqlite_file import Journal
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
@@ -69,10 +70,10 @@ async def serving(**options: Any) -> AsyncIterator[tuple[WireServer, Methods]]:
 
 _FEW_FILES = """
 import asyncio, resource, sys
-from mooring.connections import ConnectionLimit
+from mooring.connection_limit import ConnectionLimit
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import MemoryHost
-from mooring.store.embedded.wire.server import WireServer
+from mooring.store.embedded.runner import MemoryHost
+from mooring.etcd_server.server import WireServer
 
 async def main():
     limit = ConnectionLimit(3, exempt=())

@@ -14,26 +14,26 @@ import msgspec
 import pytest
 
 from mooring.errors import Removed, Superseded
-from mooring.heartbeat.settings import (
+from mooring.hub import Hub
+from mooring.model import JSON, Instance, Status, new_incarnation
+from mooring.registry.redis.cleanup import Sweeper
+from mooring.registry.redis.codec import flattened, from_pairs
+from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.instance_record import RedisEnrolment
+from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.live_service import LiveService, message_head
+from mooring.registry.redis.pubsub import Changes
+from mooring.registry.redis.reader import Reader
+from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.service_feed import ServiceFeed
+from mooring.registry.redis.settings import Settings
+from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,
     MetricsSettings,
     RedisSettings,
     RegistrySettings,
 )
-from mooring.hub import Hub
-from mooring.model import JSON, Instance, Status, new_incarnation
-from mooring.registry.redis.changes import Changes
-from mooring.registry.redis.cleanup import Sweeper
-from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.enrolment import RedisEnrolment
-from mooring.registry.redis.fields import flattened, from_pairs
-from mooring.registry.redis.following import ServiceFeed
-from mooring.registry.redis.keys import Keys
-from mooring.registry.redis.reading import Reader
-from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.service import LiveService, message_head
-from mooring.registry.redis.settings import Settings
 from mooring.testing.redis import RedisCluster, RedisServer
 
 NO_BRAKE = CleanupSettings(interval=0.02, global_timeout=0.04, brake_least=1_000_000)

@@ -12,7 +12,7 @@ from mooring.errors import NotConfigured, Taken
 from mooring.hub import open_store
 from mooring.model import JSON
 from mooring.tenants.document import Document, parse
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 
 CROWD = (1, 10, 11, 2)

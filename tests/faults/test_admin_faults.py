@@ -13,7 +13,8 @@ import pytest
 
 from mooring.errors import OutOfSpace
 from mooring.hub import open_store
-from mooring.server.access import sharing, tokens
+from mooring.server.auth import credential_store as sharing
+from mooring.server.auth import tokens
 from mooring.store import Delete, Put, key, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.admin import Admin

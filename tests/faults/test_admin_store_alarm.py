@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import OutOfSpace
-from mooring.server.alerts import alarms
+from mooring.server.alerts import current_problems as alarms
 from mooring.store import Delete, Put, key
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.store import EmbeddedStore

@@ -22,7 +22,8 @@ from mooring.errors import InUse, StoreError
 from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.store import Delete, Entry, Put, Query, key, prefix
-from mooring.store.embedded import durable, journal
+from mooring.store.embedded import durable
+from mooring.store.embedded import sqlite_file as journal
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from tests.backends import usual
@@ -203,7 +204,7 @@ def test_a_forked_child_neither_keeps_nor_frees_the_file(tmp_path: Path, child: 
     script = f"""
 import os, sys
 from pathlib import Path
-from mooring.store.embedded.journal import Journal
+from mooring.store.embedded.sqlite_file import Journal
 
 kept = Journal(Path(sys.argv[1]))
 if not os.fork():

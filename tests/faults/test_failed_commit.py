@@ -18,11 +18,11 @@ import grpc
 import pytest
 
 from mooring.errors import Conflict, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
+from mooring.etcd_server.server import WireServer
 from mooring.hub import open_store
 from mooring.store import Committed, Delete, Put, Query, Store, absent, key, prefix
-from mooring.store.embedded import journal
+from mooring.store.embedded import sqlite_file as journal
 from mooring.store.embedded.durable import durable_host
-from mooring.store.embedded.wire.server import WireServer
 from mooring.store.etcd import proto
 from tests.backends import usual
 from tests.contract.side_by_side import methods, outcome

@@ -18,8 +18,8 @@ from mooring.hub import open_store
 from mooring.mirror import Mirror
 from mooring.model import Instance
 from mooring.registry.contract import Registry
-from mooring.registry.layouts import Hprose
-from mooring.registry.on_store import StoreRegistry
+from mooring.registry.kv.layouts import Hprose
+from mooring.registry.kv.registry import StoreRegistry
 from mooring.store import Delete, Put, Store, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

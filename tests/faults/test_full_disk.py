@@ -16,7 +16,7 @@ import pytest
 from mooring.errors import Conflict, OutOfSpace, StoreError
 from mooring.hub import open_store
 from mooring.store import Committed, Put, Query, Store, absent, exists, key, prefix
-from mooring.store.embedded import journal
+from mooring.store.embedded import sqlite_file as journal
 from tests.faults.conftest import SteppedClock
 from tests.faults.faulty_disk import faulty_disk
 from tests.faults.test_durable import python

@@ -20,7 +20,7 @@ import mooring
 import mooring.sync
 from mooring.errors import Closed, LockLost, LockTimeout, OutcomeUnknown, Unavailable
 from mooring.hub import Hub, open_store
-from mooring.locks.leases import Leases
+from mooring.locks.lease_pool import Leases
 from mooring.locks.lock import Lock
 from mooring.store import Store, key, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer

@@ -16,7 +16,7 @@ from mooring.migrate.jxt.bridge import Bridge
 from mooring.migrate.jxt.migration import Migration
 from mooring.store import Delete, Put, Store, prefix
 from mooring.tasks import Tasks
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

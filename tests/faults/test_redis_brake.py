@@ -13,9 +13,9 @@ import pytest
 import mooring
 from mooring import Instance
 from mooring.discovery.view import View
-from mooring.heartbeat.settings import RegistrySettings
 from mooring.hub import Hub
 from mooring.registry.redis.cleanup import Swept
+from mooring.settings.registry import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.backends import usual

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import mooring
-from mooring.discovery.copies import Copies
+from mooring.discovery.disk_cache import Copies
 from mooring.discovery.view import View
 from mooring.hub import Hub
 from mooring.mirror import Mirror

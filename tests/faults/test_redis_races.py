@@ -13,9 +13,9 @@ import pytest
 
 from mooring.errors import Removed
 from mooring.model import JSON
-from mooring.registry.redis.beats import send
 from mooring.registry.redis.cleanup import Swept
 from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.heartbeat_batches import send
 from mooring.testing.redis import RedisCluster, RedisServer
 from tests.faults.redis_actors import NO_BRAKE, Process, World
 

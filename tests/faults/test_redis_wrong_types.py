@@ -13,8 +13,8 @@ import mooring
 from mooring.discovery.view import View
 from mooring.mirror import Mirror
 from mooring.model import Instance
-from mooring.registry.redis.everything import EverythingFeed
-from mooring.registry.redis.following import ServiceFeed
+from mooring.registry.redis.all_services_feed import EverythingFeed
+from mooring.registry.redis.service_feed import ServiceFeed
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import counted_looks, fleet, namespaced, quick, registry_of
 from tests.waiting import eventually

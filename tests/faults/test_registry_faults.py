@@ -15,7 +15,7 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.discovery.retention import RetainedFeed
+from mooring.discovery.last_known_good import RetainedFeed
 from mooring.hub import Hub
 from mooring.store import Delete, Put, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer

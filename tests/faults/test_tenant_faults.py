@@ -17,13 +17,13 @@ import pytest
 from mooring.errors import StoreError
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
+from mooring.tenants.cooperative import Paced
 from mooring.tenants.keys import Keys
-from mooring.tenants.live import Tenants
-from mooring.tenants.pacing import Paced
-from mooring.tenants.provider import Provider
-from mooring.tenants.reading import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.read.parser import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.read.provider import Provider
+from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.snapshot import Snapshot
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.faults.test_cluster import restore

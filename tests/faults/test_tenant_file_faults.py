@@ -13,10 +13,10 @@ import mooring
 from mooring.errors import Unavailable
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
-from mooring.tenants.copy import CopyFile
 from mooring.tenants.keys import Keys
-from mooring.tenants.provider import Provider
-from mooring.tenants.reading import Changed
+from mooring.tenants.read.disk_copy import CopyFile
+from mooring.tenants.read.parser import Changed
+from mooring.tenants.read.provider import Provider
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooring.migrate.jxt.reading import Reading
+from mooring.migrate.jxt.reader import Reading
 from mooring.store import Put, Store, everything
-from mooring.store.transfer import batches_of
+from mooring.store.export_import import batches_of
 from mooring.tenants.keys import Keys
 from mooring.tenants.secrets import Keyring
 

@@ -7,9 +7,9 @@ from mooring.model import JSON
 from mooring.store import Check, Committed, Entry, Query, Store, prefix
 from mooring.store.contract import Write
 from mooring.tenants.document import Document, parse
-from mooring.tenants.indexing import claims
 from mooring.tenants.keys import Keys, PartOf
-from mooring.tenants.publishing import held
+from mooring.tenants.publish.claims import claims
+from mooring.tenants.publish.plan import held
 
 KEYS = Keys()
 

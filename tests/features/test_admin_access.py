@@ -15,11 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mooring.server import app, listening
-from mooring.server.access.principals import ROLES
-from mooring.server.access.tokens import ADMIN
+from mooring.server import app
+from mooring.server import http_listener as listening
 from mooring.server.api import endpoints
-from mooring.server.http.endpoint import SAFE, Endpoint
+from mooring.server.auth.authorization import ROLES
+from mooring.server.auth.tokens import ADMIN
+from mooring.server.http.routing import SAFE, Endpoint
 from tests.admin import Admin
 from tests.waiting import eventually
 

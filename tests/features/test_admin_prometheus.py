@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 
 from mooring.model import Instance, Status
 from mooring.server.api.prometheus import label_name, labels, state_of
-from mooring.server.fleet.summary import Observed
+from mooring.server.live.summary import Observed
 from tests.admin import Admin
 from tests.waiting import eventually
 

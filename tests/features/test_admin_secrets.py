@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from mooring import Instance
+from mooring.masking import MASK
 from mooring.model import JSON
-from mooring.tenants.secrets import MASK
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
 from tests.waiting import eventually

@@ -14,8 +14,8 @@ import pytest
 import mooring
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
-from mooring.server.fleet import service_history
-from mooring.server.fleet.service_history import ServiceHistory
+from mooring.server.live import service_history
+from mooring.server.live.service_history import ServiceHistory
 from mooring.testing.redis import RedisServer
 from tests.admin import Admin
 from tests.features.test_admin_sharing import given_key

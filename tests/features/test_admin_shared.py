@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.masking import MASK
 from mooring.store.contract import prefix
-from mooring.tenants.secrets import MASK
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
 

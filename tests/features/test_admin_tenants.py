@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.masking import MASK
 from mooring.store.contract import Put, prefix
 from mooring.tenants.keys import Keys
-from mooring.tenants.secrets import MASK
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
 

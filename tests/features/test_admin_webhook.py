@@ -19,12 +19,12 @@ import pytest
 import mooring
 from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.server.alerts import duty as duty_module
-from mooring.server.alerts import running
-from mooring.server.alerts.conditions import Problem
-from mooring.server.alerts.duty import Duty, DutyOnRedis, DutyOnStore
-from mooring.server.alerts.outlook import Outlook
-from mooring.server.alerts.running import Alerts
+from mooring.server.alerts import notifier as running
+from mooring.server.alerts import notifier_election as duty_module
+from mooring.server.alerts.current_problems import Outlook
+from mooring.server.alerts.notifier import Alerts
+from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
+from mooring.server.alerts.problems import Problem
 from mooring.server.alerts.settings import AlertSettings
 from mooring.server.metrics import NOTICES
 from mooring.store import Delete, Put, prefix
@@ -191,7 +191,7 @@ async def test_what_is_refused_is_tried_again(status: int, caplog: pytest.LogCap
     with receiving() as receiver:
         receiver.status = status
         url = f"http://127.0.0.1:{receiver.server_port}/a-secret-path"
-        with caplog.at_level("INFO", "mooring.server.alerts.running"):
+        with caplog.at_level("INFO", "mooring.server.alerts.notifier"):
             async with alerts(wrong, url):
                 await eventually(lambda: len(receiver.told) >= 3)
                 receiver.status = 200

@@ -16,12 +16,12 @@ import grpc.aio
 import pytest
 
 from mooring.grpc import Health
-from mooring.server.checks import connecting
-from mooring.server.checks.contract import Checker, Outcome, Target
-from mooring.server.checks.grpc import GRPCChecker, credentials
-from mooring.server.checks.http import HTTPChecker
-from mooring.server.checks.tcp import TCPChecker
-from mooring.server.checks.websocket import WebSocketChecker
+from mooring.server.health_checks import connect as connecting
+from mooring.server.health_checks.checker import Checker, Outcome, Target
+from mooring.server.health_checks.grpc import GRPCChecker, credentials
+from mooring.server.health_checks.http import HTTPChecker
+from mooring.server.health_checks.plugins import TCPChecker
+from mooring.server.health_checks.websocket import WebSocketChecker
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from mooring.model import Instance
-from mooring.server.checks.choosing import Checkers, choose
-from mooring.server.checks.contract import Outcome, Target
-from mooring.server.checks.http import HTTPChecker
-from mooring.server.checks.running import Checks, Key
-from mooring.server.checks.settings import CheckSettings
-from mooring.server.checks.targets import Policy, Resolver
+from mooring.server.health_checks.checker import Outcome, Target
+from mooring.server.health_checks.http import HTTPChecker
+from mooring.server.health_checks.plugins import Checkers, choose
+from mooring.server.health_checks.scheduler import Checks, Key
+from mooring.server.health_checks.settings import CheckSettings
+from mooring.server.health_checks.target_policy import Policy, Resolver
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 from tests.waiting import eventually

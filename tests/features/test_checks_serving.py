@@ -15,10 +15,10 @@ import mooring
 from mooring import addresses
 from mooring.errors import InvalidRequest
 from mooring.model import Instance
-from mooring.server.checks.running import Checks
-from mooring.server.checks.settings import CheckSettings
-from mooring.server.checks.targets import policy
-from mooring.server.fleet.live import Fleet
+from mooring.server.health_checks.scheduler import Checks
+from mooring.server.health_checks.settings import CheckSettings
+from mooring.server.health_checks.target_policy import policy
+from mooring.server.live.state import Fleet
 from mooring.server.settings import load
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port

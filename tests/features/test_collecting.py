@@ -14,7 +14,7 @@ import pytest
 
 from mooring.errors import InvalidRequest
 from mooring.heartbeat import Collecting, Cost, MetricsSettings
-from mooring.heartbeat.collecting import TOO_LONG_FOR_THE_LOOP
+from mooring.heartbeat.scheduler import TOO_LONG_FOR_THE_LOOP
 from tests.waiting import eventually
 
 FAST = 0.02

@@ -16,19 +16,19 @@ import pytest
 
 import mooring
 from mooring.errors import Unavailable
+from mooring.etcd_server.server import WireServer
 from mooring.grpc import serve_and_register
 from mooring.grpc.aio import channel
 from mooring.hub import open_store
 from mooring.model import Instance
-from mooring.server.checks.contract import Target
-from mooring.server.checks.grpc import GRPCChecker
+from mooring.server.health_checks.checker import Target
+from mooring.server.health_checks.grpc import GRPCChecker
 from mooring.store import Put, prefix
 from mooring.store.contract import Store
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.host import MemoryHost
-from mooring.store.embedded.wire.server import WireServer
-from mooring.store.etcd import completions
-from mooring.store.etcd.completions import settled
+from mooring.store.embedded.runner import MemoryHost
+from mooring.store.etcd import grpc_shutdown as completions
+from mooring.store.etcd.grpc_shutdown import settled
 from mooring.xds import proto
 from mooring.xds.server import ControlPlane
 from tests.features.grpc_echo.servers import BlockingEcho, Echo, Word, pb2_grpc

@@ -19,12 +19,12 @@ from prometheus_client import REGISTRY
 
 import mooring
 from mooring import Instance, Resilience
-from mooring.discovery.blame import blames
-from mooring.discovery.copies import Copies
+from mooring.discovery.disk_cache import Copies
+from mooring.discovery.resilience import blames
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
-from mooring.heartbeat.settings import MetricsSettings, RegistrySettings
 from mooring.hub import Hub
 from mooring.mirror import Update
+from mooring.settings.registry import MetricsSettings, RegistrySettings
 from mooring.store import Delete, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

@@ -22,7 +22,7 @@ from mooring.errors import Closed, InvalidName, InvalidRequest, InvalidURL
 from mooring.grpc import CHANNEL_OPTIONS
 from mooring.grpc.aio import Channel, channel
 from mooring.model import Instance
-from mooring.store.etcd import forks
+from mooring.store.etcd import fork_safety as forks
 from mooring.testing.servers import free_port
 from tests.backends import usual
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc

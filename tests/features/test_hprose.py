@@ -21,8 +21,8 @@ import mooring.sync
 from mooring.errors import Closed, InvalidRequest, NoInstance
 from mooring.hprose import Client, Server
 from mooring.hub import Hub
-from mooring.registry.layouts import Hprose
-from mooring.registry.on_store import StoreRegistry
+from mooring.registry.kv.layouts import Hprose
+from mooring.registry.kv.registry import StoreRegistry
 from mooring.store import Delete, Put, everything, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

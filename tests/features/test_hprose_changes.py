@@ -16,7 +16,7 @@ from mooring.hprose import Client
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.contract import Listing
-from mooring.registry.redis import following
+from mooring.registry.redis import service_feed as following
 from mooring.registry.registration import Registration
 from mooring.testing.servers import free_port
 from tests.features.hprose_server import HproseServer

@@ -13,7 +13,7 @@ from mooring import Instance
 from mooring.errors import Closed, InvalidRequest, MissingExtra
 from mooring.registry.registration import Registration
 from mooring.store.contract import prefix
-from mooring.store.embedded.journal import Journal
+from mooring.store.embedded.sqlite_file import Journal
 
 ONE = Instance("echo", "10.0.0.1", 80)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mooring.registry.leases import SharedLease
+from mooring.registry.kv.shared_lease import SharedLease
 from mooring.session import Session
 from mooring.store import Store
 from tests.waiting import eventually

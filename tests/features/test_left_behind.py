@@ -14,7 +14,7 @@ from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.mirror import Change
 from mooring.model import Config
-from mooring.registry import leases
+from mooring.registry.kv import shared_lease as leases
 from mooring.store import Delete, Put, key, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -381,7 +381,7 @@ async def test_a_hub_closes_its_registrations_together(
 
 
 async def test_what_is_deleted_with_a_dead_lease_s_write_is_deleted(hub: Hub):
-    from mooring.registry.batches import Batches
+    from mooring.registry.kv.commit_batches import Batches
 
     await hub.store.commit(Put(b"/k", b""))
     batches = Batches(hub.store)

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from mooring.server.listening import listen
+from mooring.server.http_listener import listen
 from mooring.server.settings import ServerSettings
 from tests.silent_connections import connected, still_open
 from tests.waiting import eventually

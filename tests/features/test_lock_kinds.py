@@ -12,8 +12,8 @@ from mooring import Hub
 from mooring.errors import InvalidRequest, LockLost, LockTimeout, NotHeld
 from mooring.locks.election import Leader
 from mooring.locks.held import Held
-from mooring.locks.line import PARTY, Card, written
 from mooring.locks.lock import Lock
+from mooring.locks.ordering import PARTY, Card, written
 from mooring.store import Delete, Put, key, prefix
 from tests.waiting import eventually
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from mooring.errors import Closed, LeaseNotFound
-from mooring.locks.leases import Leases
-from mooring.locks.line import ALONE
+from mooring.locks.lease_pool import Leases
 from mooring.locks.lock import Lock
+from mooring.locks.ordering import ALONE
 from mooring.locks.queue import Queue
 from mooring.session import clock
 from mooring.store import Store

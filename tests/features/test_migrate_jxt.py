@@ -12,16 +12,16 @@ import pytest
 
 from mooring.errors import MigrationError, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
-from mooring.migrate.jxt.ledger import Known
 from mooring.migrate.jxt.migration import Different, Migration
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
-from mooring.migrate.jxt.settling import Settled
-from mooring.migrate.jxt.verified import Listed, Verified
+from mooring.migrate.jxt.state import Known
+from mooring.migrate.jxt.sync_unit import Settled
+from mooring.migrate.jxt.verified_keys import Listed, Verified
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, everything
 from mooring.store.contract import key as key_range
 from mooring.tasks import Tasks
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import USUAL, usual
 from tests.features.jxt_store import (

@@ -13,11 +13,11 @@ from typing import cast
 import pytest
 
 from mooring.hub import connect
-from mooring.migrate.redis_v1 import verified
+from mooring.migrate.redis_v1 import verified_keys as verified
 from mooring.migrate.redis_v1.bridge import Bridge
 from mooring.migrate.redis_v1.migration import Changed, Migration
 from mooring.migrate.redis_v1.plan import Found, Step
-from mooring.migrate.redis_v1.verified import Verified
+from mooring.migrate.redis_v1.verified_keys import Verified
 from mooring.model import Instance
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.tasks import Tasks

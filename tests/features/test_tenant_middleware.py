@@ -34,8 +34,8 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.store import Put
 from mooring.tenants import current, current_or_none
-from mooring.tenants.live import Tenants
-from mooring.tenants.tenant import Tenant
+from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.values import Meta, Resolver
 from tests.waiting import eventually, until
 
@@ -467,7 +467,7 @@ def answer_of(app: WSGIApplication, **environ: str) -> tuple[int, dict[str, str]
 
 def alone(resolver: Resolver | None = None) -> Tenants:
     """Tenant 7 and nobody else, without a store."""
-    from mooring.tenants.snapshot import Snapshot
+    from mooring.tenants.read.snapshot import Snapshot
 
     tenant = Tenant(7, Meta(id=7, code="码", name="acme"))
     snapshot, _ = Snapshot(resolver=resolver or Resolver()).changed({7: tenant})

@@ -15,11 +15,11 @@ import grpc.aio
 import pytest
 
 import mooring
-from mooring.connections import ConnectionLimit
+from mooring.connection_limit import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub, connect
 from mooring.store import Delete, everything
-from mooring.store.etcd.completions import settled
+from mooring.store.etcd.grpc_shutdown import settled
 from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS, metrics, proto
 from mooring.xds.bootstrap import Identity, for_grpc

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from mooring.model import Instance, Status, Time
-from mooring.server.alerts.conditions import HINTS, KINDS, Patience, Problem, problems, seen_by
-from mooring.server.fleet.summary import Observed
-from mooring.server.fleet.timeline import Event
-from mooring.server.http.answers import shown
+from mooring.server.alerts.problems import HINTS, KINDS, Patience, Problem, problems, seen_by
+from mooring.server.http.response import shown
+from mooring.server.live.summary import Observed
+from mooring.server.live.timeline import Event
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
 

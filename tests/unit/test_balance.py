@@ -25,7 +25,7 @@ from mooring.discovery.balance import (
     WeightedRoundRobin,
     make,
 )
-from mooring.discovery.balance.hashing import Ring
+from mooring.discovery.balance.consistent_hash import Ring
 from mooring.errors import InvalidRequest
 
 weights = st.one_of(

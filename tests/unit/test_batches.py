@@ -18,7 +18,7 @@ from mooring.errors import (
     Unavailable,
 )
 from mooring.hub import open_store
-from mooring.registry.batches import Batches
+from mooring.registry.kv.commit_batches import Batches
 from mooring.store import Put, absent, everything, key
 from tests.waiting import eventually
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.server.checks import choosing
-from mooring.server.checks.choosing import choose
-from mooring.server.checks.contract import Outcome, Target
-from mooring.server.checks.settings import CheckSettings, is_path, parse
+from mooring.server.health_checks import plugins as choosing
+from mooring.server.health_checks.checker import Outcome, Target
+from mooring.server.health_checks.plugins import choose
+from mooring.server.health_checks.settings import CheckSettings, is_path, parse
 
 
 def test_they_are_off_by_default():

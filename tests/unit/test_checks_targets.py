@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.model import Instance
-from mooring.server.checks.settings import CheckSettings
-from mooring.server.checks.targets import (
+from mooring.server.health_checks.settings import CheckSettings
+from mooring.server.health_checks.target_policy import (
     Lookups,
     NotProbed,
     Policy,

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.collecting import pace
 from mooring.heartbeat.collectors import (
     ApplicationCollector,
     Collector,
@@ -27,8 +26,9 @@ from mooring.heartbeat.collectors import (
     NetworkCollector,
     choose,
 )
-from mooring.heartbeat.collectors.choosing import BUILT_IN
-from mooring.heartbeat.collectors.cpu import Sample, loads
+from mooring.heartbeat.collectors.host import Sample, loads
+from mooring.heartbeat.collectors.selection import BUILT_IN
+from mooring.heartbeat.scheduler import pace
 
 
 def number(values: Mapping[str, object], name: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooring.connections import ConnectionLimit
+from mooring.connection_limit import ConnectionLimit
 
 
 def test_each_address_has_its_own_limit():

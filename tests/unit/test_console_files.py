@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from mooring.server.alerts.conditions import KINDS
+from mooring.server.alerts.problems import KINDS
 from mooring.server.api.console import ENDPOINTS, MEDIA, files
-from mooring.server.http.errors import Refused
+from mooring.server.http.response import Refused
 from mooring.server.http.routing import Router
 
 SCRIPTS = sorted(name for name in files() if name.endswith(".js"))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import mooring
-from mooring.display import describe, printable, quoted, readable
 from mooring.errors import InvalidRequest
+from mooring.formatting import describe, printable, quoted, readable
 
 ROOT = Path(mooring.__file__).parent
 
@@ -21,7 +21,7 @@ NOT_SHOWN = {
     "migrate/redis_v1/bridge.py": "a score for Redis with all its digits",
     "migrate/redis_v1/migration.py": "a score for Redis with all its digits",
     "server/http/openapi.py": "the sort key of a type",
-    "store/embedded/wire/maintenance.py": "the input of a checksum",
+    "etcd_server/maintenance.py": "the input of a checksum",
 }
 """Where Python's notation is used, but shown to nobody."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mooring.server.access.principals import ROLES, Need, need
 from mooring.server.api import endpoints
+from mooring.server.auth.authorization import ROLES, Need, need
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| ([A-Z]+) \| `(/[^`]*)` \| ([a-z, ]+) \|", re.MULTILINE)

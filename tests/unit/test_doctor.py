@@ -12,7 +12,7 @@ from mooring.doctor import (
     judge_server,
     judge_status,
 )
-from mooring.registry.redis.examining import Coverage, Sentinels, Server
+from mooring.registry.redis.server_info import Coverage, Sentinels, Server
 from mooring.store import Member, Status
 
 

@@ -16,9 +16,10 @@ from mooring.hub import Hub
 from mooring.mirror import Change, Update
 from mooring.model import Status, now
 from mooring.registry.contract import Registry
-from mooring.server.fleet import live, services
-from mooring.server.fleet.live import Fleet
-from mooring.server.fleet.summary import NUMBERS, Tally
+from mooring.server.live import services
+from mooring.server.live import state as live
+from mooring.server.live.state import Fleet
+from mooring.server.live.summary import NUMBERS, Tally
 from tests.waiting import eventually
 
 

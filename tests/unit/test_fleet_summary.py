@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring import Instance
-from mooring.cli.instances import record, without_secrets
+from mooring.cli.commands.instances import record, without_secrets
 from mooring.model import JSON, Config, State, Status, applied
-from mooring.server.fleet import summary as summary_module
-from mooring.server.fleet.summary import (
+from mooring.server.http.response import encode
+from mooring.server.live import summary as summary_module
+from mooring.server.live.summary import (
     Check,
     Observed,
     Tally,
@@ -31,7 +32,6 @@ from mooring.server.fleet.summary import (
     service_summary,
     tally,
 )
-from mooring.server.http.answers import encode
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
 MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9, 123456, datetime.UTC)

@@ -7,10 +7,10 @@ import pytest
 
 from mooring import Instance
 from mooring.model import Status, now
-from mooring.server.fleet import history as histories
-from mooring.server.fleet import timeline as timelines
-from mooring.server.fleet.history import History
-from mooring.server.fleet.timeline import Event, Timeline, told
+from mooring.server.live import metric_history as histories
+from mooring.server.live import timeline as timelines
+from mooring.server.live.metric_history import History
+from mooring.server.live.timeline import Event, Timeline, told
 
 ONE = Instance("a", "h", 1, incarnation="x")
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from mooring.model import Config
-from mooring.registry.following import Assembly
-from mooring.registry.layouts.contract import Assembled, File
-from mooring.registry.layouts.tree import Tree
+from mooring.registry.kv.feeds import Assembly
+from mooring.registry.kv.layouts.layout import Assembled, File
+from mooring.registry.kv.layouts.tree import Tree
 from mooring.store import Entry
 
 FOLDER = b"/registry/default/echo/"

@@ -19,7 +19,7 @@ from mooring.grpc.blocking.addresses import in_turn
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
 from mooring.grpc.options import SERVER_OPTIONS, authority, link_options, target_of
 from mooring.grpc.service_config import merged
-from mooring.grpc.statuses import never_left, verdict
+from mooring.grpc.status import never_left, verdict
 from mooring.grpc.target import Repeatable, check_policy, check_tries, service_of
 from mooring.model import Instance
 from mooring.model import Status as InstanceStatus

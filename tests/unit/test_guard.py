@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import InvalidRequest, StaleToken
-from mooring.locks import guard
+from mooring.locks import fencing as guard
 
 
 def test_a_token_older_than_the_newest_is_refused():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.settings import RENAMED, RegistrySettings, load, parse
 from mooring.heartbeat.thresholds import THRESHOLDS, Threshold
+from mooring.settings.registry import RENAMED, RegistrySettings, load, parse
 
 DOCUMENT = """\
 registry:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MooringError
-from mooring.hprose.choice import Choice, Decision, Server, decide, in_transit
+from mooring.hprose.failover import Choice, Decision, Server, decide, in_transit
 from mooring.hprose.transports import Tcp, repaired, transport
 from tests.surroundings import has_ipv6
 

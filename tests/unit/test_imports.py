@@ -54,10 +54,12 @@ LOOP = {"asyncio", "msgspec", "ssl"}
     [
         pytest.param("import mooring", set(), 3, 20, id="import"),
         pytest.param("from mooring import connect", LOOP, 46, 150, id="connect"),
-        pytest.param(COMMAND.format("version"), {"typer"}, 9, 240, id="version"),
+        pytest.param(COMMAND.format("version"), {"typer"}, 11, 240, id="version"),
         pytest.param(COMMAND.format("--version"), {"typer"}, 9, 110, id="--version"),
         pytest.param(COMMAND.format("--help"), {"rich", "typer"}, 9, 290, id="help"),
-        pytest.param("import mooring.cli.token", {"msgspec", "ssl", "typer"}, 26, 230, id="token"),
+        pytest.param(
+            "import mooring.cli.commands.token", {"msgspec", "ssl", "typer"}, 29, 230, id="token"
+        ),
         pytest.param(
             COMMAND.format("services --store=memory://"),
             {*LOOP, "typer", "uvloop"},

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import mooring
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
-from mooring.registry.layouts import CARRIES, File, Layout, layout_of
-from mooring.registry.layouts.contract import Malformed
-from mooring.registry.layouts.values import check_config
-from mooring.registry.tombstones import tombstone_key
+from mooring.registry.kv.layouts import CARRIES, File, Layout, layout_of
+from mooring.registry.kv.layouts.json_values import check_config
+from mooring.registry.kv.layouts.layout import Malformed
+from mooring.registry.kv.removal import tombstone_key
 from mooring.store import Entry, everything
 
 LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]
@@ -290,7 +290,7 @@ class TestHprose:
     layout = layout_of("hprose")
 
     def test_the_value_has_its_fields_in_order_without_spaces(self):
-        from mooring.registry.layouts import Hprose
+        from mooring.registry.kv.layouts import Hprose
 
         server = Instance("tcp.hello", "169.254.128.35", 4321, "tcp4", id="fe09")
         assert Hprose(cpus=8).encode(server) == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mooring.locks.line import (
+from mooring.locks.ordering import (
     ALONE,
     EXCLUSIVE,
     PARTY,

@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MigrationError, StoreError
-from mooring.migrate.jxt import verified
-from mooring.migrate.jxt.claiming import lots
-from mooring.migrate.jxt.decision import NO_BASE, Base, Decision, Side, decide, decide_after
+from mooring.migrate.jxt import verified_keys as verified
+from mooring.migrate.jxt.conflicts import lots
 from mooring.migrate.jxt.deletion import remembered
 from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart, digest, same_name
-from mooring.migrate.jxt.indexes import Index as OldIndexEntry
-from mooring.migrate.jxt.indexes import amiss, compared_index, unled
-from mooring.migrate.jxt.leading import led, mislaid, places
-from mooring.migrate.jxt.ledger import Known, LedgerKeys, Marker, known_of, marker_of, phase_of
+from mooring.migrate.jxt.index_diff import Index as OldIndexEntry
+from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
+from mooring.migrate.jxt.merge_rule import NO_BASE, Base, Decision, Side, decide, decide_after
+from mooring.migrate.jxt.old_indexes import led, mislaid, places
 from mooring.migrate.jxt.plan import Step, compared, counted
-from mooring.migrate.jxt.rewriting import locked, rewritten
+from mooring.migrate.jxt.reverse import locked, rewritten
+from mooring.migrate.jxt.state import Known, LedgerKeys, Marker, known_of, marker_of, phase_of
 from mooring.migrate.jxt.translation import Translation, same, translated
-from mooring.migrate.jxt.verified import Header, Listed, Verified
-from mooring.migrate.jxt.view import View, view
+from mooring.migrate.jxt.unit import View, view
+from mooring.migrate.jxt.verified_keys import Header, Listed, Verified
 from mooring.model import JSON
 from mooring.store import Delete, Entry, Put
 from mooring.tenants.keys import Keys
-from mooring.tenants.rules import FIELDS
 from mooring.tenants.secrets import Keyring
+from mooring.tenants.validation import FIELDS
 
 KEYS = Keys("jxt")
 OLD = OldKeys(KEYS)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MigrationError
-from mooring.migrate.redis_v1 import verified
-from mooring.migrate.redis_v1.duties import Duties, Seen, duties
+from mooring.migrate.redis_v1 import verified_keys as verified
+from mooring.migrate.redis_v1.bridge_plan import Duties, Seen, duties
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
     Record,
@@ -23,7 +23,7 @@ from mooring.migrate.redis_v1.format import (
 )
 from mooring.migrate.redis_v1.plan import Found, Held, Step, compared, pardoned
 from mooring.model import Config, Instance, Status
-from mooring.registry.redis.fields import encode
+from mooring.registry.redis.codec import encode
 from mooring.registry.redis.keys import Keys
 
 NOW = 1_700_000_000_000

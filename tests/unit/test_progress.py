@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mooring.cli import progress as progress_module
-from mooring.cli.progress import progress
+from mooring.cli.io import stderr as progress_module
+from mooring.cli.io.stderr import progress
 
 
 def test_without_a_terminal_it_prints_a_line_now_and_then(

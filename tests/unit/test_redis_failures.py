@@ -6,7 +6,7 @@ import pytest
 from redis import exceptions as redis
 
 from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
-from mooring.registry.redis.failures import code_of, judge, kind_of, refused, translate
+from mooring.registry.redis.errors import code_of, judge, kind_of, refused, translate
 
 IN_62 = "Error running script (call to f_2248ea7f): @user_script:1: "
 IN_70 = " script: 2248ea7f, on @user_script:1."

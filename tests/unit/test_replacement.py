@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from mooring.replacement import replacing, sweep
+from mooring.atomic_file import replacing, sweep
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from mooring.replacement import replacing
+from mooring.atomic_file import replacing
 
 with replacing(Path(sys.argv[1])) as out:
     out.write(b"s3cret")

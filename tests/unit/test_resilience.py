@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.discovery.localities import Part, Sides
 from mooring.discovery.resilience import Outliers, Resilience, RetryBudget, slow_start
+from mooring.discovery.zones import Part, Sides
 from mooring.errors import InvalidRequest
 
 

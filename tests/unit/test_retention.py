@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mooring.discovery.eligibility import Wanted
-from mooring.discovery.retention import RetainedFeed, Retention
+from mooring.discovery.last_known_good import RetainedFeed, Retention
 from mooring.mirror import Mirror, Step
 from mooring.model import Instance, Status
 from tests.waiting import eventually

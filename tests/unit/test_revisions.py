@@ -9,7 +9,7 @@ import pytest
 
 from mooring.errors import AccessDenied, Unavailable
 from mooring.hub import open_store
-from mooring.registry.revisions import Revisions
+from mooring.registry.kv.shared_lease import Revisions
 from mooring.store import Put, Range, Snapshot, Store
 from tests.waiting import eventually
 

@@ -17,20 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.errors import (
-    AccessDenied,
-    InvalidRequest,
-    OutcomeUnknown,
-    OutOfSpace,
-    Unavailable,
-)
+from mooring.errors import AccessDenied, InvalidRequest, OutcomeUnknown, OutOfSpace, Unavailable
 from mooring.hub import open_store
-from mooring.server.access import folder as folder_module
-from mooring.server.access import sessions as sessions_module
-from mooring.server.access import sharing as sharing_module
-from mooring.server.access import tokens as tokens_module
-from mooring.server.access.folder import Folder, is_trusted
-from mooring.server.access.principals import (
+from mooring.server.auth import credential_store as sharing_module
+from mooring.server.auth import data_dir as folder_module
+from mooring.server.auth import sessions as sessions_module
+from mooring.server.auth import tokens as tokens_module
+from mooring.server.auth.authorization import (
     DISCOVERING,
     OPEN,
     READING,
@@ -41,9 +34,10 @@ from mooring.server.access.principals import (
     objection,
     scope,
 )
-from mooring.server.access.records import Records, ServerKey
-from mooring.server.access.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Issued, Sessions
-from mooring.server.access.tokens import ADMIN, Token, Tokens, digest
+from mooring.server.auth.data_dir import Folder, is_trusted
+from mooring.server.auth.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Issued, Sessions
+from mooring.server.auth.signed_records import Records, ServerKey
+from mooring.server.auth.tokens import ADMIN, Token, Tokens, digest
 from mooring.store import Delete, Put, Store, everything, key
 from tests.waiting import eventually
 

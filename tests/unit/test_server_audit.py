@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.server.access.audit import Audit, _backwards
-from mooring.server.access.folder import Folder
-from mooring.server.access.principals import OPEN, Principal, Role
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import NOBODY, Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.parts import Parts
+from mooring.server.auth.audit import Audit, _backwards
+from mooring.server.auth.authorization import OPEN, Principal, Role
+from mooring.server.auth.data_dir import Folder
+from mooring.server.dependencies import Parts
+from mooring.server.http.request import NOBODY, Call
+from mooring.server.http.response import Answer
+from mooring.server.http.routing import Endpoint
 
 ANN = Principal("ann", "operator", token="t1", session="s1")
 VIC = Principal("vic", "viewer", token="t2")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from mooring.server.access.certificates import Names, names
+from mooring.server.auth.certificates import Names, names
 
 
 def issued(

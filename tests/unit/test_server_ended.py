@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import InvalidRequest
-from mooring.server.access import ended as ended_module
-from mooring.server.access.ended import Ended, RecordVersion
-from mooring.server.access.folder import Folder
+from mooring.server.auth import revoked_tokens as ended_module
+from mooring.server.auth.data_dir import Folder
+from mooring.server.auth.revoked_tokens import Ended, RecordVersion
 
 
 @pytest.fixture

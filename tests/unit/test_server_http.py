@@ -11,12 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mooring import errors
-from mooring.server.access.principals import OPEN
-from mooring.server.http.answers import Answer, matches, shown, tag
-from mooring.server.http.calls import DEEPEST, Call, depth, parse_query, tenant_id
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused, answer, refusal
-from mooring.server.http.paging import Page, cut
+from mooring.server.auth.authorization import OPEN
+from mooring.server.http.request import DEEPEST, Call, Page, cut, depth, parse_query, tenant_id
+from mooring.server.http.response import Answer, Refused, answer, matches, refusal, shown, tag
+from mooring.server.http.routing import Endpoint
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

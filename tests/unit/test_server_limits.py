@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.server.access.limits import Buckets, Limits, Rates, network
-from mooring.server.access.principals import Principal
-from mooring.server.http.calls import NOBODY
-from mooring.server.http.errors import Refused
+from mooring.server.auth.authorization import Principal
+from mooring.server.auth.rate_limits import Buckets, Limits, Rates, network
+from mooring.server.http.request import NOBODY
+from mooring.server.http.response import Refused
 
 
 class Clock:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from mooring.server.access.origins import Origins, parse
-from mooring.server.access.principals import Principal
-from mooring.server.http.calls import NOBODY
-from mooring.server.http.errors import Refused
+from mooring.server.auth.authorization import Principal
+from mooring.server.auth.csrf import Origins, parse
+from mooring.server.http.request import NOBODY
+from mooring.server.http.response import Refused
 
 ORIGINS = Origins(["192.0.2.1", "Mooring.Example.com"])
 SESSION = Principal("ann", "admin", token="t", session="s")

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.server.access.principals import OPEN
 from mooring.server.api import endpoints
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.routing import LONGEST, Router, decoded
+from mooring.server.auth.authorization import OPEN
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import LONGEST, Endpoint, Router, decoded
 
 
 async def nothing(_: Call) -> Answer:

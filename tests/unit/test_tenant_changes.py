@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from mooring.cli.tenant.changes import counted, lines
+from mooring.cli.commands.tenant.changes import counted, lines
 from mooring.model import JSON
-from mooring.tenants.changes import record
+from mooring.tenants.diff import record
 from mooring.tenants.history import HistoryEntry, differences, steps
-from mooring.tenants.publishing import Difference, Unread
+from mooring.tenants.publish.plan import Difference, Unread
 from mooring.tenants.secrets import Keyring
 
 RING, OTHER = Keyring([b"k" * 32]), Keyring([b"j" * 32])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from mooring.masking import MASK, masked
 from mooring.model import JSON
-from mooring.tenants.diversion import Diversion, is_place, of_config, of_document, of_value
 from mooring.tenants.document import parse
-from mooring.tenants.hiding import masked
-from mooring.tenants.masks import shown
-from mooring.tenants.publishing import Parts
-from mooring.tenants.secrets import MASK, Keyring
+from mooring.tenants.masked_document import shown
+from mooring.tenants.publish.plan import Parts
+from mooring.tenants.redirect_guard import Diversion, is_place, of_config, of_document, of_value
+from mooring.tenants.secrets import Keyring
 
 DATABASE: dict[str, Any] = {
     "driver": "mysql",

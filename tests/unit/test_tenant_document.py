@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
+from mooring.masking import MASK
 from mooring.model import JSON
-from mooring.tenants import rules
+from mooring.tenants import validation as rules
 from mooring.tenants.document import parse, written
-from mooring.tenants.files import load, read, read_all
-from mooring.tenants.merging import merged
-from mooring.tenants.publishing import Parts, Unread, differences
-from mooring.tenants.secrets import MASK, Keyring
+from mooring.tenants.document_file import load, read, read_all
+from mooring.tenants.publish.merge import merged
+from mooring.tenants.publish.plan import Parts, Unread, differences
+from mooring.tenants.secrets import Keyring
 
 RING = Keyring([b"k" * 32])
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.model import JSON
-from mooring.tenants.hiding import (
+from mooring.masking import (
+    MASK,
     clear_secrets,
     holds_mask,
     holds_secret,
@@ -19,7 +19,7 @@ from mooring.tenants.hiding import (
     masked,
     masked_text,
 )
-from mooring.tenants.secrets import MASK
+from mooring.model import JSON
 
 
 def encoded(value: JSON) -> str:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.tenants.indexing import folded
 from mooring.tenants.keys import (
     MAX_ID,
     CommonPart,
@@ -21,6 +20,7 @@ from mooring.tenants.keys import (
     joined,
     path_escape,
 )
+from mooring.tenants.publish.claims import folded
 
 KEYS = Keys()
 

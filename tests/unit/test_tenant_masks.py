@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.cli.tenant.changes import lines
+from mooring.cli.commands.tenant.changes import lines
 from mooring.errors import InvalidRequest
+from mooring.masking import MASK, holds_mask
 from mooring.model import JSON
-from mooring.tenants.changes import record
+from mooring.tenants.diff import record
 from mooring.tenants.document import parse, written
-from mooring.tenants.hiding import holds_mask
-from mooring.tenants.masks import restored, shown
-from mooring.tenants.publishing import Parts, Unread, differences
-from mooring.tenants.secrets import MASK, Keyring
+from mooring.tenants.masked_document import restored, shown
+from mooring.tenants.publish.plan import Parts, Unread, differences
+from mooring.tenants.secrets import Keyring
 
 RING = Keyring([b"k" * 32])
 FILE = {

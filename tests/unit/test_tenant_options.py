@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mooring.cli.tenant.options import how_to_roll_back
+from mooring.cli.commands.tenant.options import how_to_roll_back
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from mooring.errors import TooLarge
 from mooring.model import JSON
 from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write, unchanged
-from mooring.tenants.indexing import claims, holder
 from mooring.tenants.keys import Keys, PartOf
-from mooring.tenants.publishing import (
+from mooring.tenants.publish.alias_batches import MOST, stage
+from mooring.tenants.publish.alias_batches import check as check_stages
+from mooring.tenants.publish.claims import claims, holder
+from mooring.tenants.publish.plan import (
     BYTES,
     ROOM,
     Difference,
@@ -29,8 +31,6 @@ from mooring.tenants.publishing import (
     raw_names,
     units,
 )
-from mooring.tenants.stages import MOST, stage
-from mooring.tenants.stages import check as check_stages
 
 KEYS = Keys()
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from mooring.errors import InvalidRequest
+from mooring.masking import MASK
 from mooring.model import JSON
-from mooring.tenants.merging import merged
-from mooring.tenants.rules import checked, checked_common
-from mooring.tenants.secrets import MASK, Keyring
+from mooring.tenants.publish.merge import merged
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.validation import checked, checked_common
 
 META: dict[str, JSON] = {"code": "one", "name": "One"}
 DATABASE: dict[str, JSON] = {"driver": "mysql", "database": "x"}

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, Undecipherable
-from mooring.tenants.secrets import MASK, Keyring, Secret, key_id
+from mooring.masking import MASK
+from mooring.tenants.secrets import Keyring, Secret, key_id
 
 KEY, OTHER = bytes(range(32)), b"x" * 32
 

@@ -10,7 +10,7 @@ from mooring.errors import InvalidRequest
 from mooring.hub import open_store
 from mooring.store import Entry, Put, everything, prefix
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES
-from mooring.store.transfer import batches_of, line_of, pages, puts_of
+from mooring.store.export_import import batches_of, line_of, pages, puts_of
 
 data = st.binary(max_size=50) | st.text(max_size=50).map(lambda text: text.encode())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooring.model import Instance
-from mooring.xds.hosts import LOOK_AGAIN, Hosts
+from mooring.xds.dns import LOOK_AGAIN, Hosts
 
 NAMED = Instance("echo", "echo.example", 80)
 

@@ -3,8 +3,20 @@
 `registration` keeps it registered, `tenants` has the middleware, `protocol` the types.
 """
 
-from mooring.asgi.protocol import Application, Message, Receive, Scope, Send
-from mooring.asgi.registration import GRACE, App, Lifespan, Serving, State, lifespan, registered
+from mooring.asgi.registration import (
+    GRACE,
+    App,
+    Application,
+    Lifespan,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    Serving,
+    State,
+    lifespan,
+    registered,
+)
 from mooring.asgi.tenants import TenantMiddleware
 
 __all__ = [

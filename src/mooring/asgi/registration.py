@@ -23,18 +23,24 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import FrameType
 from typing import Any, TypedDict, TypeVar
 
-from mooring.asgi.protocol import Application, Message, Receive, Scope, Send
-from mooring.display import describe
+from mooring.formatting import describe
 from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
 from mooring.tasks import Tasks
 from mooring.workers import SharedRegistration
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
 
 log = logging.getLogger(__name__)
 

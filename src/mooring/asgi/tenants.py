@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mooring.asgi.protocol import Application, Receive, Scope, Send
+from mooring.asgi.registration import Application, Receive, Scope, Send
 from mooring.errors import InvalidRequest
-from mooring.tenants.context import acting_for
-from mooring.tenants.resolver import REFUSED, Admission, Refusal, Source
+from mooring.tenants.resolve.context import acting_for
+from mooring.tenants.resolve.resolver import REFUSED, Admission, Refusal, Source
 from mooring.tenants.values import Resolver, Status
 
 POLICY_VIOLATION = 1008

@@ -8,10 +8,10 @@ from typing import Any
 import typer
 from typer.main import get_group
 
-from mooring.cli.commands import CommandAfterDashes, LazyGroup, Unloaded
-from mooring.cli.stdout import fill_descriptors, guarded
-from mooring.display import printable
+from mooring.cli.io.stdout import fill_descriptors, guarded
+from mooring.cli.lazy import CommandAfterDashes, LazyGroup, Unloaded
 from mooring.errors import InvalidRequest, MooringError
+from mooring.formatting import printable
 from mooring.version import VERSION
 
 
@@ -91,12 +91,12 @@ app = LazyGroup(
             ),
             Unloaded(
                 "elect",
-                "elect:elect",
+                "lock:elect",
                 "Run a command while leading an election.",
                 cls=CommandAfterDashes,
             ),
             Unloaded(
-                "locks", "locks:locks", "Show who holds locks, leads elections, and waits for them."
+                "locks", "lock:locks", "Show who holds locks, leads elections, and waits for them."
             ),
         ),
         *_panel(
@@ -108,7 +108,7 @@ app = LazyGroup(
             ),
             Unloaded("cleanup", "cleanup:cleanup", "Take out instances that gave no sign of life."),
             Unloaded("config", "config:app", "What the operator says: get, set, unset."),
-            Unloaded("info", "info:app", "Descriptions of services and groups: get, set."),
+            Unloaded("info", "services:app", "Descriptions of services and groups: get, set."),
             Unloaded(
                 "brake",
                 "cleanup:app",
@@ -131,7 +131,7 @@ app = LazyGroup(
             ),
             Unloaded(
                 "login",
-                "login:login",
+                "token:login",
                 "Print a link that logs its opener into the console, once and within ten minutes.",
             ),
             Unloaded(

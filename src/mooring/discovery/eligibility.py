@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mooring.display import describe, quoted
+from mooring.formatting import describe, quoted
 from mooring.model import Instance
 
 

@@ -6,7 +6,7 @@ enough instances remain: below the panic threshold a bad instance is better than
 a connection is not called even then, where its caller keeps connections (`reach`). An instance that
 drains still serves for a while: it is called if no other is usable.
 
-A zone is a preference: see `mooring.discovery.localities`.
+A zone is a preference: see `mooring.discovery.zones`.
 
 Pure: time is passed in, and chance can be. One change costs one instance, however many there are.
 """
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from mooring.discovery import balance
 from mooring.discovery.balance import LocalityPicker, Node, Picker
-from mooring.discovery.balance.contract import Clock, effective
+from mooring.discovery.balance.picker import Clock, effective
 from mooring.discovery.eligibility import Wanted, objection
-from mooring.discovery.localities import Mode, Part, Sides, Tally
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
+from mooring.discovery.zones import Mode, Part, Sides, Tally
 from mooring.errors import NoInstance
 from mooring.model import Instance
 

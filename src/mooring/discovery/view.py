@@ -18,11 +18,10 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from mooring import telemetry
-from mooring.discovery.blame import blames
-from mooring.discovery.copies import Copies
+from mooring.discovery.disk_cache import Copies
 from mooring.discovery.eligibility import Wanted
-from mooring.discovery.resilience import Resilience, RetryBudget
-from mooring.discovery.retention import HOLD, Empty, RetainedFeed
+from mooring.discovery.last_known_good import HOLD, Empty, RetainedFeed
+from mooring.discovery.resilience import Resilience, RetryBudget, blames
 from mooring.discovery.rotation import Explanation, Rotation
 from mooring.errors import Closed, NoInstance, Unavailable
 from mooring.mirror import Change, Mirror, Update
@@ -63,7 +62,7 @@ class View:
     meanwhile, it raises `Closed` at once. From then on a failure never takes instances away: the
     last list is kept and called `stale`. So it is for a while if all instances vanish at once
     without a goodbye. The last ones to leave are called for `hold` seconds more: see
-    `mooring.discovery.retention`.
+    `mooring.discovery.last_known_good`.
     """
 
     def __init__(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from mooring.display import quoted
 from mooring.doctor.findings import SLOW, Finding, attempt, judge_clock, numbers, timed
 from mooring.durations import show
 from mooring.errors import StoreError
+from mooring.formatting import quoted
 from mooring.store import Member
 
 if TYPE_CHECKING:
-    from mooring.registry.redis.examining import Coverage, Sentinels, Server
+    from mooring.registry.redis.acl_probe import Trial
     from mooring.registry.redis.registry import RedisRegistry
-    from mooring.registry.redis.trial import Trial
+    from mooring.registry.redis.server_info import Coverage, Sentinels, Server
 
 SLOTS = 16384
 """Of each cluster."""
@@ -23,8 +23,8 @@ SLOTS = 16384
 async def examine_redis(registry: RedisRegistry) -> AsyncIterator[Finding]:
     """Look at a Redis from all sides. It registers an instance that nobody calls, for a moment."""
     # Not above: it needs the driver, and who has no Redis need not have one.
-    from mooring.registry.redis.examining import look
-    from mooring.registry.redis.trial import Trial
+    from mooring.registry.redis.acl_probe import Trial
+    from mooring.registry.redis.server_info import look
 
     kind = registry.connection.settings.kind
     found = await look(registry.connection.settings)

@@ -34,10 +34,9 @@ if importlib.util.find_spec("grpc") is None:
 
 from mooring.grpc import aio
 from mooring.grpc.blocking import Channel, channel
-from mooring.grpc.choosing import Discovery
 from mooring.grpc.health import Health
-from mooring.grpc.options import CHANNEL_OPTIONS, SERVER_OPTIONS
-from mooring.grpc.serving import BlockingServing, Serving, serve_and_register
+from mooring.grpc.options import CHANNEL_OPTIONS, SERVER_OPTIONS, Discovery
+from mooring.grpc.server import BlockingServing, Serving, serve_and_register
 
 __all__ = [
     "CHANNEL_OPTIONS",

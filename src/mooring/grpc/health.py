@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 
 log = logging.getLogger(__name__)
 

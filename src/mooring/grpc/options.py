@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable, Mapping
+from typing import TypedDict
 from urllib.parse import quote
 
 from mooring.addresses import join
+from mooring.discovery.last_known_good import Empty
+from mooring.discovery.resilience import Resilience
 from mooring.grpc import service_config
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
@@ -75,3 +79,21 @@ def target_of(instance: Instance) -> str:
     except ValueError:
         return f"dns:///{address}"
     return f"ipv{version}:{address}"
+
+
+RESILIENCE = Resilience(retry_least=5.0)
+"""What is done about instances that fail, where nothing else is said. The more generous retries are
+for a process that dies with some fifty calls, where there were few before."""
+
+
+class Discovery(TypedDict, total=False):
+    """Which instances, and what is done about those that fail: as for `hub.discover`."""
+
+    version: str
+    tags: Mapping[str, str]
+    zone: str
+    zone_only: bool
+    where: Callable[[Instance], bool]
+    resilience: Resilience
+    empty: Empty
+    hold: float

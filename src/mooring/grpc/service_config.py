@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mooring.display import describe, quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import describe, quoted
 from mooring.grpc.target import Repeatable
 
 OPTION = "grpc.service_config"

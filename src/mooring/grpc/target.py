@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from mooring.discovery import balance
-from mooring.display import quoted
 from mooring.errors import InvalidName, InvalidRequest
+from mooring.formatting import quoted
 from mooring.names import split_service
 
 SCHEMES = ("etcdv3", "mooring")

@@ -5,10 +5,11 @@
 
 from typing import TYPE_CHECKING
 
-from mooring.heartbeat.collecting import Collecting
-from mooring.heartbeat.collectors.contract import Collector, Cost
+from mooring.heartbeat.collectors.collector import Collector, Cost
 from mooring.heartbeat.policy import Beats, Decision, Policy
-from mooring.heartbeat.settings import (
+from mooring.heartbeat.scheduler import Collecting
+from mooring.heartbeat.thresholds import Threshold, changes, flatten
+from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,
     MetricsSettings,
@@ -17,7 +18,6 @@ from mooring.heartbeat.settings import (
     load,
     parse,
 )
-from mooring.heartbeat.thresholds import Threshold, changes, flatten
 
 if TYPE_CHECKING:
     from mooring.heartbeat.collectors import DatabaseCollector, DiskCollector

@@ -17,8 +17,8 @@ from mooring.errors import MissingExtra
 if importlib.util.find_spec("hprose") is None:
     raise MissingExtra("mooring.hprose", "hprose")
 
-from mooring.hprose.choice import Server
 from mooring.hprose.client import BlockingClient, Client, client
+from mooring.hprose.failover import Server
 from mooring.hprose.server import Registered, register
 from mooring.hprose.transports import transport
 

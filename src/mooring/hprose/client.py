@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
-from mooring.hprose.calls import Calls, Connect
-from mooring.hprose.choice import Server
+from mooring.hprose.failover import Calls, Connect, Server
 from mooring.hprose.transports import TIMEOUT, transport
 from mooring.hub import Hub
 from mooring.sync.portal import Caller, Portal

@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, cast, overload
 
-from mooring.display import quoted
 from mooring.errors import Closed, InvalidRequest, StoreError
+from mooring.formatting import quoted
 from mooring.hub import Hub
-from mooring.registry.layouts.hprose import Hprose, instance_at
-from mooring.registry.on_store import StoreRegistry
+from mooring.registry.kv.layouts.hprose import Hprose, instance_at
+from mooring.registry.kv.registry import StoreRegistry
 from mooring.registry.registration import Registration
 from mooring.store.contract import Store, key
 from mooring.sync.proxy import within

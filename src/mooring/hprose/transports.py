@@ -19,8 +19,8 @@ from contextlib import closing
 
 from hprose import HproseClient  # type: ignore[import-untyped]
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 
 TIMEOUT = 30.0
 """Seconds for one try of a call: as in hprose's own client."""

@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 import httpx
 
 from mooring.discovery.balance import Node
+from mooring.discovery.last_known_good import Empty
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.retention import Empty
 from mooring.discovery.view import Pick, View
 from mooring.errors import MooringError, NoInstance, Unavailable
-from mooring.httpx.tries import Tries, blames
+from mooring.httpx.retry import Tries, blames
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.names import nearest

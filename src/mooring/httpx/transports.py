@@ -11,8 +11,8 @@ import httpx
 
 from mooring.errors import MooringError
 from mooring.httpx.balancer import Balancer, Call, Discovery
-from mooring.httpx.bodies import AsyncBody, Body
-from mooring.httpx.tries import Tries, refusal
+from mooring.httpx.retry import Tries, refusal
+from mooring.httpx.streams import AsyncBody, Body
 from mooring.hub import Hub
 from mooring.sync.proxy import behind
 

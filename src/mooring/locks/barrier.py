@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from mooring.locks.held import Held
-from mooring.locks.leases import GRACE
-from mooring.locks.line import PARTY, Card, Gathered, written
+from mooring.locks.lease_pool import GRACE
 from mooring.locks.lock import Lock
+from mooring.locks.ordering import PARTY, Card, Gathered, written
 from mooring.locks.queue import Queue
 from mooring.locks.semaphore import check_size
 from mooring.store.contract import Put

@@ -10,11 +10,11 @@ import msgspec
 
 from mooring.errors import Conflict, InvalidRequest
 from mooring.locks.held import Held
-from mooring.locks.leases import Lease
-from mooring.locks.line import ELECTED, Line
+from mooring.locks.lease_pool import Lease
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.locks.place import Place
+from mooring.locks.ordering import ELECTED, Line
 from mooring.locks.queue import Queue
+from mooring.locks.watched_queue import Place
 from mooring.store.contract import Entry, Put, prefix
 
 

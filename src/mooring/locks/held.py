@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Literal, Self
 
-from mooring.display import quoted
 from mooring.errors import LockLost, NotHeld, StoreError
-from mooring.locks.leases import GRACE, Lease
-from mooring.locks.place import Place
+from mooring.formatting import quoted
+from mooring.locks.lease_pool import GRACE, Lease
 from mooring.locks.queue import Queue
+from mooring.locks.watched_queue import Place
 from mooring.store.contract import Check
 
 log = logging.getLogger(__name__)
@@ -206,3 +208,18 @@ def _current_task() -> asyncio.Task[object] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+BEHIND: ContextVar[threading.Thread | None] = ContextVar("thread behind a task", default=None)
+"""Set by the portal of the blocking API, whose calls are tasks of their own."""
+
+
+def caller() -> object:
+    return BEHIND.get() or asyncio.current_task()
+
+
+def has_ended(who: object) -> bool:
+    """Whether a caller of before can do nothing any more."""
+    if isinstance(who, threading.Thread):
+        return not who.is_alive()
+    return not isinstance(who, asyncio.Task) or who.done()

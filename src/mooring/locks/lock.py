@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from mooring import durations
-from mooring.display import quoted
 from mooring.errors import (
     InvalidName,
     InvalidRequest,
@@ -25,13 +24,13 @@ from mooring.errors import (
     Reentered,
     Unavailable,
 )
-from mooring.locks.callers import caller, has_ended
-from mooring.locks.held import Held
-from mooring.locks.leases import GRACE, Lease, patiently
-from mooring.locks.line import Rule, read
-from mooring.locks.place import Place
+from mooring.formatting import quoted
+from mooring.locks.held import Held, caller, has_ended
+from mooring.locks.lease_pool import GRACE, Lease, patiently
+from mooring.locks.ordering import Rule, read
 from mooring.locks.queue import Queue
-from mooring.store.rules import check_ttl
+from mooring.locks.watched_queue import Place
+from mooring.store.validation import check_ttl
 from mooring.tasks import Backoff
 
 log = logging.getLogger(__name__)

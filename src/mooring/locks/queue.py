@@ -20,23 +20,12 @@ import os
 import socket
 import time
 
-from mooring.display import readable
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
-from mooring.locks.leases import Lease, Leases
-from mooring.locks.line import Line, Rule, misfit
-from mooring.locks.place import Place
-from mooring.locks.view import CROWD, LineView
-from mooring.store.contract import (
-    Delete,
-    Entry,
-    Put,
-    Query,
-    Store,
-    absent,
-    created_at,
-    key,
-    prefix,
-)
+from mooring.formatting import readable
+from mooring.locks.lease_pool import Lease, Leases
+from mooring.locks.ordering import Line, Rule, misfit
+from mooring.locks.watched_queue import CROWD, LineView, Place
+from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, created_at, key, prefix
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)

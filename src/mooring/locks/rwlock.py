@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mooring.locks.line import ALONE, EXCLUSIVE, SHARED, SHARED_RULE, Card, written
 from mooring.locks.lock import Lock, check_name, check_times
+from mooring.locks.ordering import ALONE, EXCLUSIVE, SHARED, SHARED_RULE, Card, written
 from mooring.locks.queue import Queue
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
-from mooring.locks.line import PLACE, Card, Places, written
+from mooring.formatting import quoted
 from mooring.locks.lock import Lock
+from mooring.locks.ordering import PLACE, Card, Places, written
 from mooring.locks.queue import Queue
 
 

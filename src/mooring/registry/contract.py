@@ -20,7 +20,7 @@ import msgspec
 
 from mooring.mirror import Feed
 from mooring.model import JSON, Config, Group, Instance, Service, State
-from mooring.registry.layouts.contract import Problem
+from mooring.registry.kv.layouts.layout import Problem
 
 
 class InstanceFeed(Feed[str, Instance], Protocol):

@@ -21,26 +21,13 @@ import msgspec
 
 from mooring import telemetry
 from mooring.addresses import reachable_host
-from mooring.display import describe
-from mooring.errors import (
-    AccessDenied,
-    Closed,
-    InvalidRequest,
-    Removed,
-    StoreError,
-    Superseded,
-)
+from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreError, Superseded
+from mooring.formatting import describe
 from mooring.heartbeat.policy import Beats, Decision, Policy
-from mooring.model import (
-    JSON,
-    NO_CONFIG,
-    Config,
-    Instance,
-    RegistrationState,
-)
+from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registry
-from mooring.registry.record import Metrics, Record
-from mooring.registry.termination import close_on_sigterm
+from mooring.registry.published_state import Metrics, Record
+from mooring.registry.sigterm import close_on_sigterm
 from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)

@@ -16,15 +16,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mooring.errors import MooringError
-from mooring.server.access.principals import Principal, objection
-from mooring.server.http import errors
-from mooring.server.http.answers import Answer, matches, tag
-from mooring.server.http.calls import NOBODY, Call, parse_query, read_body
-from mooring.server.http.endpoint import SAFE, Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.routing import Router
+from mooring.server.auth.authorization import Principal, objection
+from mooring.server.dependencies import Parts
+from mooring.server.http import response as errors
+from mooring.server.http.request import NOBODY, Call, parse_query, read_body
+from mooring.server.http.response import Answer, Refused, matches, tag
+from mooring.server.http.routing import SAFE, Endpoint, Router
 from mooring.server.metrics import answered
-from mooring.server.parts import Parts
 
 log = logging.getLogger(__name__)
 

@@ -12,30 +12,64 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mooring.addresses import join
 from mooring.durations import show
+from mooring.etcd_server.server import WireServer
+from mooring.etcd_server.tls import ServerTLS
 from mooring.hub import Hub, connect, open_host
-from mooring.locks.contests import Contests
-from mooring.server.access.certificates import names
-from mooring.server.access.folder import Folder
-from mooring.server.access.tokens import ADMIN
+from mooring.locks.server_locks import Contests
+from mooring.server.alerts.current_problems import Outlook, StoreAlarms
+from mooring.server.alerts.notifier import Alerts
+from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.api import endpoints
 from mooring.server.app import Application
-from mooring.server.checks.running import Checks
-from mooring.server.checks.targets import policy
-from mooring.server.fleet.live import Fleet
+from mooring.server.auth.certificates import names
+from mooring.server.auth.data_dir import Folder
+from mooring.server.auth.tokens import ADMIN
+from mooring.server.dependencies import Parts, prepare
+from mooring.server.event_stream import Shapes, Stream
 from mooring.server.health import Readiness, questions
-from mooring.server.listening import GRACE, listen
-from mooring.server.parts import Parts, prepare
+from mooring.server.health_checks.scheduler import Checks
+from mooring.server.health_checks.target_policy import policy
+from mooring.server.http_listener import GRACE, listen
+from mooring.server.live.service_history import ServiceHistory, scope_of
+from mooring.server.live.state import Fleet
 from mooring.server.settings import ServerSettings, split
-from mooring.server.watching import watching
 from mooring.store.embedded.store import EmbeddedStore
-from mooring.store.embedded.wire.server import WireServer
-from mooring.store.embedded.wire.tls import ServerTLS
 from mooring.store.url import REDIS
 from mooring.tasks import Tasks
 from mooring.xds.server import ControlPlane
 
 if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
+
+
+def _duty(parts: Parts) -> Duty:
+    """The duty lies where the registry is."""
+    if parts.settings.registry_url().scheme in REDIS:
+        return DutyOnRedis(cast("RedisRegistry", parts.hub.registry).leader())
+    return DutyOnStore(parts.hub)
+
+
+@contextlib.asynccontextmanager
+async def watching(parts: Parts) -> AsyncIterator[str]:
+    """From the parts' fleet, which is open; the host that alerts go to, empty for none."""
+    fleet, alerts = parts.fleet, parts.settings.alerts
+    async with contextlib.AsyncExitStack() as stack:
+        if parts.settings.url().scheme not in REDIS:
+            parts.alarms = await stack.enter_async_context(StoreAlarms(parts.hub.store))
+        outlook = Outlook(fleet, alerts.patience, alarms=parts.alarms)
+        parts.outlook = outlook
+        parts.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
+        if parts.shared is not None:
+            scope = scope_of(parts.hub.scope if parts.settings.registry_apart else "")
+            history = ServiceHistory(fleet, parts.shared.store, scope)
+            await stack.enter_async_context(history)
+        if alerts.webhook:
+            duty = await stack.enter_async_context(_duty(parts))
+            await stack.enter_async_context(Alerts(outlook, alerts, duty))
+        try:
+            yield alerts.host
+        finally:
+            parts.outlook = parts.stream = parts.alarms = None
 
 
 async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:

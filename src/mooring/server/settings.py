@@ -11,23 +11,23 @@ from typing import Any
 import msgspec
 import yaml
 
-from mooring.connections import LOOPBACK, PER_ADDRESS, ConnectionLimit
-from mooring.display import quoted
+from mooring.connection_limit import LOOPBACK, PER_ADDRESS, ConnectionLimit
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.settings import RegistrySettings
-from mooring.heartbeat.settings import parse as parse_registry
+from mooring.formatting import quoted
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
-from mooring.server.access.folder import data_folder, expanded
-from mooring.server.access.limits import Rates
-from mooring.server.access.origins import parse as parse_host
 from mooring.server.alerts.settings import AlertSettings
 from mooring.server.alerts.settings import parse as parse_alerts
-from mooring.server.checks.settings import CheckSettings
-from mooring.server.checks.settings import parse as parse_checks
+from mooring.server.auth.csrf import parse as parse_host
+from mooring.server.auth.data_dir import data_folder, expanded
+from mooring.server.auth.rate_limits import Rates
+from mooring.server.health_checks.settings import CheckSettings
+from mooring.server.health_checks.settings import parse as parse_checks
+from mooring.settings.registry import RegistrySettings
+from mooring.settings.registry import parse as parse_registry
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import Keys
-from mooring.validation import in_words, yaml_in_words
+from mooring.validation_errors import in_words, yaml_in_words
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"

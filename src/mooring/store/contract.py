@@ -49,8 +49,8 @@ from typing import Literal, Self
 
 import msgspec
 
-from mooring.display import quoted, readable
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted, readable
 
 MAX_OPERATIONS = 128
 """The most that one commit may carry: writes and reads together, and as many checks."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mooring.display import readable
 from mooring.errors import Conflict, InvalidURL
+from mooring.formatting import readable
 from mooring.store.contract import (
     Batch,
     Check,
@@ -26,7 +26,7 @@ from mooring.store.contract import (
     Write,
     after_prefix,
 )
-from mooring.store.rules import check_commit, check_range
+from mooring.store.validation import check_commit, check_range
 
 
 class Namespaced(Store):

@@ -27,8 +27,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
 from mooring import durations
-from mooring.display import quoted
 from mooring.errors import InvalidURL
+from mooring.formatting import quoted
 from mooring.names import nearest
 
 MASK = "***"

@@ -5,32 +5,32 @@ import contextlib
 import pathlib
 import typing
 
+import mooring.discovery.last_known_good
 import mooring.discovery.resilience
-import mooring.discovery.retention
 import mooring.discovery.rotation
 import mooring.discovery.view
 import mooring.errors
-import mooring.heartbeat.collectors.contract
-import mooring.heartbeat.settings
+import mooring.heartbeat.collectors.collector
 import mooring.hub
 import mooring.locks.election
 import mooring.locks.held
-import mooring.locks.observing
+import mooring.locks.inspect
 import mooring.mirror
 import mooring.model
 import mooring.registry.contract
 import mooring.session
+import mooring.settings.registry
 import mooring.store
 import mooring.store.contract
-import mooring.tenants.committing
 import mooring.tenants.document
 import mooring.tenants.history
 import mooring.tenants.keys
-import mooring.tenants.live
-import mooring.tenants.publishing
-import mooring.tenants.rekeying
+import mooring.tenants.publish.commit_loop
+import mooring.tenants.publish.plan
+import mooring.tenants.publish.publish_state
+import mooring.tenants.publish.rekey
+import mooring.tenants.read.tenants
 import mooring.tenants.secrets
-import mooring.tenants.work
 from mooring.sync.portal import timeout as timeout
 from mooring.sync.shutdown import until_stopped as until_stopped
 
@@ -71,8 +71,8 @@ def connect(
     *,
     registry: str = "",
     layout: str = "tree",
-    settings: mooring.heartbeat.settings.RegistrySettings | None = None,
-    collectors: collections.abc.Iterable[mooring.heartbeat.collectors.contract.Collector] = ...,
+    settings: mooring.settings.registry.RegistrySettings | None = None,
+    collectors: collections.abc.Iterable[mooring.heartbeat.collectors.collector.Collector] = ...,
     cache: str | pathlib.Path | None = None,
     tenants_namespace: str = "",
 ) -> Hub: ...
@@ -98,7 +98,7 @@ class Hub:
         zone_only: bool = False,
         where: collections.abc.Callable[[mooring.model.Instance], bool] | None = None,
         resilience: mooring.discovery.resilience.Resilience | None = None,
-        empty: mooring.discovery.retention.Empty = "accept",
+        empty: mooring.discovery.last_known_good.Empty = "accept",
         hold: float = ...,
         blame: collections.abc.Callable[[BaseException], bool] = ...,
         wait: float = 5.0,
@@ -137,7 +137,7 @@ class Hub:
     def barrier(
         self, name: str, parties: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Barrier: ...
-    def locks(self, prefix: str = "") -> list[mooring.locks.observing.LockInfo]: ...
+    def locks(self, prefix: str = "") -> list[mooring.locks.inspect.LockInfo]: ...
     def publisher(
         self,
         *,
@@ -465,51 +465,55 @@ class Barrier:
 
 class Provider:
     def aclose(self) -> None: ...
-    def __enter__(self) -> mooring.tenants.live.Tenants: ...
+    def __enter__(self) -> mooring.tenants.read.tenants.Tenants: ...
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
         error: BaseException | None = None,
         trace: object = None,
     ) -> None: ...
-    def open(self) -> mooring.tenants.live.Tenants: ...
+    def open(self) -> mooring.tenants.read.tenants.Tenants: ...
     def close(self) -> None: ...
 
 class Publisher:
-    def read(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publishing.Parts: ...
-    def look(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publishing.Held: ...
+    def read(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publish.plan.Parts: ...
+    def look(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publish.plan.Held: ...
     def diff(
         self,
         document: mooring.tenants.document.Document,
         *,
-        require: mooring.tenants.work.Require | None = None,
-        resent: mooring.tenants.publishing.Resent = ...,
-    ) -> list[mooring.tenants.publishing.Difference]: ...
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+        resent: mooring.tenants.publish.plan.Resent = ...,
+    ) -> list[mooring.tenants.publish.plan.Difference]: ...
     def apply(
         self,
         document: mooring.tenants.document.Document,
         *,
         note: str = "",
-        require: mooring.tenants.work.Require | None = None,
-    ) -> mooring.tenants.work.Published: ...
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+    ) -> mooring.tenants.publish.publish_state.Published: ...
     def put(
         self, tenant: int, path: str, value: mooring.model.JSON
-    ) -> mooring.tenants.work.Published: ...
-    def remove(self, tenant: int, path: str) -> mooring.tenants.work.Published: ...
+    ) -> mooring.tenants.publish.publish_state.Published: ...
+    def remove(self, tenant: int, path: str) -> mooring.tenants.publish.publish_state.Published: ...
     def change(
         self,
         tenant: mooring.tenants.keys.Owner,
-        change: mooring.tenants.committing.Change,
+        change: mooring.tenants.publish.commit_loop.Change,
         *,
         action: str = "publish",
         note: str = "",
-        also: mooring.tenants.work.Also | None = None,
-        require: mooring.tenants.work.Require | None = None,
-        resent: mooring.tenants.publishing.Resent = ...,
-    ) -> mooring.tenants.work.Published: ...
+        also: mooring.tenants.publish.publish_state.Also | None = None,
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+        resent: mooring.tenants.publish.plan.Resent = ...,
+    ) -> mooring.tenants.publish.publish_state.Published: ...
     def delete(
-        self, tenant: int, *, note: str = "", require: mooring.tenants.work.Require | None = None
-    ) -> mooring.tenants.work.Published: ...
+        self,
+        tenant: int,
+        *,
+        note: str = "",
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+    ) -> mooring.tenants.publish.publish_state.Published: ...
     def purge(self, tenant: int) -> int: ...
     def put_common(
         self,
@@ -517,20 +521,24 @@ class Publisher:
         value: mooring.model.JSON,
         *,
         note: str = "",
-        require: mooring.tenants.work.Require | None = None,
-        resent: mooring.tenants.publishing.Resent = ...,
-    ) -> mooring.tenants.work.Published: ...
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+        resent: mooring.tenants.publish.plan.Resent = ...,
+    ) -> mooring.tenants.publish.publish_state.Published: ...
     def diff_common(
         self,
         path: str,
         value: mooring.model.JSON,
         *,
-        require: mooring.tenants.work.Require | None = None,
-        resent: mooring.tenants.publishing.Resent = ...,
-    ) -> list[mooring.tenants.publishing.Difference]: ...
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+        resent: mooring.tenants.publish.plan.Resent = ...,
+    ) -> list[mooring.tenants.publish.plan.Difference]: ...
     def remove_common(
-        self, path: str, *, note: str = "", require: mooring.tenants.work.Require | None = None
-    ) -> mooring.tenants.work.Published: ...
+        self,
+        path: str,
+        *,
+        note: str = "",
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+    ) -> mooring.tenants.publish.publish_state.Published: ...
     def health(self) -> mooring.model.JSON: ...
     def beat(self) -> None: ...
     def history(
@@ -542,14 +550,14 @@ class Publisher:
         number: int,
         *,
         note: str = "",
-        require: mooring.tenants.work.Require | None = None,
-    ) -> mooring.tenants.work.Published: ...
+        require: mooring.tenants.publish.publish_state.Require | None = None,
+    ) -> mooring.tenants.publish.publish_state.Published: ...
     def diff_rollback(
         self, tenant: mooring.tenants.keys.Owner, number: int
-    ) -> list[mooring.tenants.publishing.Difference]: ...
+    ) -> list[mooring.tenants.publish.plan.Difference]: ...
     def rekey(
-        self, progress: mooring.tenants.rekeying.Progress = ...
-    ) -> mooring.tenants.rekeying.Rekeyed: ...
+        self, progress: mooring.tenants.publish.rekey.Progress = ...
+    ) -> mooring.tenants.publish.rekey.Rekeyed: ...
 
 class Session:
     @property

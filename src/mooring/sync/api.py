@@ -26,8 +26,8 @@ API: Mapping[str, str] = {
     "Leadership": "mooring.locks.election",
     "Leaders": "mooring.locks.election",
     "Barrier": "mooring.locks.barrier",
-    "Provider": "mooring.tenants.provider",
-    "Publisher": "mooring.tenants.publisher",
+    "Provider": "mooring.tenants.read.provider",
+    "Publisher": "mooring.tenants.publish.publisher",
     "Session": "mooring.session",
     "Mirror": "mooring.mirror",
 }
@@ -40,11 +40,11 @@ INNER: frozenset[str] = frozenset(
         "mooring.registry.contract.InstanceFeed",
         "mooring.registry.contract.Enrolment",
         "mooring.tenants.keys.Keys",
-        "mooring.tenants.retention.Sweeper",
+        "mooring.tenants.publish.retention.Sweeper",
     }
 )
 """Types that can be reached from these, and are promised to nobody: what has to do with them has
 no blocking types."""
 
-SHARED: frozenset[str] = frozenset({"mooring.tenants.live.Tenants"})
+SHARED: frozenset[str] = frozenset({"mooring.tenants.read.tenants.Tenants"})
 """Types that any thread reads by itself, without waiting: they have no stand-ins."""

@@ -18,9 +18,9 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
-from mooring.locks.callers import BEHIND
+from mooring.locks.held import BEHIND
 from mooring.registry.shutdown import SIGNAL_CHECK
-from mooring.registry.termination import close_all, close_on_sigterm
+from mooring.registry.sigterm import close_all, close_on_sigterm
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from mooring.display import quoted
 from mooring.errors import Closed, InvalidRequest
+from mooring.formatting import quoted
 from mooring.sync.api import SHARED
 from mooring.sync.portal import Caller, Portal, cleaning
 

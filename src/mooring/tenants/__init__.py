@@ -1,12 +1,10 @@
 """Tenant configuration: published atomically with its indexes, read from immutable snapshots.
 
-what lies where             keys · hosts · values · secrets · hiding · tenant
-a file, and its rules       document · files · rules · merging
-publishing, decided         publishing · indexing · stages · history · undoing · settings
-publishing, done            publisher · committing · scribe · work · encryption · erasing · rekeying
-keeping and finding         retention · finding
-reading, decided            reading · snapshot · claims · resolver
-reading, done               provider · outlook · pacing · copy · live · caches · context
+keys, values, secrets     what is stored, and under which keys
+document, document_file   one tenant as a YAML or JSON document; validation, diff and masking of it
+publish/                  writing: plans, transactions, history, deletion, encryption
+read/                     reading: snapshots that follow the store
+resolve/                  which tenant a request belongs to
 """
 
 from __future__ import annotations
@@ -15,16 +13,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mooring.errors import MissingExtra
-from mooring.tenants.context import acting_for, current, current_or_none
+from mooring.tenants.resolve.context import acting_for, current, current_or_none
 
 if TYPE_CHECKING:
-    from mooring.tenants.caches import DatabaseCache, DomainCache, FtpCache, StorageCache
     from mooring.tenants.document import Document
-    from mooring.tenants.live import Tenants
-    from mooring.tenants.publisher import Publisher
-    from mooring.tenants.reading import Changed
+    from mooring.tenants.publish.publisher import Publisher
+    from mooring.tenants.read.lookups import DatabaseCache, DomainCache, FtpCache, StorageCache
+    from mooring.tenants.read.parser import Changed
+    from mooring.tenants.read.tenant import Tenant
+    from mooring.tenants.read.tenants import Tenants
     from mooring.tenants.secrets import Keyring, Secret
-    from mooring.tenants.tenant import Tenant
     from mooring.tenants.values import Database, Domain, Ftp, Meta, Resolver, Storage
 
 __all__ = [
@@ -51,23 +49,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Changed": "reading",
+    "Changed": "read.parser",
     "Database": "values",
-    "DatabaseCache": "caches",
+    "DatabaseCache": "read.lookups",
     "Document": "document",
     "Domain": "values",
-    "DomainCache": "caches",
+    "DomainCache": "read.lookups",
     "Ftp": "values",
-    "FtpCache": "caches",
+    "FtpCache": "read.lookups",
     "Keyring": "secrets",
     "Meta": "values",
-    "Publisher": "publisher",
+    "Publisher": "publish.publisher",
     "Resolver": "values",
     "Secret": "secrets",
     "Storage": "values",
-    "StorageCache": "caches",
-    "Tenant": "tenant",
-    "Tenants": "live",
+    "StorageCache": "read.lookups",
+    "Tenant": "read.tenant",
+    "Tenants": "read.tenants",
 }
 
 

@@ -20,16 +20,16 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.masking import clear_secrets, holds_secret, is_secret, is_split_key, masked
 from mooring.model import JSON
 from mooring.names import nearest
-from mooring.tenants.hiding import clear_secrets, holds_secret, is_secret, is_split_key, masked
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
-from mooring.tenants.merging import merged
-from mooring.tenants.publishing import Parts, Resent
-from mooring.tenants.rules import EXTRA, FIELDS, IDENTITY, check_plain, checked
+from mooring.tenants.publish.merge import merged
+from mooring.tenants.publish.plan import Parts, Resent
 from mooring.tenants.secrets import Keyring
+from mooring.tenants.validation import EXTRA, FIELDS, IDENTITY, check_plain, checked
 
 SECTIONS = ("meta", "domain", "database", "ftp", "storage")
 _DOMAINS = ("primary", "aliases", "internal")

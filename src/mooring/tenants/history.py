@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from mooring.errors import Undecipherable
+from mooring.masking import is_secret, masked_field
 from mooring.model import JSON
-from mooring.tenants.hiding import is_secret, masked_field
 from mooring.tenants.keys import field_of
-from mooring.tenants.merging import PASSWORD
-from mooring.tenants.publishing import Difference, Parts, Resent, Unread
+from mooring.tenants.publish.merge import PASSWORD
+from mooring.tenants.publish.plan import Difference, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
 
 UNREADABLE = "(unreadable)"

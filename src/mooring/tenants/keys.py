@@ -27,8 +27,8 @@ from typing import Literal, TypeAlias, TypeGuard
 
 import msgspec
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 from mooring.model import check_text
 from mooring.store.contract import Range, between, prefix
 

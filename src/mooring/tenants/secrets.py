@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from mooring.errors import InvalidRequest, MissingExtra, Undecipherable
+from mooring.masking import MASK
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -27,7 +28,6 @@ name, and may hold something of another application."""
 FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
 """The variable with keys that are read with, too, separated by commas."""
 
-MASK = "••••••"
 
 _NONCE, _TAG, _KEY = 12, 16, 32
 SEALED_LEAST = _NONCE + _TAG

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeAlias, cast
 
-from mooring.display import quoted
+from mooring.formatting import quoted
 from mooring.testing.servers import Server, ServerFailed, free_port
 
 SLOTS = 16384

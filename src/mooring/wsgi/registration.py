@@ -27,7 +27,7 @@ from mooring.errors import MooringError
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
-from mooring.registry.termination import WITHIN
+from mooring.registry.sigterm import WITHIN
 from mooring.sync.proxy import within
 from mooring.workers import SharedRegistration, State
 

@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from mooring.tenants.context import acting_for
-from mooring.tenants.resolver import REFUSED, Admission, Refusal, Source
-from mooring.tenants.tenant import Tenant
+from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.resolve.context import acting_for
+from mooring.tenants.resolve.resolver import REFUSED, Admission, Refusal, Source
 from mooring.tenants.values import Resolver, Status
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooring import addresses
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 from mooring.names import join_service, split_service
 from mooring.xds.proto import HTTP_CONNECTION_MANAGER, HTTP_PROTOCOL_OPTIONS, ROUTER
 from mooring.xds.resources import TABLE

@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from mooring.addresses import is_ip
-from mooring.discovery.retention import RetainedFeed
+from mooring.discovery.last_known_good import RetainedFeed
 from mooring.errors import InvalidRequest, StoreError
 from mooring.mirror import Mirror
 from mooring.model import Instance
 from mooring.registry.contract import Registry
 from mooring.tasks import Tasks
 from mooring.xds import proto, resources
-from mooring.xds.hosts import LOOK_AGAIN, Hosts
+from mooring.xds.dns import LOOK_AGAIN, Hosts
 from mooring.xds.resources import PLAIN, TABLE, Client, Resource
 from mooring.xds.subscriptions import Found
 

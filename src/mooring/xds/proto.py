@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooring.descriptors import build
+from mooring.protobuf import build
 
 LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
 ROUTES = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"

@@ -24,10 +24,10 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from mooring.addresses import is_ip
-from mooring.discovery.balance.contract import effective
+from mooring.discovery.balance.picker import effective
 from mooring.discovery.eligibility import Wanted, callable_now, objection
-from mooring.discovery.localities import Part, Sides
 from mooring.discovery.resilience import Resilience
+from mooring.discovery.zones import Part, Sides
 from mooring.model import Instance
 from mooring.xds import proto
 from mooring.xds.proto import message, written

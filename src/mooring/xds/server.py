@@ -10,11 +10,11 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from mooring.connections import ConnectionLimit
+from mooring.connection_limit import ConnectionLimit
+from mooring.etcd_server.connections import Sockets
+from mooring.etcd_server.tls import ServerTLS, listen
 from mooring.hub import Hub
-from mooring.store.embedded.wire.sockets import Sockets
-from mooring.store.embedded.wire.tls import ServerTLS, listen
-from mooring.store.etcd.completions import stop
+from mooring.store.etcd.grpc_shutdown import stop
 from mooring.tasks import Tasks
 from mooring.xds import metrics, proto
 from mooring.xds.catalogue import INTERVAL, Catalogue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from mooring.display import quoted
+from mooring.formatting import quoted
 from mooring.version import VERSION
 from mooring.xds import metrics, proto
 from mooring.xds.catalogue import Catalogue

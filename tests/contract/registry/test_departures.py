@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mooring.discovery.retention import GRACE
+from mooring.discovery.last_known_good import GRACE
 from mooring.errors import NoInstance
 from mooring.hub import Hub
 from mooring.model import Instance

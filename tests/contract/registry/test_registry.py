@@ -14,8 +14,8 @@ from mooring.errors import InUse, InvalidName, InvalidRequest, Removed, Supersed
 from mooring.hub import Hub
 from mooring.mirror import Mirror
 from mooring.model import JSON
-from mooring.registry import on_store
 from mooring.registry.contract import Registry
+from mooring.registry.kv import registry as on_store
 from tests.backends import BACKENDS
 from tests.contract.registries import Hands, places
 from tests.contract.registry.conftest import named

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mooring.store import Store
-from mooring.tenants.live import Tenants
+from mooring.tenants.read.tenants import Tenants
 from tests.backends import USUAL
 from tests.features.tenant_provider.support import provider
 

@@ -9,10 +9,10 @@ import msgspec
 
 from mooring.store import Put, Store
 from mooring.tenants.keys import Keys
-from mooring.tenants.live import Tenants
-from mooring.tenants.provider import Provider
+from mooring.tenants.read.provider import Provider
+from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.snapshot import Snapshot
 
 KEYS = Keys()
 

@@ -11,8 +11,8 @@ import pytest
 
 import mooring
 from mooring.store import Delete, Store
-from mooring.tenants.copy import CopyFile
-from mooring.tenants.reading import Changed
+from mooring.tenants.read.disk_copy import CopyFile
+from mooring.tenants.read.parser import Changed
 from tests.backends import in_memory
 from tests.features.tenant_provider.support import KEYS, WHOLE, content, how, part, provider
 from tests.waiting import eventually

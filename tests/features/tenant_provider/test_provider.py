@@ -17,11 +17,11 @@ import mooring.sync
 from mooring.errors import Closed, InvalidRequest, NotConfigured, Unavailable
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store, key, prefix
-from mooring.tenants.caches import DatabaseCache, DomainCache, FtpCache, StorageCache
 from mooring.tenants.keys import Keys
-from mooring.tenants.live import Tenants
-from mooring.tenants.provider import Provider
-from mooring.tenants.reading import Changed
+from mooring.tenants.read.lookups import DatabaseCache, DomainCache, FtpCache, StorageCache
+from mooring.tenants.read.parser import Changed
+from mooring.tenants.read.provider import Provider
+from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.values import Resolver
 from mooring.testing.etcd import EtcdServer

@@ -10,13 +10,13 @@ import pytest
 
 from mooring.errors import Unavailable
 from mooring.store import Delete, Entry, Put, Store, key
-from mooring.tenants.copy import CopyFile
-from mooring.tenants.live import Tenants
-from mooring.tenants.pacing import Paced
-from mooring.tenants.provider import Provider
-from mooring.tenants.reading import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.cooperative import Paced
+from mooring.tenants.read.disk_copy import CopyFile
+from mooring.tenants.read.parser import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.read.provider import Provider
+from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.snapshot import Snapshot
 from tests.features.tenant_provider.support import (
     KEYS,
     WHOLE,

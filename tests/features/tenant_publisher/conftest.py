@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mooring.store import Store
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from tests.backends import USUAL, usual
 from tests.features.tenant_publisher.support import RING
 

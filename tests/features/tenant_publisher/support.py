@@ -7,12 +7,10 @@ from typing import cast
 
 import msgspec
 
-from mooring.errors import (
-    Unavailable,
-)
+from mooring.errors import Unavailable
 from mooring.model import JSON
 from mooring.store import Committed, Store, key
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.features.tenant_files import (
     Interrupted,

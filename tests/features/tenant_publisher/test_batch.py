@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
-from mooring.cli.tenant.publishing import Batch, Named
+from mooring.cli.commands.tenant.publish import Batch, Named
 from mooring.errors import Unavailable
 from mooring.store import Store
 from mooring.tenants.document import parse
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from tests.features.tenant_files import Interrupted, document
 from tests.features.tenant_publisher.support import RING
 

@@ -11,8 +11,8 @@ import pytest
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.store import Committed, Delete, Put, Range, Snapshot, Store, key
-from mooring.tenants.encryption import Marker, Search
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.encryption import Marker, Search
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, document

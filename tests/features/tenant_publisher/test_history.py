@@ -8,17 +8,11 @@ from typing import cast
 import msgspec
 import pytest
 
-from mooring.errors import (
-    InvalidRequest,
-    NotConfigured,
-    OutcomeUnknown,
-    Taken,
-    Undecipherable,
-)
+from mooring.errors import InvalidRequest, NotConfigured, OutcomeUnknown, Taken, Undecipherable
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, key
-from mooring.tenants.publisher import Publisher
-from mooring.tenants.publishing import Unread
+from mooring.tenants.publish.plan import Unread
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
 from tests.features.tenant_files import (

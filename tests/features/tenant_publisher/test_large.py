@@ -8,18 +8,12 @@ from typing import cast
 
 import pytest
 
-from mooring.errors import (
-    NotConfigured,
-    OutcomeUnknown,
-    Taken,
-    TooLarge,
-    Unavailable,
-)
+from mooring.errors import NotConfigured, OutcomeUnknown, Taken, TooLarge, Unavailable
 from mooring.model import JSON
 from mooring.store import Committed, Put, Store
 from mooring.tasks import Tasks
 from mooring.tenants.document import parse
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import (
     KEYS,

@@ -7,13 +7,10 @@ from typing import cast
 
 import pytest
 
-from mooring.errors import (
-    OutcomeUnknown,
-    Unavailable,
-)
+from mooring.errors import OutcomeUnknown, Unavailable
 from mooring.store import Committed, Store
 from mooring.tenants.document import parse
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import (
     Interrupted,

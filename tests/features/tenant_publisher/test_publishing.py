@@ -10,19 +10,14 @@ import msgspec
 import pytest
 
 import mooring.sync
-from mooring.errors import (
-    InvalidRequest,
-    NotConfigured,
-    OutcomeUnknown,
-    Taken,
-)
+from mooring.errors import InvalidRequest, NotConfigured, OutcomeUnknown, Taken
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.store import Committed, Put, Store, prefix
 from mooring.tenants.document import parse
-from mooring.tenants.finding import find
-from mooring.tenants.indexing import holder
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.claims import holder
+from mooring.tenants.publish.publisher import Publisher
+from mooring.tenants.read.lookups import find
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
 from tests.features.tenant_files import (

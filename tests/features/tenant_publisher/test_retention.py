@@ -14,9 +14,9 @@ from mooring.errors import NotConfigured, Unavailable
 from mooring.store import Committed, Put, Range, Snapshot, Store
 from mooring.store.contract import Write
 from mooring.tasks import Tasks
-from mooring.tenants import retention
 from mooring.tenants.document import parse
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish import retention
+from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, document
 from tests.features.tenant_publisher.support import RING, huge

@@ -10,8 +10,8 @@ from mooring.errors import NotConfigured, Taken
 from mooring.model import JSON
 from mooring.store import Committed, Put, Store
 from mooring.tenants.document import parse
-from mooring.tenants.indexing import claims
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.claims import claims
+from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, Stopped, everything_of, whole
 from tests.features.tenant_publisher.support import (

@@ -8,7 +8,7 @@ from mooring.errors import NotConfigured
 from mooring.store import Committed, Delete, Put, Store, key
 from mooring.tenants.document import parse
 from mooring.tenants.history import versions
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, Stopped, document, whole
 from tests.features.tenant_publisher.support import (

@@ -21,14 +21,14 @@ import random
 import time
 from typing import Final
 
-from mooring.discovery.balance.contract import HEAVIEST, LIGHTEST, Clock, Node, Picker
-from mooring.discovery.balance.load import P2C, LeastRequests
-from mooring.discovery.balance.locality import LocalityPicker
-from mooring.discovery.balance.sticky import ConsistentHash
-from mooring.discovery.balance.turns import RoundRobin, WeightedRoundRobin
-from mooring.discovery.balance.urn import Random
-from mooring.display import quoted
+from mooring.discovery.balance.consistent_hash import ConsistentHash
+from mooring.discovery.balance.p2c import P2C, LeastRequests
+from mooring.discovery.balance.picker import HEAVIEST, LIGHTEST, Clock, Node, Picker
+from mooring.discovery.balance.round_robin import RoundRobin, WeightedRoundRobin
+from mooring.discovery.balance.weighted_random import Random
+from mooring.discovery.balance.zone_split import LocalityPicker
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 from mooring.names import nearest
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from mooring.display import describe
-from mooring.grpc.aio.link import Link
-from mooring.grpc.statuses import AGAIN, NOTICED, never_left
+from mooring.formatting import describe
+from mooring.grpc.aio.subchannel import Link
+from mooring.grpc.status import AGAIN, NOTICED, never_left
 
 if TYPE_CHECKING:
     from mooring.discovery.balance import Node

@@ -13,11 +13,9 @@ import grpc.aio
 
 from mooring import hub as hubs
 from mooring.discovery.rotation import Explanation
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 from mooring.grpc import target as targets
-from mooring.grpc.aio.link import Link
-from mooring.grpc.aio.links import Links
 from mooring.grpc.aio.methods import (
     Coder,
     Method,
@@ -26,12 +24,13 @@ from mooring.grpc.aio.methods import (
     UnaryStream,
     UnaryUnary,
 )
-from mooring.grpc.choosing import RESILIENCE, Discovery
-from mooring.grpc.options import link_options
+from mooring.grpc.aio.subchannel import Link
+from mooring.grpc.aio.subchannels import Links
+from mooring.grpc.options import RESILIENCE, Discovery, link_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
-from mooring.store.etcd.forks import check_process, tracked
+from mooring.store.etcd.fork_safety import check_process, tracked
 
 M = TypeVar("M", bound=Method)
 

@@ -16,8 +16,8 @@ from mooring.grpc.aio.calls import (
     LateUnaryStream,
     LateUnaryUnary,
 )
-from mooring.grpc.aio.link import Link
-from mooring.grpc.aio.links import Links
+from mooring.grpc.aio.subchannel import Link
+from mooring.grpc.aio.subchannels import Links
 
 Coder = Callable[[Any], Any] | None
 

@@ -12,23 +12,16 @@ import grpc
 
 import mooring.sync
 from mooring.discovery.resilience import Resilience
-from mooring.display import quoted
 from mooring.errors import Closed, InvalidRequest
+from mooring.formatting import quoted
 from mooring.grpc import target as targets
 from mooring.grpc.blocking.addresses import Addresses
-from mooring.grpc.blocking.methods import (
-    Coder,
-    StreamStream,
-    StreamUnary,
-    UnaryStream,
-    UnaryUnary,
-)
-from mooring.grpc.blocking.swapping import Route, Swapping
-from mooring.grpc.choosing import Discovery
-from mooring.grpc.options import authority, route_options
+from mooring.grpc.blocking.methods import Coder, StreamStream, StreamUnary, UnaryStream, UnaryUnary
+from mooring.grpc.blocking.swappable_channel import Route, Swapping
+from mooring.grpc.options import Discovery, authority, route_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
-from mooring.store.etcd.forks import check_process, tracked
+from mooring.store.etcd.fork_safety import check_process, tracked
 from mooring.sync.proxy import Blocking, behind
 
 if TYPE_CHECKING:

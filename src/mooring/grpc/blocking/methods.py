@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import grpc
 
-from mooring.grpc.blocking.failed import Failed
-from mooring.grpc.blocking.swapping import Route, Swapping, kept_in_children
-from mooring.grpc.statuses import NOTICED, never_left
+from mooring.grpc.blocking.failed_call import Failed
+from mooring.grpc.blocking.swappable_channel import Route, Swapping, kept_in_children
+from mooring.grpc.status import NOTICED, never_left
 
 Coder = Callable[[Any], Any] | None
 

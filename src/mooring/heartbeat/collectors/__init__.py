@@ -1,21 +1,23 @@
 """Collectors of metrics: the contract, those that come with Mooring, and how one is chosen.
 
-`contract` says what a collector is; each other module but `choosing` is one.
+`collector` says what a collector is, `selection` picks those that the settings enable.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from mooring.heartbeat.collectors.contract import Collector, Cost
+from mooring.heartbeat.collectors.collector import Collector, Cost
 
 if TYPE_CHECKING:
-    from mooring.heartbeat.collectors.application import ApplicationCollector
-    from mooring.heartbeat.collectors.choosing import choose
-    from mooring.heartbeat.collectors.cpu import CpuCollector
     from mooring.heartbeat.collectors.database import DatabaseCollector
-    from mooring.heartbeat.collectors.disk import DiskCollector
-    from mooring.heartbeat.collectors.memory import MemoryCollector
-    from mooring.heartbeat.collectors.network import NetworkCollector
+    from mooring.heartbeat.collectors.host import (
+        ApplicationCollector,
+        CpuCollector,
+        DiskCollector,
+        MemoryCollector,
+        NetworkCollector,
+    )
+    from mooring.heartbeat.collectors.selection import choose
 
 __all__ = [
     "ApplicationCollector",
@@ -30,13 +32,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ApplicationCollector": "application",
-    "CpuCollector": "cpu",
+    "ApplicationCollector": "host",
+    "CpuCollector": "host",
     "DatabaseCollector": "database",
-    "DiskCollector": "disk",
-    "MemoryCollector": "memory",
-    "NetworkCollector": "network",
-    "choose": "choosing",
+    "DiskCollector": "host",
+    "MemoryCollector": "host",
+    "NetworkCollector": "host",
+    "choose": "selection",
 }
 
 

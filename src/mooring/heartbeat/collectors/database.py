@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from mooring.display import describe
-from mooring.heartbeat.collectors.contract import Cost
+from mooring.formatting import describe
+from mooring.heartbeat.collectors.collector import Cost
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from mooring.errors import Closed, StoreError
-from mooring.migrate.jxt.claiming import Lost
+from mooring.migrate.jxt.conflicts import Lost
 from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
-from mooring.migrate.jxt.settling import Settled
+from mooring.migrate.jxt.sync_unit import Settled
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
 from mooring.tasks import Backoff, Tasks

@@ -9,15 +9,15 @@ import msgspec
 
 from mooring.errors import Conflict, MigrationError, OutcomeUnknown
 from mooring.migrate.jxt.format import OldIndex, OldKeys
-from mooring.migrate.jxt.ledger import Known
-from mooring.migrate.jxt.progress import Progress, each, silent
-from mooring.migrate.jxt.reading import Mark, Reading
+from mooring.migrate.jxt.parallel import Progress, each, silent
+from mooring.migrate.jxt.reader import Mark, Reading
+from mooring.migrate.jxt.state import Known
 from mooring.migrate.jxt.translation import translated
-from mooring.migrate.jxt.verified import Listed, Verified
-from mooring.migrate.jxt.view import View
+from mooring.migrate.jxt.unit import View
+from mooring.migrate.jxt.verified_keys import Listed, Verified
 from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
 from mooring.tasks import Backoff
-from mooring.tenants.scribe import now
+from mooring.tenants.publish.committer import now
 
 _TOGETHER = 100
 """Keys that are deleted in one commit."""

@@ -12,20 +12,20 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 
 from mooring.errors import Conflict, MigrationError, OutcomeUnknown
-from mooring.migrate.jxt.claiming import Lots, lots
+from mooring.migrate.jxt.conflicts import Lots, lots
 from mooring.migrate.jxt.deletion import Deletion
-from mooring.migrate.jxt.indexes import amiss, compared_index, unled
-from mooring.migrate.jxt.ledger import Marker
-from mooring.migrate.jxt.mending import Mender
+from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
+from mooring.migrate.jxt.new_indexes import Mender
+from mooring.migrate.jxt.parallel import Progress, each, silent
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Step, compared, vanished
-from mooring.migrate.jxt.progress import Progress, each, silent
-from mooring.migrate.jxt.reading import Mark, Reading, Whole
-from mooring.migrate.jxt.settling import Settled, Settler
-from mooring.migrate.jxt.verified import Header, Listed, Verified
+from mooring.migrate.jxt.reader import Mark, Reading, Whole
+from mooring.migrate.jxt.state import Marker
+from mooring.migrate.jxt.sync_unit import Settled, Settler
+from mooring.migrate.jxt.verified_keys import Header, Listed, Verified
 from mooring.store.contract import Delete, Put, Store, absent, key, unchanged
 from mooring.tenants.keys import Keys
-from mooring.tenants.publisher import Publisher
-from mooring.tenants.scribe import now
+from mooring.tenants.publish.committer import now
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 
 _YIELD = 200  # units compared before others get their turn

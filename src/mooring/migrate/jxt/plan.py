@@ -11,13 +11,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from mooring.migrate.jxt.claiming import Lost, Lots
+from mooring.migrate.jxt.conflicts import Lost, Lots
 from mooring.migrate.jxt.format import SENTINEL
-from mooring.migrate.jxt.ledger import Phase
+from mooring.migrate.jxt.state import Phase
 from mooring.migrate.jxt.translation import Finding
-from mooring.migrate.jxt.view import View
+from mooring.migrate.jxt.unit import View
 from mooring.tenants.keys import Keys
-from mooring.tenants.publishing import Unread
+from mooring.tenants.publish.plan import Unread
 from mooring.tenants.secrets import Keyring
 
 Verdict: TypeAlias = Literal[

@@ -15,8 +15,8 @@ from mooring.migrate.jxt.format import OldKeys, OldPart
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import COMMON, DOMAIN, PLATFORM, is_path, kind_of, name_of
-from mooring.tenants.rules import FIELDS, host
 from mooring.tenants.secrets import Keyring, Secret
+from mooring.tenants.validation import FIELDS, host
 from mooring.tenants.values import (
     Database,
     Record,

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mooring.errors import InvalidRequest, StoreError
-from mooring.migrate.redis_v1.duties import Duties, Seen, duties
+from mooring.migrate.redis_v1.bridge_plan import Duties, Seen, duties
 from mooring.migrate.redis_v1.format import INCARNATION, of_v2
 from mooring.migrate.redis_v1.migration import Migration
 from mooring.migrate.redis_v1.plan import Found, Held
-from mooring.migrate.redis_v1.reading import Unreadable, shown
-from mooring.migrate.redis_v1.scripts import LEAVE, MIRROR
-from mooring.registry.redis.service import drop_service, message_head
+from mooring.migrate.redis_v1.reader import LEAVE, MIRROR, Unreadable, shown
+from mooring.registry.redis.live_service import drop_service, message_head
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)

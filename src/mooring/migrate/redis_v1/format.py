@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 from mooring.model import Instance, RecordedMetadata, Status
-from mooring.registry.layouts import values
-from mooring.registry.redis import fields as tiers
+from mooring.registry.kv.layouts import json_values as values
+from mooring.registry.redis import codec as tiers
 from mooring.registry.redis.keys import Keys
 
 INCARNATION = "v1"

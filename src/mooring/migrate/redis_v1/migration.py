@@ -9,22 +9,13 @@ from typing import NamedTuple
 
 from mooring.errors import MigrationError
 from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, Record, V1Keys, understood
-from mooring.migrate.redis_v1.plan import (
-    WRITTEN,
-    Found,
-    Held,
-    Step,
-    compared,
-    pardoned,
-    stranded,
-)
-from mooring.migrate.redis_v1.reading import Reading, Unreadable, raw, text
-from mooring.migrate.redis_v1.scripts import BRING, FORGET
-from mooring.migrate.redis_v1.verified import Header, Verified, deletable, since
+from mooring.migrate.redis_v1.plan import WRITTEN, Found, Held, Step, compared, pardoned, stranded
+from mooring.migrate.redis_v1.reader import BRING, FORGET, Reading, Unreadable, raw, text
+from mooring.migrate.redis_v1.verified_keys import Header, Verified, deletable, since
 from mooring.registry.redis.connection import Argument
 from mooring.registry.redis.keys import ServiceKeys
+from mooring.registry.redis.live_service import KEPT, message_head
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.service import KEPT, message_head
 
 _TOGETHER = 200
 """Instances that are written at once, and members that one script call deletes."""

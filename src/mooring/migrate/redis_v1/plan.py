@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
     Record,
@@ -20,7 +20,7 @@ from mooring.migrate.redis_v1.format import (
     registered,
     understood,
 )
-from mooring.registry.redis.fields import FLAT
+from mooring.registry.redis.codec import FLAT
 
 Verdict: TypeAlias = Literal[
     "missing",

@@ -17,13 +17,13 @@ from prometheus_client import Counter, Gauge
 
 from mooring.durations import show
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
-from mooring.heartbeat.settings import CleanupSettings
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.expiry import Brake
 from mooring.registry.redis.keys import Keys, ServiceKeys, check_service
-from mooring.registry.redis.reading import Reader, of_each
-from mooring.registry.redis.scripts import CLEANUP, RELEASE
-from mooring.registry.redis.service import drop_service, message_head
+from mooring.registry.redis.live_service import drop_service, message_head
+from mooring.registry.redis.liveness import Brake
+from mooring.registry.redis.pipeline import CLEANUP, RELEASE
+from mooring.registry.redis.reader import Reader, of_each
+from mooring.settings.registry import CleanupSettings
 from mooring.tasks import Backoff
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from mooring.registry.redis.calls import LANES, Call, plain, send
-from mooring.registry.redis.failures import LOST
+from mooring.registry.redis.errors import LOST
+from mooring.registry.redis.pipeline import LANES, Call, plain, send
 from mooring.tasks import Tasks
 
 Node: TypeAlias = tuple[str, int]

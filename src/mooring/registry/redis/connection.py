@@ -21,14 +21,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
-from mooring.display import describe
 from mooring.errors import Closed, StoreError
-from mooring.registry.redis.calls import LANES, Call, plain, scripted, send
-from mooring.registry.redis.calls import Argument as Argument
+from mooring.formatting import describe
 from mooring.registry.redis.cluster import Cluster
-from mooring.registry.redis.expiry import ServerClock
-from mooring.registry.redis.failures import LOST, code_of, judge, kind_of, translate
-from mooring.registry.redis.scripts import Script
+from mooring.registry.redis.errors import LOST, code_of, judge, kind_of, translate
+from mooring.registry.redis.liveness import ServerClock
+from mooring.registry.redis.pipeline import LANES, Call, Script, plain, scripted, send
+from mooring.registry.redis.pipeline import Argument as Argument
 from mooring.registry.redis.settings import Settings
 from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks

@@ -19,8 +19,8 @@ service lie in one slot, and `{p}:alerts` does for the same reason.
 
 from __future__ import annotations
 
-from mooring.display import quoted
 from mooring.errors import InvalidName, InvalidRequest
+from mooring.formatting import quoted
 from mooring.names import check_part, split_service
 
 

@@ -9,19 +9,10 @@ from typing import Any
 
 import msgspec
 
-from mooring.display import quoted
 from mooring.errors import InUse, InvalidRequest, StoreError
-from mooring.heartbeat.settings import RegistrySettings
+from mooring.formatting import quoted
 from mooring.mirror import Feed
-from mooring.model import (
-    JSON,
-    Group,
-    Instance,
-    Service,
-    State,
-    check_text,
-    new_incarnation,
-)
+from mooring.model import JSON, Group, Instance, Service, State, check_text, new_incarnation
 from mooring.names import check_name, split_service
 from mooring.registry.contract import (
     Enrolment,
@@ -32,24 +23,25 @@ from mooring.registry.contract import (
     RegistryGuarantees,
     ServiceCount,
 )
-from mooring.registry.layouts import values
-from mooring.registry.layouts.contract import Malformed, Problem, said_by_the_operator
-from mooring.registry.redis import fields
-from mooring.registry.redis.changes import Changes
+from mooring.registry.kv.layouts import json_values as values
+from mooring.registry.kv.layouts.layout import Malformed, Problem, said_by_the_operator
+from mooring.registry.kv.remote_registrations import Said
+from mooring.registry.redis import codec as fields
+from mooring.registry.redis.all_services_feed import EverythingFeed
 from mooring.registry.redis.cleanup import Sweeper
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.enrolment import RedisEnrolment
-from mooring.registry.redis.everything import EverythingFeed
-from mooring.registry.redis.expiry import overdue, standing
-from mooring.registry.redis.following import Pulse, ServiceFeed
+from mooring.registry.redis.instance_record import RedisEnrolment
 from mooring.registry.redis.keys import Keys, check_service
-from mooring.registry.redis.leader import LeaderLease
-from mooring.registry.redis.reading import Reader, of_each, with_config
-from mooring.registry.redis.remote import RedisRemote
-from mooring.registry.redis.scripts import EDIT, FORGET
-from mooring.registry.redis.service import LiveService, drop_service, message_head
-from mooring.registry.remote import Said
-from mooring.store.rules import check_ttl
+from mooring.registry.redis.leader_lease import LeaderLease
+from mooring.registry.redis.live_service import LiveService, drop_service, message_head
+from mooring.registry.redis.liveness import overdue, standing
+from mooring.registry.redis.pipeline import EDIT, FORGET
+from mooring.registry.redis.pubsub import Changes
+from mooring.registry.redis.reader import Reader, of_each, with_config
+from mooring.registry.redis.remote_registrations import RedisRemote
+from mooring.registry.redis.service_feed import Pulse, ServiceFeed
+from mooring.settings.registry import RegistrySettings
+from mooring.store.validation import check_ttl
 
 log = logging.getLogger(__name__)
 

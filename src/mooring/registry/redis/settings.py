@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mooring.store.certificates import client_context
+from mooring.store.tls import client_context
 
 Kind = Literal["single", "sentinel", "cluster"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat import configuration
-from mooring.heartbeat.configuration import Seconds
-from mooring.server.alerts.conditions import Patience, Severity
+from mooring.server.alerts.problems import Patience, Severity
+from mooring.settings import loader as configuration
+from mooring.settings.loader import Seconds
 
 
 class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from mooring.heartbeat.threads import in_thread
+from mooring.heartbeat.scheduler import in_thread
 from mooring.model import Time
-from mooring.server.alerts.conditions import Problem
-from mooring.server.alerts.ledger import Notice
+from mooring.server.alerts.dedup import Notice
+from mooring.server.alerts.problems import Problem
 from mooring.server.alerts.settings import AlertSettings
-from mooring.server.http.answers import encode, shown
+from mooring.server.http.response import encode, shown
 from mooring.version import VERSION
 
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from mooring.server.api import (
     audit,
-    braking,
-    configuring,
     console,
     events,
     locks,
     login,
     openapi,
-    operating,
     overview,
     probes,
     prometheus,
-    registering,
     registry,
     search,
-    shared,
     tenant_history,
     tenants,
     tokens,
 )
-from mooring.server.http.endpoint import Endpoint
+from mooring.server.api import brakes as braking
+from mooring.server.api import common_config as shared
+from mooring.server.api import config as configuring
+from mooring.server.api import operations as operating
+from mooring.server.api import registration as registering
+from mooring.server.http.routing import Endpoint
 
 _MODULES = (
     audit,

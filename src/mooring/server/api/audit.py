@@ -10,12 +10,11 @@ from typing import Annotated
 import msgspec
 
 from mooring.errors import StoreError
-from mooring.server.access.audit import Entry
-from mooring.server.access.principals import need
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
+from mooring.server.auth.audit import Entry
+from mooring.server.auth.authorization import need
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import Endpoint
 
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 

@@ -9,11 +9,10 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-from mooring.server.access.principals import OPEN
-from mooring.server.http.answers import Answer, tag
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
+from mooring.server.auth.authorization import OPEN
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused, tag
+from mooring.server.http.routing import Endpoint
 
 MEDIA = {
     "css": "text/css; charset=utf-8",

@@ -10,14 +10,13 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.display import quoted
+from mooring.formatting import quoted
 from mooring.names import is_service
-from mooring.server.access.principals import READING
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.stream import KINDS, OF_ONE, Ask, Told, TooMany, TooManyOfOne
+from mooring.server.auth.authorization import READING
+from mooring.server.event_stream import KINDS, OF_ONE, Ask, Told, TooMany, TooManyOfOne
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import Endpoint
 
 MEDIA = "text/event-stream"
 

@@ -7,16 +7,13 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.display import quoted
-from mooring.locks.observing import Contender, LockInfo
-from mooring.locks.releasing import look, release
-from mooring.server.access.principals import need
-from mooring.server.api.known import not_found, store_of
-from mooring.server.http.answers import Answer, encode
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.paging import Page, cut
+from mooring.formatting import quoted
+from mooring.locks.inspect import Contender, LockInfo, look, release
+from mooring.server.api.lookup import not_found, store_of
+from mooring.server.auth.authorization import need
+from mooring.server.http.request import Call, Page, cut
+from mooring.server.http.response import Answer, Refused, encode
+from mooring.server.http.routing import Endpoint
 from mooring.store.contract import Store
 
 LOOKING = need("viewer", "everything")

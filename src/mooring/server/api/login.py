@@ -11,13 +11,12 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.server.access.principals import OPEN, ROLES, Need, need
-from mooring.server.access.sessions import CODE_LASTS
-from mooring.server.access.tokens import utcnow
-from mooring.server.http.answers import Answer, shown
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
+from mooring.server.auth.authorization import OPEN, ROLES, Need, need
+from mooring.server.auth.sessions import CODE_LASTS
+from mooring.server.auth.tokens import utcnow
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused, shown
+from mooring.server.http.routing import Endpoint
 
 _HTML = "text/html; charset=utf-8"
 _HEADERS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mooring import __version__
-from mooring.server.access.principals import ROLES, Need
-from mooring.server.http.answers import Answer, encode
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
+from mooring.server.auth.authorization import ROLES, Need
 from mooring.server.http.openapi import describe
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, encode
+from mooring.server.http.routing import Endpoint
 
 _written: dict[tuple[bool, str], bytes] = {}
 """With the console and without, by the name of the session's cookie."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mooring.server.access.principals import OPEN
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
+from mooring.server.auth.authorization import OPEN
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer
+from mooring.server.http.routing import Endpoint
 
 _TEXT = "text/plain; charset=utf-8"
 _FRESH = {"Cache-Control": "no-store"}

@@ -20,15 +20,14 @@ from prometheus_client.registry import Collector
 from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
-from mooring.server.access.principals import READING
-from mooring.server.alerts.conditions import SEVERITIES, seen_by
-from mooring.server.fleet.live import Fleet
-from mooring.server.fleet.summary import UNOBSERVED, Observed, metadata_shown, percentile
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.parts import Parts
+from mooring.server.alerts.problems import SEVERITIES, seen_by
+from mooring.server.auth.authorization import READING
+from mooring.server.dependencies import Parts
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import Endpoint
+from mooring.server.live.state import Fleet
+from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
 from mooring.version import VERSION
 
 STATES = ("up", "unhealthy", "silent", "failing", "draining", "down", "disabled")

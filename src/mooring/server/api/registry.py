@@ -13,18 +13,21 @@ import msgspec
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
-from mooring.display import quoted
 from mooring.errors import InvalidName
+from mooring.formatting import quoted
 from mooring.model import Instance, now
 from mooring.names import split_service
-from mooring.server.access.principals import DISCOVERING, READING, need
-from mooring.server.api.known import not_found
+from mooring.server.api.lookup import not_found
 from mooring.server.api.overview import EventShown
-from mooring.server.fleet.live import Fleet
-from mooring.server.fleet.rendering import Page as Written
-from mooring.server.fleet.rendering import array
-from mooring.server.fleet.services import Known
-from mooring.server.fleet.summary import (
+from mooring.server.auth.authorization import DISCOVERING, READING, need
+from mooring.server.http.request import Call, Page, cut
+from mooring.server.http.response import Answer, Refused, shown
+from mooring.server.http.routing import Endpoint
+from mooring.server.live.rendering import Page as Written
+from mooring.server.live.rendering import array
+from mooring.server.live.services import Known
+from mooring.server.live.state import Fleet
+from mooring.server.live.summary import (
     UNOBSERVED,
     Health,
     InstanceDetail,
@@ -38,12 +41,7 @@ from mooring.server.fleet.summary import (
     instance_metrics,
     state_shown,
 )
-from mooring.server.fleet.timeline import Event
-from mooring.server.http.answers import Answer, shown
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.paging import Page, cut
+from mooring.server.live.timeline import Event
 
 LOOKING = need("viewer", "group")
 

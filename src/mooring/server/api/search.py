@@ -15,16 +15,15 @@ import msgspec
 
 from mooring.errors import StoreError
 from mooring.hub import Hub
-from mooring.locks.observing import LockInfo
+from mooring.locks.inspect import LockInfo
 from mooring.model import Instance
-from mooring.server.access.principals import READING
-from mooring.server.api.known import store_of
+from mooring.server.api.lookup import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
-from mooring.server.fleet.summary import metadata_shown
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
+from mooring.server.auth.authorization import READING
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import Endpoint
+from mooring.server.live.summary import metadata_shown
 from mooring.tenants.keys import Keys
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.display import quoted
 from mooring.errors import NotConfigured
+from mooring.formatting import quoted
+from mooring.masking import masked
 from mooring.model import JSON
-from mooring.server.access.principals import Need
 from mooring.server.api.tenants import (
     LOOKING,
     NO_STORE,
@@ -30,17 +30,15 @@ from mooring.server.api.tenants import (
     would_change,
 )
 from mooring.server.api.unmasking import may_unmask
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.paging import Page, cut
-from mooring.tenants.changes import records
-from mooring.tenants.diversion import of_value
-from mooring.tenants.hiding import masked
+from mooring.server.auth.authorization import Need
+from mooring.server.http.request import Call, Page, cut
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import Endpoint
+from mooring.tenants.diff import records
 from mooring.tenants.history import HistoryEntry, differences, omits, versions
 from mooring.tenants.keys import Owner, named
-from mooring.tenants.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher
+from mooring.tenants.redirect_guard import of_value
 from mooring.tenants.secrets import Keyring
 
 

@@ -14,24 +14,22 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.errors import NotConfigured, Taken
-from mooring.server.access.principals import READING, need
-from mooring.server.api.known import store_of
+from mooring.server.api.lookup import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
 from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
-from mooring.server.http.answers import Answer, matches
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.paging import Page, cut
-from mooring.tenants.changes import Action, records
-from mooring.tenants.diversion import of_document
+from mooring.server.auth.authorization import READING, need
+from mooring.server.http.request import Call, Page, cut
+from mooring.server.http.response import Answer, Refused, matches
+from mooring.server.http.routing import Endpoint
+from mooring.tenants.diff import Action, records
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
-from mooring.tenants.masks import restored, shown
-from mooring.tenants.publisher import Publisher, Require
-from mooring.tenants.publishing import NOTHING_RESENT, Difference, Held, Parts, Resent, held
+from mooring.tenants.masked_document import restored, shown
+from mooring.tenants.publish.plan import NOTHING_RESENT, Difference, Held, Parts, Resent, held
+from mooring.tenants.publish.publish_state import Published
+from mooring.tenants.publish.publisher import Publisher, Require
+from mooring.tenants.redirect_guard import of_document
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.work import Published
 
 LOOKING = need("viewer", "tenant")
 PUBLISHING = need("operator", "tenant")

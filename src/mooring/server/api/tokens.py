@@ -7,15 +7,13 @@ from typing import Annotated
 import msgspec
 
 from mooring import durations
-from mooring.display import quoted
 from mooring.errors import InvalidRequest
-from mooring.server.access.principals import ROLES, Need, Role, need
-from mooring.server.access.tokens import Token, Tokens, utcnow
-from mooring.server.http.answers import Answer, shown
-from mooring.server.http.calls import Call
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
-from mooring.server.http.paging import Page, cut
+from mooring.formatting import quoted
+from mooring.server.auth.authorization import ROLES, Need, Role, need
+from mooring.server.auth.tokens import Token, Tokens, utcnow
+from mooring.server.http.request import Call, Page, cut
+from mooring.server.http.response import Answer, Refused, shown
+from mooring.server.http.routing import Endpoint
 from mooring.tenants.keys import MAX_ID
 
 NEVER = "never"

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
+from mooring.masking import masked_fields
 from mooring.model import JSON
-from mooring.server.http.answers import Answer
-from mooring.server.http.calls import Call
-from mooring.server.http.errors import Refused
-from mooring.tenants.hiding import masked_fields
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
 
 
 class Unmasking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

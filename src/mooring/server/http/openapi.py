@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from mooring.server.http.endpoint import SAFE, Endpoint
-from mooring.server.http.errors import ErrorBody
+from mooring.server.http.response import ErrorBody
+from mooring.server.http.routing import SAFE, Endpoint
 from mooring.tenants.keys import AREAS, MAX_ID
 
 REF = "#/components/schemas/{name}"

@@ -6,13 +6,56 @@ encoding of a fixed part means that part. What is not in the table does not exis
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mooring.server.http.endpoint import Endpoint
-from mooring.server.http.errors import Refused
+from mooring.server.auth.authorization import Need
+from mooring.server.http.response import Answer, Refused
+
+if TYPE_CHECKING:
+    from mooring.server.http.request import Call
+
+Handler = Callable[["Call"], Awaitable[Answer]]
+
+SAFE = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    method: str
+    path: str
+    """Segments with parameters in braces, `/services/{service}/health`; each is one segment."""
+    needs: Need
+    """Who may; there is no endpoint that does not say."""
+    handler: Handler
+    summary: str
+    """One line for OpenAPI."""
+    body: Any = None
+    """The type of a JSON body; None: there is none."""
+    query: Any = None
+    """A `msgspec.Struct` of the query's parameters; None: there are none."""
+    answers: Mapping[int, Any] = field(default_factory=dict)
+    """What may be answered beside errors: the type by status; None: no JSON."""
+    fails: tuple[int, ...] = ()
+    """Errors that only this one can answer with, beside those of its access and its input."""
+    media: str = "application/json"
+    """Of what it answers."""
+    acts: bool | None = None
+    """Whether it is written into the audit; by default what may change something."""
+    parameters: tuple[str, ...] = field(init=False)
+    """The names in the path."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(re.findall(r"{(\w+)}", self.path)))
+
+    @property
+    def audited(self) -> bool:
+        return self.method not in SAFE if self.acts is None else self.acts
+
 
 LONGEST = 2000
 """Characters of a parameter; names of groups and services, and two with a slash, are shorter."""

@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mooring.display import describe
 from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
+from mooring.formatting import describe
 from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from mooring.store.embedded.history import size
-from mooring.store.embedded.host import Host, call_in
-from mooring.store.embedded.journal import (
+from mooring.store.embedded.runner import Host, call_in
+from mooring.store.embedded.sqlite_file import (
     Changes,
     CommitFailed,
     Journal,

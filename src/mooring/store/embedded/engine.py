@@ -20,7 +20,6 @@ from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
 
-from mooring.display import readable
 from mooring.errors import (
     Compacted,
     Conflict,
@@ -30,6 +29,7 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
+from mooring.formatting import readable
 from mooring.store.contract import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from mooring.display import readable
 from mooring.errors import Closed
+from mooring.formatting import readable
 from mooring.store.contract import (
     Batch,
     Check,
@@ -25,9 +25,9 @@ from mooring.store.contract import (
     Watch,
     Write,
 )
-from mooring.store.embedded.host import Host, waker
+from mooring.store.embedded.runner import Host, waker
 from mooring.store.embedded.watchers import Watcher
-from mooring.store.rules import check_commit, check_number, check_query, check_ttl, check_watch
+from mooring.store.validation import check_commit, check_number, check_query, check_ttl, check_watch
 from mooring.tasks import Tasks
 
 NO_SPACE = (

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.display import quoted
 from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Unavailable
-from mooring.store.etcd.completions import settled
+from mooring.formatting import quoted
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.endpoints import Endpoint, Preference
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
+from mooring.store.etcd.grpc_shutdown import settled
 from mooring.store.etcd.proto import AuthenticateRequest, Methods, RangeRequest
 from mooring.store.etcd.settings import Settings
 from mooring.store.url import read_password

@@ -12,7 +12,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
-from mooring.display import quoted, reason
+from mooring.formatting import quoted, reason
 from mooring.store.etcd.settings import TLS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"

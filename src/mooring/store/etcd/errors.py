@@ -7,7 +7,6 @@ from enum import Enum
 
 import grpc
 
-from mooring.display import readable
 from mooring.errors import (
     AccessDenied,
     InvalidRequest,
@@ -17,6 +16,7 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
+from mooring.formatting import readable
 
 _Code = grpc.StatusCode
 

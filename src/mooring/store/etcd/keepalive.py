@@ -14,7 +14,7 @@ from typing import Any
 from mooring.errors import AccessDenied, LeaseNotFound, Unavailable
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
-from mooring.store.etcd.streams import Stream
+from mooring.store.etcd.shared_stream import Stream
 from mooring.tasks import Backoff, Tasks
 
 _SILENT = 0.5  # seconds without an answer after which a stream that fails a renewal is given up

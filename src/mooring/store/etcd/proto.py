@@ -1,6 +1,6 @@
 """The part of etcd's v3 wire format that we speak, as messages built at import.
 
-They live in a pool and a package of their own (`mooring.descriptors`), so that other etcd clients
+They live in a pool and a package of their own (`mooring.protobuf`), so that other etcd clients
 can be imported beside us; only field numbers and method paths are on the wire.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import message
 
-from mooring.descriptors import build
+from mooring.protobuf import build
 
 DecodeError = message.DecodeError
 """Raised for bytes that are not the message they should be."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from mooring.errors import InvalidURL
-from mooring.store.certificates import client_context
+from mooring.store.tls import client_context
 
 
 @dataclass(frozen=True, slots=True)

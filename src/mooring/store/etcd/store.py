@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.display import readable
 from mooring.errors import (
     CannotResume,
     Closed,
@@ -22,6 +21,7 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
+from mooring.formatting import readable
 from mooring.store.contract import (
     Check,
     Committed,
@@ -56,7 +56,7 @@ from mooring.store.etcd.errors import (
 from mooring.store.etcd.keepalive import KeepAlives
 from mooring.store.etcd.settings import Settings
 from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
-from mooring.store.rules import (
+from mooring.store.validation import (
     check_commit,
     check_number,
     check_query,

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from mooring.display import readable
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
+from mooring.formatting import readable
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.errors import cancellation
@@ -33,7 +33,7 @@ from mooring.store.etcd.proto import (
     WatchProgressRequest,
     WatchRequest,
 )
-from mooring.store.etcd.streams import Stream
+from mooring.store.etcd.shared_stream import Stream
 from mooring.tasks import Backoff, Tasks
 
 PENDING_BYTES = 16 * 1024 * 1024

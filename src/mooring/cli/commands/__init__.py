@@ -1,0 +1,1 @@
+"""The commands of `mooring`, one file for each command group."""

@@ -1,0 +1,160 @@
+"""`mooring config`: the operator's word on services and instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import typer
+
+from mooring.cli.io.connect import must_be_known, reach, run_command
+from mooring.cli.io.options import (
+    InstanceOption,
+    JSONOption,
+    LayoutOption,
+    RegistryOption,
+    RevealOption,
+    ServiceArgument,
+    StoreOption,
+    pairs,
+)
+from mooring.cli.io.output import show, show_json, words
+from mooring.cli.io.stderr import note, printable
+from mooring.errors import RegistryError
+from mooring.formatting import quoted
+from mooring.hub import Hub
+from mooring.masking import holds_mask, masked_fields
+from mooring.model import JSON
+
+app = typer.Typer(help="What the operator says: get, set, unset.", no_args_is_help=True)
+
+Fields = Mapping[str, JSON]
+
+
+@app.command()
+def get(
+    service: ServiceArgument,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="print only its value")] = "",
+    instance: InstanceOption = "",
+    store: StoreOption = "",
+    registry: RegistryOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+    reveal: RevealOption = False,
+) -> None:
+    """Print what was set, secrets masked. Exits with 1 if KEY was not."""
+    fields = run_command(_get(service, instance, store, registry, layout))
+    if reveal:
+        note(f"the secrets of {_subject(service, instance)} are shown in clear text")
+    else:
+        fields = masked_fields(fields)
+    if not key:
+        _show(fields, as_json)
+    elif key not in fields:
+        raise RegistryError(f"{_subject(service, instance)} has no {quoted(key)} set")
+    elif as_json:
+        show_json(fields[key])
+    else:
+        typer.echo(printable(words(fields[key])))
+
+
+async def _get(service: str, instance: str, store: str, registry: str, layout: str) -> Fields:
+    async with reach(store, layout, registry=registry) as hub:
+        fields = await hub.registry.config(service, instance)
+        if not fields:
+            await must_be_known(hub, service)
+        return fields
+
+
+@app.command(name="set")
+def set_values(
+    service: ServiceArgument,
+    values: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE", help="JSON where it is JSON, else text")
+    ],
+    instance: InstanceOption = "",
+    store: StoreOption = "",
+    registry: RegistryOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """Set values, and print all that is set. Instances and callers follow at once.
+
+    weight, enabled, zone and metadata steer the calls; the rest is the service's own.
+
+    A KEY that begins with a dash goes after --.
+    """
+    new = {name: _typed(text) for name, text in pairs("KEY=VALUE", values).items()}
+    for name, value in new.items():
+        if holds_mask({name: value}):
+            raise typer.BadParameter(f"{name} is masked: give the secret itself, or leave it out")
+    configured = run_command(_configure(service, instance, new, (), store, registry, layout))
+    _show(masked_fields(configured), as_json)
+
+
+@app.command()
+def unset(
+    service: ServiceArgument,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY")],
+    instance: InstanceOption = "",
+    store: StoreOption = "",
+    registry: RegistryOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """Take values back, and print what is still set."""
+    configured = run_command(
+        _configure(service, instance, {}, tuple(keys), store, registry, layout)
+    )
+    _show(masked_fields(configured), as_json)
+
+
+async def _configure(
+    service: str,
+    instance: str,
+    new: Fields,
+    gone: tuple[str, ...],
+    store: str,
+    registry: str,
+    layout: str,
+) -> Fields:
+    async with reach(store, layout, registry=registry) as hub:
+        before = await hub.registry.config(service, instance) if gone else {}
+        fields = await hub.registry.configure(service, instance, set=new, unset=gone)
+        for name in gone:
+            if name not in before:
+                note(f"{_subject(service, instance)} had no {quoted(name)} set")
+        if new and not await _concerns_anybody(hub, service, instance):
+            note(f"{_subject(service, instance)} is not registered at present: kept for when it is")
+        return fields
+
+
+async def _concerns_anybody(hub: Hub, service: str, instance: str) -> bool:
+    found = (await hub.registry.instances(service)).instances
+    return any(instance in ("", each.id) for each in found)
+
+
+def _typed(text: str) -> JSON:
+    """`true`, `3`, `"3"`, `[1]` are JSON; what is not is text."""
+    try:
+        value: JSON = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return value
+
+
+def _subject(service: str, instance: str) -> str:
+    return f"{service} {instance}".rstrip()
+
+
+def _show(fields: Fields, as_json: bool) -> None:
+    if as_json:
+        show_json(fields)
+        return
+    show(
+        list(fields.items()),
+        {"key": lambda field: field[0], "value": lambda field: words(field[1])},
+        lambda field: {field[0]: field[1]},
+        as_json=False,
+    )

@@ -1,0 +1,78 @@
+"""`mooring demo`: a small fleet that lives and fails, to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import typer
+
+from mooring.cli.io.child_process import asking
+from mooring.cli.io.connect import LOCAL, START_ONE, run_command
+from mooring.cli.io.options import RegistryOption, StoreOption, seconds
+from mooring.cli.io.stderr import printable
+from mooring.demo.runner import SETTINGS, Stage
+from mooring.errors import Unavailable
+from mooring.hub import Hub, connect
+from mooring.settings.registry import parse
+from mooring.tasks import Tasks
+
+
+def demo(
+    store: StoreOption = "",
+    registry: RegistryOption = "",
+    once: Annotated[bool, typer.Option("--once", help="one round of a minute")] = False,
+    lasting: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="end after so long")
+    ] = "",
+) -> None:
+    """Start a small fleet that registers, fails, drains and recovers, to look at in the console.
+
+    It is a dozen instances of five services, a lock with a queue and two tenants. Ctrl-C removes
+    everything that it made.
+    """
+    limit = seconds("--for", lasting) if lasting else None
+    run_command(_demo(store, registry, 1 if once else None, limit))
+
+
+async def _demo(store: str, registry: str, rounds: int | None, limit: float | None) -> None:
+    stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    async with _reached(store, registry) as hub, Stage(hub, _say) as stage:
+        _say("look at it in the console: `mooring login` prints the link; Ctrl-C ends it")
+        await _watch(stage, rounds, limit, stops)
+
+
+async def _watch(
+    stage: Stage, rounds: int | None, limit: float | None, stops: asyncio.Queue[signal.Signals]
+) -> None:
+    """Until the play is over, the time is, or somebody asks for the end."""
+    tasks = Tasks()
+    try:
+        playing = tasks.start(stage.play(rounds), name="play")
+        asked = tasks.start(stops.get(), name="signals")
+        await asyncio.wait([playing, asked], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await tasks.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _reached(store: str, registry: str) -> AsyncIterator[Hub]:
+    """The hub with the store and the registry; by default those of the local server, and who has
+    none is told how to start it."""
+    url = store or registry or f"etcd://{LOCAL}?timeout=2s"
+    try:
+        beside = registry if store else ""
+        async with connect(url, registry=beside, settings=parse(SETTINGS)) as hub:
+            await hub.registry.groups()  # there is nothing to look at without it
+            yield hub
+    except Unavailable as error:
+        if store or registry:
+            raise
+        raise Unavailable(f"no store answers at {LOCAL}: {START_ONE}") from error
+
+
+def _say(line: str) -> None:
+    typer.echo(printable(line))

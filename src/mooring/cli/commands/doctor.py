@@ -1,0 +1,69 @@
+"""`mooring doctor`: what is well and what is wrong with a store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from mooring.cli.io import connect as reaching
+from mooring.cli.io.connect import run
+from mooring.doctor import Finding, examine, examine_redis
+from mooring.hub import connect, open_store
+from mooring.store.url import REDIS, parse
+
+_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
+
+
+def doctor(
+    url: Annotated[
+        str,
+        typer.Argument(metavar="[URL]", envvar="MOORING_STORE", help="default: the local server"),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+) -> None:
+    """Look at a store, or at a Redis: reachability, version, latency, clock, permissions, alarms.
+
+    Exits with 1 if something is wrong.
+    """
+    if not run(_examine(url or f"etcd://{reaching.LOCAL}?timeout=2s", as_json)):
+        raise typer.Exit(1)
+
+
+async def _examine(url: str, as_json: bool) -> bool:
+    console = Console(soft_wrap=True, highlight=False)
+    well = True
+    async with _looking(url) as (where, findings):
+        if not as_json:
+            console.print(Text(where, style="bold"))
+        async for finding in findings:
+            well = well and finding.level != "error"
+            if as_json:
+                typer.echo(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
+            else:
+                console.print(_line(finding))
+    return well
+
+
+@contextlib.asynccontextmanager
+async def _looking(url: str) -> AsyncIterator[tuple[str, AsyncIterator[Finding]]]:
+    """What there is to say of a store, or of the Redis that keeps a registry; and where it is."""
+    if parse(url).scheme in REDIS:
+        async with connect(url) as hub:
+            redis = reaching.on_redis(hub)
+            assert redis is not None
+            yield redis.url, examine_redis(redis)
+    else:
+        async with open_store(url) as store:
+            yield store.url, examine(store)
+
+
+def _line(finding: Finding) -> Text:
+    sign, colour = _SIGNS[finding.level]
+    return Text.assemble((sign, colour), " ", (finding.about, "bold"), f": {finding.text}")

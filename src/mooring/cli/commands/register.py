@@ -1,0 +1,230 @@
+"""`mooring register`: an instance, registered for as long as a command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, cast
+
+import msgspec
+import typer
+
+from mooring import addresses
+from mooring.cli.io.child_process import Child, asking, not_started
+from mooring.cli.io.connect import START_ONE, on_redis, reach, run_command
+from mooring.cli.io.options import (
+    JSONOption,
+    LayoutOption,
+    RegistryOption,
+    ServiceArgument,
+    StoreOption,
+    pairs,
+    seconds,
+)
+from mooring.cli.io.stderr import hear, note, say, warn
+from mooring.formatting import quoted
+from mooring.model import Instance
+from mooring.registry.kv.layouts import layout_of
+from mooring.registry.kv.layouts.hprose import protocol_of
+from mooring.registry.registration import Registration
+from mooring.store.validation import check_ttl
+from mooring.tasks import Tasks
+
+_WAIT = 1.0  # seconds to be registered in, before anything else is looked at
+_END_WITHIN = 10.0  # seconds that the command has to end in, where the registration was refused
+
+
+def register(
+    context: typer.Context,
+    service: ServiceArgument,
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST:PORT",
+            help=":PORT finds the host; without it the command gets a free port in $PORT",
+        ),
+    ] = "",
+    version: Annotated[str, typer.Option(metavar="VERSION")] = "0.0.0",
+    weight: Annotated[float, typer.Option(metavar="N", help="its share of the calls")] = 1.0,
+    zone: Annotated[str, typer.Option(metavar="ZONE")] = "",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="default: tcp; for hprose, what the domain starts with (http.hello)",
+        ),
+    ] = "",
+    port: Annotated[
+        list[str] | None, typer.Option("--port", metavar="NAME=PORT", help="another port")
+    ] = None,
+    meta: Annotated[list[str] | None, typer.Option("--meta", metavar="KEY=VALUE")] = None,
+    ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help="how long it stays without a sign of life")
+    ] = "",
+    persistent: Annotated[
+        bool,
+        typer.Option("--persistent", help="on Redis: silent, it is unhealthy, and not taken out"),
+    ] = False,
+    store: StoreOption = "",
+    registry: RegistryOption = "",
+    layout: LayoutOption = "tree",
+    as_json: JSONOption = False,
+) -> None:
+    """Register an instance while a command runs.
+
+    SIGTERM and Ctrl-C drain it before the command gets the signal. Exits with the command's code.
+
+    Without a command it stays registered until this is stopped.
+    """
+    command: list[str] = context.obj
+    if not address and not command:
+        raise typer.BadParameter("give one, or a command after --", param_hint="HOST:PORT")
+    host, number = _split(address) if address else ("", _free_port())
+    instance = Instance(
+        service,
+        host,
+        number,
+        protocol=protocol or _default_protocol(service, layout),
+        version=version,
+        zone=zone,
+        weight=weight,
+        metadata=pairs("--meta", meta),
+        ports={name: _number(name, text) for name, text in pairs("--port", port).items()},
+        ephemeral=not persistent,
+    )
+    lasting = seconds("--ttl", ttl) if ttl else None
+    code = run_command(_register(instance, lasting, command, store, registry, layout, as_json))
+    raise typer.Exit(code)
+
+
+def _default_protocol(service: str, layout: str) -> str:
+    if layout_of(layout).name != "hprose":
+        return "tcp"
+    if found := protocol_of(service):
+        return found
+    raise typer.BadParameter(
+        f"the domain {service} does not start with a protocol, as http.{service} would: give one",
+        param_hint="--protocol",
+    )
+
+
+def _split(address: str) -> tuple[str, int]:
+    if not address.startswith(":"):
+        return addresses.split(address)
+    return "", addresses.split(f"localhost{address}")[1]
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"{name}={text}: {quoted(text)} is no port", param_hint="--port")
+    return int(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _register(
+    instance: Instance,
+    ttl: float | None,
+    command: Sequence[str],
+    store: str,
+    registry: str,
+    layout: str,
+    as_json: bool,
+) -> int:
+    if ttl is not None:
+        check_ttl(ttl)
+    async with reach(store, layout, registry=registry) as hub:
+        stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if not as_json:
+            hear("mooring.addresses", "mooring.registry")
+        if not instance.ephemeral and on_redis(hub) is None:
+            warn("--persistent has no effect on a store: a silent instance goes with its lease")
+            instance = msgspec.structs.replace(instance, ephemeral=True)
+        registration = hub.register(instance, ttl=ttl, wait=_WAIT)
+        if as_json:
+            registration.subscribe(lambda state: _say(registration.instance, state))
+        async with _started(command, instance.port) as child, registration:
+            if registration.state == "registering" and not (store or registry):
+                note(START_ONE)
+            return await _stay(registration, child, stops)
+
+
+def _say(instance: Instance, state: str) -> None:
+    record = {"service": instance.service, "id": instance.id, "state": state}
+    say(json.dumps(record, ensure_ascii=False))
+
+
+@contextlib.asynccontextmanager
+async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | None]:
+    if not command:
+        yield None
+        return
+    try:
+        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
+        child = Child(command, {"PORT": str(port)}, stdin=keyboard)
+    except OSError as error:
+        raise typer.Exit(not_started(command[0], error)) from None
+    try:
+        yield child
+    finally:
+        if not child.ended:
+            await child.stop(within=_END_WITHIN)
+
+
+async def _stay(
+    registration: Registration, child: Child | None, stops: asyncio.Queue[signal.Signals]
+) -> int:
+    """Until the command ends, or a signal asks for it; the code to exit with."""
+    tasks = Tasks()
+    ended = tasks.start(child.end() if child else _over(registration), name="end")
+    try:
+        number = await _asked(stops, ended)
+        if number is not None:
+            drained = tasks.start(registration.drain(), name="drain")
+            number = await _asked(stops, drained, ended) or number
+            drained.cancel()  # asked twice: no lingering
+            await asyncio.wait([drained])
+        while number is not None and child is not None:
+            child.signal(number)
+            number = await _asked(stops, ended)
+        if child is not None:
+            return await child.end()
+        return 1 if number is None else 0
+    finally:
+        await tasks.aclose()
+
+
+async def _asked(
+    stops: asyncio.Queue[signal.Signals], *ends: asyncio.Task[object]
+) -> signal.Signals | None:
+    """The next signal; None where one of these tasks ends before."""
+    tasks = Tasks()
+    asked = tasks.start(stops.get(), name="signals")
+    try:
+        await asyncio.wait([asked, *ends], return_when=asyncio.FIRST_COMPLETED)
+        return cast("signal.Signals", asked.result()) if asked.done() else None
+    finally:
+        await tasks.aclose()
+
+
+async def _over(registration: Registration) -> None:
+    """Wait until the registration can no longer stand: somebody took its place, or took it out."""
+    over = asyncio.Event()
+
+    def look(state: str) -> None:
+        if state in ("superseded", "removed"):
+            over.set()
+
+    registration.subscribe(look)
+    look(registration.state)
+    await over.wait()

@@ -1,0 +1,297 @@
+"""`mooring tenant list` and `show`: what the store has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+import yaml
+
+from mooring.cli.commands.tenant.options import TenantArgument
+from mooring.cli.io import output as printing
+from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.options import JSONOption, NamespaceOption, RevealOption, StoreOption
+from mooring.cli.io.output import count_of, show_json, words
+from mooring.cli.io.stderr import note, progress, say, warn
+from mooring.cli.io.stdout import writing
+from mooring.errors import NotConfigured, Undecipherable
+from mooring.formatting import quoted
+from mooring.masking import clear_secrets, masked
+from mooring.model import JSON
+from mooring.store.contract import Entry
+from mooring.tenants.diff import UNREADABLE
+from mooring.tenants.document import written
+from mooring.tenants.document_file import JSON_SUFFIXES
+from mooring.tenants.keys import MAX_ID, NAMESPACE, Keys, PartOf, kind_of, name_of
+from mooring.tenants.publish.plan import Held, Parts, Unread, held
+from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.values import Part, Unreadable, decode, understand
+
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # written in C, if it is there
+_STATUSES = ("active", "inactive", "suspended")
+
+
+def list_tenants(
+    status: Annotated[
+        str, typer.Option("--status", metavar="STATUS", help="active, inactive or suspended")
+    ] = "",
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """List the tenants, by id."""
+    if status not in ("", *_STATUSES):
+        raise typer.BadParameter(f"{quoted(status)} is none of {', '.join(_STATUSES)}")
+    found = run_command(_all(Keys(namespace), store))
+    printing.show(
+        [tenant for tenant in found if status in ("", _status(tenant))],
+        {
+            "id": lambda tenant: str(tenant.id),
+            "code": lambda tenant: tenant.meta.code if tenant.meta else "",
+            "name": lambda tenant: tenant.meta.name if tenant.meta else "",
+            "status": _status,
+            "domain": lambda tenant: tenant.domain.primary,
+            "databases": lambda tenant: str(len(tenant.databases)),
+            "ftp users": lambda tenant: str(len(tenant.ftp)),
+        },
+        _record,
+        as_json=as_json,
+        spare=("ftp users", "databases"),
+    )
+
+
+async def _all(keys: Keys, store: str) -> list[Tenant]:
+    async with reach(store, "tree") as hub:
+        entries = (await hub.store.read(keys.all)).entries
+    parts: dict[int, list[tuple[str, Part]]] = {}
+    for entry in entries:
+        place = keys.understand(entry.key)
+        if isinstance(place, PartOf):
+            part = _understood(place, entry)
+            parts.setdefault(place.tenant, []).extend([] if part is None else [(place.path, part)])
+    return [Tenant(id).changed(found) for id, found in sorted(parts.items())]
+
+
+def _understood(place: PartOf, entry: Entry) -> Part | None:
+    try:
+        value = decode(place.path, entry.value)
+        return understand(place.tenant, place.path, value, Keyring([]))
+    except Unreadable as error:
+        warn(f"tenant {place.tenant}: {place.path} cannot be understood: {error}")
+        return None
+
+
+def _status(tenant: Tenant) -> str:
+    return tenant.meta.status if tenant.meta else ""
+
+
+def _record(tenant: Tenant) -> Mapping[str, JSON]:
+    return {
+        "id": tenant.id,
+        "code": tenant.meta.code if tenant.meta else None,
+        "name": tenant.meta.name if tenant.meta else None,
+        "status": tenant.meta.status if tenant.meta else None,
+        "primaryDomain": tenant.domain.primary or None,
+        "databases": len(tenant.databases),
+        "ftpUsers": len(tenant.ftp),
+    }
+
+
+class Row(NamedTuple):
+    part: str
+    field: str
+    value: str
+
+
+def show(
+    tenant: TenantArgument,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="as a file for `publish`, without its secrets")
+    ] = False,
+    reveal: RevealOption = False,
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """Show all that is configured for a tenant. Secrets are masked.
+
+    With --reveal, exits with 1 if one of them cannot be decrypted.
+    """
+    if as_yaml and (reveal or as_json):
+        raise typer.BadParameter("--yaml goes neither with --reveal nor with --json")
+    ring = Keyring.from_environment() if reveal else Keyring([])
+    found = run_command(_one(tenant, Keys(namespace), store))
+    parts = found.parts
+    if as_yaml:
+        warn_of_unreadable(parts)
+        typer.echo(f"# revision: {found.revision}")
+        typer.echo(as_document(written(tenant, parts)), nl=False)
+        return
+    problems: list[str] = []
+    shown: dict[str, JSON] = {}
+    for path, value in parts.items():
+        if isinstance(value, Unread):
+            shown[path] = UNREADABLE
+        else:
+            shown[path] = _revealed(path, value, ring, problems) if reveal else masked(value)
+    if reveal:
+        note(f"tenant {tenant}: its secrets are shown in clear text")
+    if as_json:
+        show_json(_nested(tenant, shown) | {"revision": found.revision})
+    else:
+        printing.show(
+            list(_rows(shown)),
+            {
+                "part": lambda row: row.part,
+                "field": lambda row: row.field,
+                "value": lambda row: row.value,
+            },
+            lambda row: row._asdict(),
+            as_json=False,
+        )
+    for problem in problems:
+        warn(f"tenant {tenant}: {problem}")
+    if problems:
+        raise typer.Exit(1)
+
+
+def as_document(document: dict[str, JSON]) -> str:
+    """YAML, in any letters unless some of them are not printable: a terminal may act on those."""
+    text = yaml.dump(document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
+    if all(line.isprintable() for line in text.split("\n")):
+        return str(text)
+    return str(yaml.dump(document, Dumper=_DUMPER, sort_keys=False))
+
+
+async def _one(tenant: int, keys: Keys, store: str) -> Held:
+    async with reach(store, "tree") as hub:
+        entries = (await hub.store.read(keys.parts(tenant))).entries
+    found = held(keys, tenant, entries)
+    for strange in found.strange:
+        warn(f"{strange.decode(errors='backslashreplace')} is no part of a tenant")
+    if not found.parts:
+        raise NotConfigured(f"there is no tenant {tenant}")
+    return found
+
+
+def warn_of_unreadable(parts: Parts) -> None:
+    for path, value in parts.items():
+        if isinstance(value, Unread):
+            warn(f"{path} cannot be understood and is left out: to publish this may remove it")
+
+
+def _revealed(path: str, value: JSON, ring: Keyring, problems: list[str]) -> JSON:
+    """A part with its password as plain text, where it can be decrypted."""
+    if not isinstance(value, dict) or not value.get("passwordEncrypted"):
+        return value
+    sealed, of = str(value["passwordEncrypted"]), str(value.get("passwordKeyId") or "")
+    rest = {
+        name: inner
+        for name, inner in value.items()
+        if name not in ("passwordEncrypted", "passwordKeyId")
+    }
+    try:
+        return rest | {"password": ring.unseal(sealed, of)}
+    except Undecipherable as error:
+        problems.append(f"{path}: {error}")
+        return masked(value)
+
+
+def _nested(tenant: int, parts: Mapping[str, JSON]) -> dict[str, JSON]:
+    """By section, as in a tenant's file."""
+    record: dict[str, JSON] = {"id": tenant}
+    for path, value in parts.items():
+        kind, name = kind_of(path), name_of(path)
+        section = record.setdefault(kind, {}) if name else record
+        assert isinstance(section, dict)
+        section[name or kind] = value
+    return record
+
+
+def _rows(parts: Mapping[str, JSON]) -> Iterator[Row]:
+    for path, value in sorted(parts.items(), key=lambda part: (part[0] != "meta", part[0])):
+        if isinstance(value, dict) and value:
+            yield from (Row(path, field, words(inner)) for field, inner in value.items())
+        else:
+            yield Row(path, "", words(value))
+
+
+def export(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="default, or -: standard output")
+    ] = None,
+    tenants: Annotated[
+        list[int] | None,
+        typer.Option("--tenant", metavar="ID", min=1, max=MAX_ID, help="only this one; repeatable"),
+    ] = None,
+    store: StoreOption = "",
+    namespace: NamespaceOption = NAMESPACE,
+    as_json: JSONOption = False,
+) -> None:
+    """Write all tenants as YAML documents, or as JSON lines, for `publish`.
+
+    Secrets are written as they are stored: encrypted passwords stay encrypted, and those in clear
+    text are in clear text, with a warning. JSON lines are
+    written with --json, or if the file is called .json, .jsonl or .ndjson. Exits with 1 if a part
+    of a tenant cannot be read and is left out.
+    """
+    target = None if file == Path("-") else file
+    lines = as_json or (target is not None and target.suffix in JSON_SUFFIXES)
+    entries = run_command(_read(Keys(namespace), store, tenants or []))
+    found = _grouped(Keys(namespace), entries)
+    for tenant in tenants or []:
+        if tenant not in found:
+            raise NotConfigured(f"there is no tenant {tenant}")
+    with writing(target, mode=0o600) as output, progress("exported") as report:
+        for number, (tenant, there) in enumerate(sorted(found.items())):
+            report(number, len(found))
+            document = written(tenant, there.parts, secrets=True)
+            if lines:
+                output.write(f"{json.dumps(document, ensure_ascii=False)}\n")
+            else:
+                output.write(f"---\n{as_document(document)}")
+    say(count_of(len(found), "tenant"))
+    if clear := sum(_clear_secrets(there) for there in found.values()):
+        secrets = count_of(clear, "secret")
+        warn(f"the export has {secrets} in clear text, as stored: keep it safe")
+    if sum(_warned(tenant, there) for tenant, there in sorted(found.items())):
+        raise typer.Exit(1)
+
+
+async def _read(keys: Keys, store: str, tenants: list[int]) -> list[Entry]:
+    async with reach(store, "tree") as hub:
+        ranges = [keys.parts(tenant) for tenant in dict.fromkeys(tenants)] or [keys.all]
+        return [entry for each in ranges for entry in (await hub.store.read(each)).entries]
+
+
+def _grouped(keys: Keys, entries: list[Entry]) -> dict[int, Held]:
+    found: dict[int, Held] = {}
+    for tenant, group in groupby(entries, lambda entry: keys.tenant(entry.key)):
+        there = held(keys, tenant, group)
+        if tenant and there.parts:
+            found[tenant] = there
+    return found
+
+
+def _clear_secrets(there: Held) -> int:
+    fields = (field for value in there.parts.values() for field in _clear(value))
+    return sum(field not in ("passwordEncrypted", "passwordHash") for field in fields)
+
+
+def _clear(value: JSON | Unread) -> Iterator[str]:
+    return iter(()) if isinstance(value, Unread) else clear_secrets(value)
+
+
+def _warned(tenant: int, there: Held) -> bool:
+    for strange in there.strange:
+        warn(f"{strange.decode(errors='backslashreplace')} is no part of a tenant: left out")
+    unread = any(isinstance(value, Unread) for value in there.parts.values())
+    if unread:
+        warn(f"tenant {tenant} is not exported in full:")
+        warn_of_unreadable(there.parts)
+    return unread or bool(there.strange)

@@ -1,0 +1,1 @@
+"""What every command uses: connections, options, output, progress and child processes."""

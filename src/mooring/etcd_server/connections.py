@@ -1,0 +1,165 @@
+"""The TCP connections of a gRPC server, found among the descriptors of this process.
+
+gRPC shows neither its connections nor its listening socket, and does two things wrong for a server
+of etcd clients. It does not limit the connections of an address. Here they count from the moment
+that gRPC accepts them, before any TLS handshake. When it stops, it resets the calls
+that arrive at that moment, and their clients read CANCELLED, as if they had cancelled them: a watch
+of etcd's Go client then ends instead of resuming. So connections are ended here, at the socket,
+which every client reads as UNAVAILABLE.
+
+All this works without a free descriptor: an address that takes the last one must be limited too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import resource
+import socket
+import stat
+import struct
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+
+from mooring.connection_limit import ConnectionLimit
+
+SWEEP = 0.25
+"""Seconds between two looks for connections beyond the limit."""
+
+_FLUSH = 0.05  # seconds in which gRPC writes the answers that it has
+_LOOKS = 50  # hundredths of a second for clients to close their side
+_NUMBERS = 1 << 20  # descriptors at most, on a system that sets no limit
+
+
+class Sockets:
+    """The connections to a port of this process, and how many one address may have."""
+
+    def __init__(self, port: int, limit: ConnectionLimit) -> None:
+        self._port, self._limit = port, limit
+        self._known: dict[tuple[int, int], str | None] = {}  # by descriptor and inode
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._spare = os.dup(self._null)
+        for descriptor in (self._null, self._spare):
+            weakref.finalize(self, os.close, descriptor)
+
+    async def watch(self) -> None:
+        """End connections beyond the limit, for ever."""
+        while self._limit.most:
+            self.sweep()
+            await asyncio.sleep(SWEEP)
+
+    def sweep(self) -> None:
+        seen = set()
+        for identity in _sockets():
+            seen.add(identity)
+            if identity in self._known:
+                continue
+            with self._copy(identity[0]) as connection:
+                self._known[identity] = ""
+                if connection is None or _is_listening(connection):
+                    continue
+                site = self._known[identity] = self._limit.accept(_peer(connection))
+                if site is None:
+                    _shut(connection, socket.SHUT_RDWR)
+        for identity in self._known.keys() - seen:
+            self._limit.release(self._known.pop(identity))
+
+    async def close(self) -> None:
+        """End all connections, after the answers that were given. Nothing that gRPC writes from now
+        on reaches a client."""
+        for listening in self._all(listening=True):
+            _accept_no_more(listening)
+        await asyncio.sleep(_FLUSH)
+        # Not shut for reading: to close a socket with unread data would reset it, and the client
+        # could lose answers that it has not read yet. It closes its side when it sees the end.
+        for _ in range(_LOOKS):
+            if not self._shut_all():
+                break
+            await asyncio.sleep(_FLUSH / 5)
+        self._limit.forget(self._known.values())
+        self._known.clear()
+
+    def _shut_all(self) -> int:
+        return sum(_shut(connection, socket.SHUT_WR) for connection in self._all())
+
+    def _all(self, *, listening: bool = False) -> Iterator[socket.socket]:
+        for descriptor, _ in _sockets():
+            with self._copy(descriptor) as connection:
+                if connection is not None and _is_listening(connection) == listening:
+                    yield connection
+
+    @contextlib.contextmanager
+    def _copy(self, descriptor: int) -> Iterator[socket.socket | None]:
+        """The socket, if it is bound to the port. It is a copy: gRPC may close its own meanwhile,
+        and the next file gets that number."""
+        copy = None
+        try:
+            os.dup2(descriptor, self._spare, inheritable=False)
+            copy = socket.socket(fileno=self._spare)
+            internet = copy.family in (socket.AF_INET, socket.AF_INET6)
+            stream = internet and copy.type == socket.SOCK_STREAM
+            bound = stream and copy.getsockname()[1] == self._port
+        except OSError:
+            bound = False
+        try:
+            yield copy if bound else None
+        finally:
+            if copy is not None:
+                copy.detach()
+            os.dup2(self._null, self._spare, inheritable=False)
+
+
+def _sockets() -> list[tuple[int, int]]:
+    """The descriptors of this process that are sockets, each with its inode."""
+    found = []
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):
+            status = os.fstat(descriptor)
+            if stat.S_ISSOCK(status.st_mode):
+                found.append((descriptor, status.st_ino))
+    return found
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:  # to list them takes a descriptor; if none is free, all numbers are in use
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _NUMBERS))
+
+
+def _is_listening(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _peer(connection: socket.socket) -> object:
+    try:
+        return connection.getpeername()
+    except OSError:
+        return None  # it is gone
+
+
+def _shut(connection: socket.socket, how: int) -> bool:
+    """End a connection; whether it was still there."""
+    try:
+        connection.shutdown(how)
+    except OSError:
+        return False
+    return True
+
+
+_SO_ATTACH_FILTER = 26
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the packet filter "return 0": pass nothing
+
+
+def _accept_no_more(listening: socket.socket) -> None:
+    """Let no connection come between the last look at them and the end of the listening socket.
+    A client that connects meanwhile retries a second later. Only Linux can, and some kernels allow
+    it only to root; elsewhere such a client is cut off and reconnects."""
+    if sys.platform == "linux":
+        code = ctypes.create_string_buffer(_DROP)
+        program = struct.pack("HP", 1, ctypes.addressof(code))
+        with contextlib.suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

@@ -1,0 +1,204 @@
+"""A service's methods as gRPC calls them: the token checked, errors put into etcd's words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from mooring.errors import MooringError
+from mooring.etcd_server.auth import Auth
+from mooring.etcd_server.errors import (
+    STOPPED,
+    UNREADABLE,
+    UNREADABLE_IN_STREAM,
+    Refusal,
+    Refused,
+    malformed,
+    oversized,
+    refusal,
+    unknown,
+)
+from mooring.store.contract import MAX_REQUEST_BYTES
+from mooring.store.embedded.runner import Host
+from mooring.store.etcd import proto
+
+MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
+"""The largest message that etcd's transport takes with its defaults."""
+
+_LATE = 10  # tenths of a second in which calls may still come when it stops
+
+Unary = Callable[[Any], Awaitable[Any]]
+Stream = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
+
+
+class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The handlers of a server, by path, and the calls that are under way."""
+
+    def __init__(self, auth: Auth, host: Host) -> None:
+        self.handlers: dict[str, Any] = {}
+        self._host = host
+        self._auth = auth
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._came = 0
+        self._under_way = 0
+        self._none_left = asyncio.Event()
+        self._stopping = False
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """What handles a call (gRPC asks)."""
+        self._came += 1
+        return self.handlers.get(details.method) or self._unknown(details.method)
+
+    def unary(self, name: str, method: Unary, *, needs_token: bool = True) -> None:
+        """Serve a method with one request and one answer."""
+
+        async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            self._under_way += 1
+            try:
+                answer = await self._answer(method, request, context if needs_token else None)
+                if isinstance(answer, Refusal):
+                    await context.abort(answer.code, answer.text)
+                return answer
+            finally:
+                self._done()
+
+        path, read, write = proto.serving(name)
+        read = _reader(read, UNREADABLE)
+        write = self._with_cluster(write)
+        self.handlers[path] = grpc.unary_unary_rpc_method_handler(handle, read, write)
+
+    def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
+        """Serve a method that reads and writes as it likes."""
+        path, read, write = proto.serving(name)
+        handle, read = self._streaming(method, needs_token), _reader(read, UNREADABLE_IN_STREAM)
+        write = self._with_cluster(write)
+        self.handlers[path] = grpc.stream_stream_rpc_method_handler(handle, read, write)
+
+    def _with_cluster(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        """Every answer's header names the cluster."""
+
+        def written(answer: Any) -> bytes:
+            answer.header.cluster_id = self._host.cluster_id
+            return write(answer)
+
+        return written
+
+    def refuse(self, service: str, methods: str, answer: Refusal) -> None:
+        """Refuse methods whatever the request: their messages are not even read."""
+        for method in methods.split():
+            self.handlers[f"/etcdserverpb.{service}/{method}"] = _refusing(answer)
+
+    async def stop(self, grace: float) -> None:
+        """End the streams that are open, refuse what comes from now on, and wait until nothing is
+        under way any more, for at most `grace` seconds."""
+        self._stopping = True
+        for task in self._streams:
+            task.cancel()
+        if not grace:
+            return
+        if self._under_way:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._none_left.wait(), grace)
+        # Those that were sent meanwhile, and are only now read, are still told; but who asks again
+        # and again is not waited for.
+        for _ in range(_LATE):
+            came = self._came
+            await asyncio.sleep(0.1)
+            if self._came == came:
+                return
+
+    def _done(self) -> None:
+        self._under_way -= 1
+        if self._stopping and not self._under_way:
+            self._none_left.set()
+
+    def _unknown(self, path: str) -> Any:
+        service, slash, method = path.removeprefix("/").rpartition("/")
+        if not slash:
+            return _refusing(malformed(path))
+        known = any(name.startswith(f"/{service}/") for name in self.handlers)
+        return _refusing(unknown(service, method if known else None))
+
+    async def _answer(
+        self, method: Unary, request: Any, context: grpc.aio.ServicerContext | None
+    ) -> Any:
+        if self._stopping:
+            return STOPPED
+        if isinstance(request, Refusal):
+            return request
+        if context is not None and (objection := self._auth.objection(context)) is not None:
+            return objection
+        try:
+            return await method(request)
+        except Refused as error:
+            return error.refusal
+        except MooringError as error:
+            return refusal(error)
+
+    def _streaming(
+        self, method: Stream, needs_token: bool
+    ) -> Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]:
+        async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
+            self._under_way += 1
+            try:
+                ended = await self._run(method, context, needs_token)
+                if ended is not None:
+                    await context.abort(ended.code, ended.text)
+            finally:
+                self._done()
+
+        return handle
+
+    async def _run(
+        self, method: Stream, context: grpc.aio.ServicerContext, needs_token: bool
+    ) -> Refusal | None:
+        """Run a stream to its end; how it ended, where it did not by itself."""
+        if self._stopping:
+            return STOPPED
+        if needs_token and (objection := self._auth.objection(context)) is not None:
+            return objection
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            await method(context)
+        except Refused as error:
+            return error.refusal
+        except MooringError as error:
+            return refusal(error)
+        except asyncio.CancelledError:
+            # The client went away; or we do, and the client has a right to know.
+            if not self._stopping:
+                raise
+            return STOPPED
+        finally:
+            self._streams.discard(task)
+        return None
+
+
+def _refusing(answer: Refusal) -> Any:
+    """A handler that refuses, whatever the messages."""
+
+    async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(answer.code, answer.text)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def _reader(parse: Callable[[bytes], Any], unreadable: str) -> Callable[[bytes], Any]:
+    """Reads a request. One that cannot be read is not raised, for gRPC would log each at length."""
+
+    def read(data: bytes) -> Any:
+        if len(data) > MAX_MESSAGE:
+            return oversized(len(data), MAX_MESSAGE)
+        try:
+            return parse(data)
+        except proto.DecodeError as error:
+            return Refusal(grpc.StatusCode.INTERNAL, f"{unreadable} proto: {error}")
+
+    return read

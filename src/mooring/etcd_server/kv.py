@@ -1,0 +1,210 @@
+"""The KV service: reads, writes, deletions and compaction; transactions are in `txn`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from operator import attrgetter
+from typing import Any
+
+from mooring.errors import LeaseNotFound
+from mooring.etcd_server.errors import KEY_NOT_FOUND, Refused
+from mooring.etcd_server.messages import header, inner_header, key_value, range_of
+from mooring.etcd_server.validation import check_key, check_put, check_size
+from mooring.store.contract import Entry, Range
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.runner import Host
+from mooring.store.embedded.transaction import Transaction
+from mooring.store.etcd import proto
+
+Look = Callable[[Range], Iterable[Entry]]
+"""The present entries of a range, as somebody sees them."""
+
+_ORDERS: dict[int, Callable[[Entry], Any]] = {
+    proto.SORT_BY_KEY: attrgetter("key"),
+    proto.SORT_BY_VERSION: attrgetter("version"),
+    proto.SORT_BY_CREATE: attrgetter("created"),
+    proto.SORT_BY_MOD: attrgetter("modified"),
+    proto.SORT_BY_VALUE: attrgetter("value"),
+}
+
+
+_BEGINNING = 1  # the revision of a store that was never written to
+_NEVER = -1  # what etcd takes for the last compaction where there was none
+
+
+class KV:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._compacted = _NEVER  # as etcd has it, before the beginning is compacted
+
+    async def range(self, request: Any) -> Any:
+        check_key(request)
+        return self._host.read(lambda engine: _read(engine, request))
+
+    async def put(self, request: Any) -> Any:
+        check_put(request)
+        check_size(request)
+        return await self._host.write(lambda engine, now: _put(engine, now, request))
+
+    async def delete_range(self, request: Any) -> Any:
+        check_key(request)
+        check_size(request)
+        return await self._host.write(lambda engine, now: _delete(engine, now, request))
+
+    async def compact(self, request: Any) -> Any:
+        def compact(engine: Engine, _: float) -> int:
+            if engine.compacted == _BEGINNING and self._compacted < request.revision <= _BEGINNING:
+                self._compacted = request.revision  # there is nothing before it
+            else:
+                engine.compact(request.revision)
+            return engine.confirmed
+
+        return proto.CompactionResponse(header=header(await self._host.write(compact)))
+
+
+def earliest(engine: Engine) -> int:
+    """The least revision that a read within a transaction may name."""
+    return engine.compacted if engine.compacted > _BEGINNING else _NEVER
+
+
+def confirmed(engine: Engine) -> Look:
+    """The present, as reads see it."""
+    if engine.confirmed == engine.revision:
+        return engine.newest
+    return lambda range: engine.past(range, engine.confirmed)
+
+
+def present(engine: Engine, name: bytes) -> Entry | None:
+    """A key as a transaction sees it."""
+    return next(iter(engine.newest(Range(name, name + b"\0"))), None)
+
+
+def _read(engine: Engine, request: Any) -> Any:
+    answer = read_range(engine, confirmed(engine), request)
+    answer.header.CopyFrom(header(engine.confirmed))
+    return answer
+
+
+def growth(put: Any) -> int:
+    """The bytes that a put adds."""
+    return len(put.key) + len(put.value)
+
+
+def _put(engine: Engine, now: float, request: Any) -> Any:
+    engine.check_space(growth(request))
+    if request.lease and request.lease not in engine.leases:
+        raise LeaseNotFound(request.lease)
+    if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
+        raise Refused(KEY_NOT_FOUND)
+    transaction = engine.begin()
+    answer = apply_put(engine, transaction, request)
+    engine.end(transaction, now)
+    answer.header.CopyFrom(header(engine.revision))
+    return answer
+
+
+def _delete(engine: Engine, now: float, request: Any) -> Any:
+    transaction = engine.begin()
+    answer = apply_delete(transaction, request)
+    engine.end(transaction, now)
+    answer.header.CopyFrom(header(engine.revision))
+    return answer
+
+
+def read_range(engine: Engine, look: Look, request: Any, *, changing: bool = False) -> Any:
+    """The answer to a range request, but for its header. `changing`: within a transaction that
+    writes, where the engine cannot count without looking."""
+    stretch = range_of(request.key, request.range_end)
+    past = request.revision > 0
+    entries = engine.past(stretch, request.revision) if past else look(stretch)
+    at = request.revision if past else engine.confirmed
+    count_all = None if changing else lambda: engine.count(stretch, at)
+    chosen, count, more = select(request, entries, count_all)
+    keys_only = request.keys_only
+    return proto.RangeResponse(
+        kvs=[key_value(entry, keys_only=keys_only) for entry in chosen], count=count, more=more
+    )
+
+
+def apply_put(engine: Engine, transaction: Transaction, request: Any) -> Any:
+    """Put, after all checks; the answer, but for its header."""
+    value, lease = request.value, request.lease
+    if (request.ignore_value or request.ignore_lease) and (
+        entry := present(engine, request.key)
+    ) is not None:
+        value = entry.value if request.ignore_value else value
+        lease = entry.lease if request.ignore_lease else lease
+    before = transaction.put(request.key, value, lease)
+    if request.prev_kv and before is not None:
+        return proto.PutResponse(prev_kv=key_value(before))
+    return proto.PutResponse()
+
+
+def apply_delete(transaction: Transaction, request: Any) -> Any:
+    """Delete; the answer, but for its header."""
+    doomed = transaction.delete(range_of(request.key, request.range_end))
+    before = map(key_value, doomed) if request.prev_kv else ()
+    return proto.DeleteRangeResponse(deleted=len(doomed), prev_kvs=before)
+
+
+def select(
+    request: Any, entries: Iterable[Entry], count_all: Callable[[], int] | None = None
+) -> tuple[list[Entry], int, bool]:
+    """What a range request asks for: the entries, how many its range holds in all, and whether
+    the limit cut some off. The count knows neither limit nor filters, as in etcd.
+
+    `count_all` counts the entries faster than looking at each, where there is such a way.
+    """
+    found = iter(entries)
+    if request.count_only:
+        return [], count_all() if count_all else sum(1 for _ in found), False
+    limit = max(request.limit, 0)
+    wanted = _filter(request)
+    if limit and wanted is None and request.sort_order == proto.UNSORTED:
+        # One more than the limit tells whether there are more; the rest is only counted.
+        chosen = list(islice(found, limit + 1))
+        if len(chosen) <= limit:
+            count = len(chosen)
+        else:
+            count = count_all() if count_all else len(chosen) + sum(1 for _ in found)
+    else:
+        chosen = list(found)
+        count = len(chosen)
+    if wanted is not None:
+        chosen = list(filter(wanted, chosen))
+    _sort(chosen, request.sort_order, request.sort_target)
+    more = bool(limit) and len(chosen) > limit
+    return chosen[:limit] if more else chosen, count, more
+
+
+def _sort(entries: list[Entry], order: int, target: int) -> None:
+    """By key is how they come; any other target sorts, also where no order is asked for."""
+    if order == proto.UNSORTED and target == proto.SORT_BY_KEY:
+        return
+    if (by := _ORDERS.get(target)) is not None:
+        entries.sort(key=by, reverse=order == proto.DESCEND)
+
+
+def _filter(request: Any) -> Callable[[Entry], bool] | None:
+    """Bounds on revisions; 0 is no bound."""
+    least_mod, most_mod = request.min_mod_revision, request.max_mod_revision
+    least_create, most_create = request.min_create_revision, request.max_create_revision
+    if not (least_mod or most_mod or least_create or most_create):
+        return None
+
+    def wanted(entry: Entry) -> bool:
+        return (
+            (not most_mod or entry.modified <= most_mod)
+            and (not least_mod or entry.modified >= least_mod)
+            and (not most_create or entry.created <= most_create)
+            and (not least_create or entry.created >= least_create)
+        )
+
+    return wanted
+
+
+def within(answer: Any, revision: int) -> Any:
+    """An answer within a transaction's, with the header that etcd gives it."""
+    answer.header.CopyFrom(inner_header(revision))
+    return answer

@@ -1,0 +1,135 @@
+"""The Maintenance service: what the server says of itself. Work on the files is the CLI's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import grpc.aio
+
+from mooring.etcd_server.errors import Refused, not_served
+from mooring.etcd_server.messages import MEMBER_ID, RAFT_TERM, header
+from mooring.store.contract import Entry, Range
+from mooring.store.embedded.engine import Engine
+from mooring.store.embedded.runner import Host
+from mooring.store.etcd import proto
+
+VERSION = "3.5.13"
+"""The release of etcd that clients may take this for. They read it to know what they may use: from
+3.5.13 on a progress notification is told only after all events that it speaks for, as here."""
+
+_SLICE = 10_000  # keys that are hashed in one go, before others have their turn
+
+_BACKUP = "`mooring store backup PATH`, on the machine of the server, copies it while it runs"
+SNAPSHOT = not_served("snapshots", _BACKUP)
+DEFRAGMENT = not_served(
+    "defragmentation", f"it reuses its space by itself ({_BACKUP}, without the free space)"
+)
+ALARMS = not_served("alarms other than NOSPACE", "there are none to set")
+
+
+class Maintenance:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def status(self, request: Any) -> Any:
+        """Says what time it is, too: etcd tells it in HTTP/1.1 answers, which there are none of."""
+        revision, (size, in_use) = self._revision(), self._host.space()
+        return proto.StatusResponse(
+            header=header(revision),
+            version=VERSION,
+            dbSize=size,
+            dbSizeInUse=in_use,
+            leader=MEMBER_ID,
+            raftTerm=RAFT_TERM,
+            raftIndex=revision,
+            raftAppliedIndex=revision,
+            mooring_time=time.time(),
+            errors=[f"memberID:{MEMBER_ID} alarm:NOSPACE "] if self._out_of_space() else [],
+        )
+
+    async def alarm(self, request: Any) -> Any:
+        """etcd's alarm NOSPACE. There is one member, and no other alarm."""
+        ours = request.memberID in (0, MEMBER_ID) and request.alarm in (0, proto.NOSPACE)
+        if request.action == proto.ALARMS_GET:
+            was = ours and self._host.read(lambda engine: engine.out_of_space)
+        elif request.action == proto.ALARM_ACTIVATE and request.alarm != proto.NOSPACE:
+            raise Refused(ALARMS)
+        else:
+            ours = ours and request.alarm == proto.NOSPACE
+            set_to = request.action == proto.ALARM_ACTIVATE
+
+            def change(engine: Engine, _: float) -> bool:
+                changed = ours and engine.out_of_space != set_to
+                if changed:
+                    engine.out_of_space = set_to
+                return changed
+
+            was = await self._host.write(change)
+        alarms = [proto.AlarmMember(memberID=MEMBER_ID, alarm=proto.NOSPACE)] if was else []
+        return proto.AlarmResponse(header=header(self._revision()), alarms=alarms)
+
+    async def hash(self, request: Any) -> Any:
+        revision, checksum = await self._hash(0)
+        return proto.HashResponse(header=header(revision), hash=checksum)
+
+    async def hash_kv(self, request: Any) -> Any:
+        """A checksum of all entries at a revision (0: the present). Not the number that etcd
+        has for them: it is good for comparing one of these servers with another."""
+        revision, checksum = await self._hash(request.revision)
+        compacted = self._host.read(lambda engine: engine.compacted)
+        return proto.HashKVResponse(
+            header=header(revision), hash=checksum, compact_revision=compacted
+        )
+
+    async def snapshot(self, _: grpc.aio.ServicerContext) -> None:
+        raise Refused(SNAPSHOT)
+
+    async def defragment(self, request: Any) -> Any:
+        raise Refused(DEFRAGMENT)
+
+    def _out_of_space(self) -> bool:
+        return self._host.read(lambda engine: engine.out_of_space)
+
+    def _revision(self) -> int:
+        return self._host.read(lambda engine: engine.confirmed)
+
+    async def _hash(self, revision: int) -> tuple[int, int]:
+        newest = self._revision()
+        revision = revision if revision > 0 else newest
+        checksum, start = 0, b"\0"
+        while entries := self._host.read(partial(_slice, start=start, revision=revision)):
+            for entry in entries:
+                checksum = zlib.crc32(_bytes(entry), checksum)
+            start = entries[-1].key + b"\0"
+            await asyncio.sleep(0)
+        return newest, checksum
+
+
+def _slice(engine: Engine, start: bytes, revision: int) -> list[Entry]:
+    return list(islice(engine.past(Range(start, b""), revision), _SLICE))
+
+
+def _bytes(entry: Entry) -> bytes:
+    numbers = (entry.created, entry.modified, entry.version, entry.lease, len(entry.key))
+    return repr(numbers).encode() + entry.key + entry.value
+
+
+MEMBERS = not_served("changes of members", "it is a single node; with etcd you can have more")
+
+
+class Cluster:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def member_list(self, request: Any) -> Any:
+        """Clients that synchronise their endpoints go on with the URL that stands here.
+
+        Members are no matter of the store, so the header has no revision.
+        """
+        member = proto.Member(ID=MEMBER_ID, name="mooring", clientURLs=[self._url])
+        return proto.MemberListResponse(header=header(0), members=[member])

@@ -1,0 +1,194 @@
+"""A server of the embedded engine on a port: what `etcdctl` and any gRPC client of etcd talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from mooring.connection_limit import ConnectionLimit
+from mooring.errors import StoreError
+from mooring.etcd_server.auth import USERS, Auth
+from mooring.etcd_server.connections import Sockets
+from mooring.etcd_server.grpc_adapter import MAX_MESSAGE, Calls
+from mooring.etcd_server.kv import KV
+from mooring.etcd_server.lease import Leases
+from mooring.etcd_server.locking import Contests, Locking
+from mooring.etcd_server.maintenance import MEMBERS, Cluster, Maintenance
+from mooring.etcd_server.tls import ServerTLS, listen
+from mooring.etcd_server.txn import Transactions
+from mooring.etcd_server.watch import PROGRESS_INTERVAL, Watches
+from mooring.store.embedded.runner import Host
+from mooring.store.etcd.grpc_shutdown import stop
+from mooring.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = [
+    # Else two servers on one port would both start, and share the connections between them.
+    ("grpc.so_reuseport", 0),
+    # What is over etcd's own limit is refused in etcd's words, which takes receiving it.
+    ("grpc.max_receive_message_length", 8 * MAX_MESSAGE),
+    ("grpc.max_send_message_length", -1),
+    # Pings of clients are taken as often as etcd takes them; gRPC's own minimum is five minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A client that vanished without a word is noticed, and its watches and their place freed.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    # Calls that wait for their turn, and how long (seconds): gRPC's own bounds of 3,000 and 30 s
+    # would cancel those of clients who send many at once.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+    ("grpc.server_max_unrequested_time_in_server", 600),
+]
+
+_HEALTHY = b"\x08\x01"  # the answer SERVING of grpc.health.v1
+
+
+class WireServer:
+    """Serves an engine's host over etcd's v3 API while it is entered. The host stays its owner's.
+
+    `bind` is `HOST:PORT`, port 0 for any that is free; `address` then tells the real one. With
+    `users` (passwords by name) every call needs the token of a login, but for logins themselves
+    and the status, as with etcd. `advertise` is the URL that clients are told in the list of
+    members, where `bind` is none that they can use. With `contests` it serves locks and elections
+    too. `connections` bounds the connections of one address.
+
+    Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
+    file of `tls` is no good. Leaving ends calls at once; `drain` first lets them finish.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        bind: str = "127.0.0.1:2379",
+        tls: ServerTLS | None = None,
+        users: Mapping[str, str] | None = None,
+        advertise: str = "",
+        progress_interval: float = PROGRESS_INTERVAL,
+        contests: Contests | None = None,
+        connections: ConnectionLimit | None = None,
+    ) -> None:
+        self.port = 0
+        self._host, self._bind, self._tls = host, bind, tls
+        self._advertise = advertise
+        self._progress_interval = progress_interval
+        self._contests = contests
+        self._auth = Auth(host, users or {})
+        self._calls = Calls(self._auth, host)
+        self._tasks = Tasks()
+        self._server: grpc.aio.Server | None = None
+        self._limit = connections or ConnectionLimit()
+
+    @property
+    def address(self) -> str:
+        """Where it listens: `HOST:PORT`."""
+        return f"{self._bind.rpartition(':')[0]}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        if self._advertise:
+            return self._advertise
+        name = self._bind.rpartition(":")[0]
+        if name.strip("[]") in ("", "::", "0.0.0.0"):
+            name = socket.gethostname()
+        return f"{'https' if self._tls else 'http'}://{name}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        server = grpc.aio.server(options=_OPTIONS)
+        self.port = listen(server, self._bind, self._tls)
+        self._route()
+        server.add_generic_rpc_handlers((self._calls,))
+        await server.start()
+        self._server = server
+        self._sockets = Sockets(self.port, self._limit)
+        self._tasks.start(self._sockets.watch(), name=f"connections to {self.address}")
+        self._tasks.start(self._tick(), name=f"time passes at {self.address}")
+        return self
+
+    async def drain(self, grace: float) -> None:
+        """End open streams, refuse new calls, and let those under way finish, for at most `grace`
+        seconds; then close. Clients are told that the server stopped, and go elsewhere or come
+        again."""
+        server, self._server = self._server, None
+        if server is not None:
+            await self._calls.stop(grace)
+            # gRPC ends the calls that come while it stops with CANCELLED, so clients go first.
+            await self._tasks.aclose()
+            await self._sockets.close()
+            await stop(server, None)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain(0)
+
+    def _route(self) -> None:
+        kv, leases = KV(self._host), Leases(self._host)
+        watches = Watches(self._host, self._auth, self._progress_interval)
+        maintenance = Maintenance(self._host)
+        calls = self._calls
+        calls.unary("range", kv.range)
+        calls.unary("put", kv.put)
+        calls.unary("delete_range", kv.delete_range)
+        calls.unary("txn", Transactions(self._host).txn)
+        calls.unary("compact", kv.compact)
+        # A watch stream is always opened: each watch on it is allowed or refused by itself.
+        calls.stream("watch", watches.watch, needs_token=False)
+        calls.unary("grant", leases.grant)
+        calls.unary("revoke", leases.revoke)
+        calls.unary("time_to_live", leases.time_to_live)
+        calls.unary("leases", leases.leases)
+        calls.stream("keepalive", leases.keepalive)
+        calls.unary("status", maintenance.status, needs_token=False)
+        calls.unary("hash", maintenance.hash)
+        calls.unary("hash_kv", maintenance.hash_kv)
+        calls.unary("alarm", maintenance.alarm)
+        calls.stream("snapshot", maintenance.snapshot)
+        calls.unary("defragment", maintenance.defragment)
+        calls.unary("member_list", Cluster(self.url).member_list)
+        calls.unary("authenticate", self._auth.authenticate, needs_token=False)
+        calls.unary("auth_status", self._auth.auth_status)
+        if self._contests is not None:
+            locking = Locking(self._host, self._contests)
+            calls.stream("lock", locking.lock)
+            calls.unary("unlock", locking.unlock)
+            calls.stream("campaign", locking.campaign)
+            calls.unary("proclaim", locking.proclaim)
+            calls.unary("leader", locking.leader)
+            calls.stream("observe", locking.observe)
+            calls.unary("resign", locking.resign)
+        calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
+        calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
+        calls.refuse("Auth", "AuthEnable AuthDisable", USERS)
+        calls.refuse(
+            "Auth", "UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole", USERS
+        )
+        calls.refuse("Auth", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
+        calls.refuse("Auth", "RoleGrantPermission RoleRevokePermission", USERS)
+        calls.handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
+            _healthy
+        )
+
+    async def _tick(self) -> None:
+        """Let leases run out, and their watchers know, though nobody calls."""
+        failing = False
+        while True:
+            try:
+                pause = self._host.tick()
+                failing = False
+            except StoreError as error:
+                if not failing:
+                    log.warning("leases do not run out at present: %s", error)
+                failing, pause = True, 1.0
+            await asyncio.sleep(pause)
+
+
+async def _healthy(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
+    return _HEALTHY

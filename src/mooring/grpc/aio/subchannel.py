@@ -1,0 +1,102 @@
+"""The connection to one instance: a channel of gRPC's own, followed in its states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from mooring.grpc.health import SERVICE
+from mooring.grpc.status import ASK_WITHIN, connection_error
+from mooring.model import Instance
+
+READY = grpc.ChannelConnectivity.READY
+
+
+class Link:
+    """Connects as soon as it is made, and again whenever the connection is lost.
+
+    `told` is called at each change, with whether it was `connecting`. Who uses it counts the calls
+    in `under_way`, so that it can be closed after the last.
+    """
+
+    __slots__ = (
+        "_told",
+        "channel",
+        "failing",
+        "id",
+        "incarnation",
+        "leaving",
+        "ready",
+        "state",
+        "target",
+        "under_way",
+    )
+
+    def __init__(
+        self,
+        instance: Instance,
+        target: str,
+        channel: grpc.aio.Channel,
+        told: Callable[[Link, bool], None],
+    ) -> None:
+        self.id, self.incarnation, self.target = instance.id, instance.incarnation, target
+        self.channel = channel
+        self.state: Callable[..., grpc.ChannelConnectivity] = channel.get_state
+        self.ready = False
+        self.failing = False
+        """Whether it tried in vain, since it was last ready."""
+        self.leaving = False
+        """Whether its instance is gone, and it ends with its last call."""
+        self.under_way = 0
+        self._told = told
+
+    @property
+    def connecting(self) -> bool:
+        """Whether it is worth waiting for."""
+        return not self.ready and not self.failing
+
+    def fits(self, instance: Instance, target: str) -> bool:
+        """Whether it leads to this very process, as far as can be told."""
+        return self.target == target and self.incarnation == instance.incarnation
+
+    def still_ready(self) -> bool:
+        """Look again, and connect where it is not."""
+        self._see(self.state(try_to_connect=True))
+        return self.ready
+
+    async def why_not(self) -> str:
+        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
+        fails with the reason."""
+        try:
+            check = self.channel.unary_unary(f"/{SERVICE}/Check")
+            check._interceptors = None  # they are for the caller's calls
+            await check(b"", timeout=ASK_WITHIN)
+        except grpc.aio.AioRpcError as error:
+            return connection_error(error)
+        except grpc.aio.UsageError:
+            pass  # it was closed
+        return ""
+
+    async def follow(self) -> None:
+        """Until it is closed."""
+        try:
+            state = self.channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.SHUTDOWN:
+                self._see(state)
+                await self.channel.wait_for_state_change(state)
+                state = self.channel.get_state(try_to_connect=True)
+        except grpc.aio.UsageError:
+            return  # it was closed
+
+    def _see(self, state: grpc.ChannelConnectivity) -> None:
+        before = (self.ready, self.failing)
+        was_connecting = self.connecting
+        self.ready = state is READY
+        if self.ready:
+            self.failing = False
+        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            self.failing = True
+        if (self.ready, self.failing) != before:
+            self._told(self, was_connecting)

@@ -1,0 +1,383 @@
+"""The connections to the instances of a service, and whose turn it is among those that stand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import grpc
+import grpc.aio
+
+from mooring.discovery.balance import Node
+from mooring.discovery.rotation import Rotation, Seat
+from mooring.discovery.view import View
+from mooring.errors import NoInstance, Unavailable
+from mooring.grpc.aio.subchannel import READY, Link
+from mooring.grpc.options import target_of
+from mooring.grpc.status import reason, verdict
+from mooring.hub import Hub
+from mooring.mirror import Update
+from mooring.model import Instance
+from mooring.store.etcd.grpc_shutdown import settled
+from mooring.tasks import Backoff, Tasks
+
+if TYPE_CHECKING:
+    from mooring.grpc.aio.methods import Method
+
+log = logging.getLogger(__name__)
+
+_NAMED = 5  # instances whose reason an error has
+_ASK_AGAIN = 1.0  # seconds for which the reasons count
+_FOLLOWED = 0.1
+"""Seconds for gRPC to report that channels are closed. It takes a millisecond, but while the caller
+keeps an ended call of a channel, gRPC keeps the channel too and reports nothing."""
+_A_STREAM = 1e-3  # seconds that a stream counts as where nothing is known of an instance
+
+
+class Links:
+    """Follows a service: a link for each instance that may be called, made when it appears, ended
+    after its last call where it is gone. Who has no connection is out of the rotation."""
+
+    def __init__(
+        self,
+        service: str,
+        hub: Hub,
+        discover: Callable[[], View],
+        connect: Callable[[str], grpc.aio.Channel],
+        *,
+        owns_hub: bool,
+    ) -> None:
+        self.service = service
+        self.view: View | None = None
+        self.closed = False
+        self._hub, self._owns_hub = hub, owns_hub
+        self._discover, self._connect = discover, connect
+        self._rotation: Rotation | None = None
+        self._pick: Callable[[], Node] = _nobody
+        self._started: Callable[[Node], None]
+        self._links: dict[str, Link | None] = {}
+        """By instance; None for those that may not be called."""
+        self._leaving: set[Link] = set()
+        self._following: set[asyncio.Task[object]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self._connecting = 0
+        self._methods: WeakSet[Method] = WeakSet()
+        self._unresolved = "the registry has not answered yet"
+        self._failure = ""
+        self._unconnected: dict[str, str] = {}
+        """Why there is no connection to an instance, as far as it was asked for."""
+        self._asking: asyncio.Task[object] | None = None
+        self._asked = 0.0
+        self._changed, self._waiting = asyncio.Event(), 0
+        self._opened = AsyncExitStack()
+        self.tasks = Tasks()
+        self.tasks.start(self._resolve(), name=f"instances of {service} for gRPC")
+
+    async def _resolve(self) -> None:
+        """Wait for the first list as long as it takes."""
+        backoff = Backoff()
+        try:
+            if self._owns_hub:
+                await self._opened.enter_async_context(self._hub)
+            while self.view is None:
+                view = self._discover()
+                try:
+                    self.view = await self._opened.enter_async_context(view)
+                except Unavailable as error:
+                    if self._unresolved != str(error):
+                        log.warning("%s: no call can be made yet: %s", self.service, error)
+                    self._unresolved = str(error)
+                    await asyncio.sleep(backoff.next())
+        except Exception as error:  # noqa: BLE001 - every call reports it
+            log.error("%s: no call can be made: %s", self.service, reason(error))
+            self._failure = f"{self.service}: {reason(error)}"
+            self._tell()
+            return
+        self.view.subscribe(self._update)
+        self._rotation = self.view.rotation
+        self._pick, self._started = self._rotation.picker.pick, self._rotation.picker.started
+        self._match()
+        self._tell()
+
+    def add(self, method: Method) -> None:
+        """A method that is called here, for as long as somebody has it."""
+        self._methods.add(method)
+
+    def _update(self, update: Update[str, Instance]) -> None:
+        rotation = self._rotation
+        assert rotation is not None
+        for change in update.changes:
+            self._put(change.key, rotation.seat(change.key))
+        if len(self._links) != len(rotation):  # a copy from disk, or a last list that was kept
+            self._match()
+        self._tell()  # also where somebody with a connection is let in again
+
+    def _match(self) -> None:
+        """Compare with all who are there."""
+        assert self._rotation is not None
+        there = {seat.instance.id: seat for seat in self._rotation}
+        for id in [*self._links]:
+            if id not in there:
+                self._put(id, None)
+        for id, seat in there.items():
+            self._put(id, seat)
+
+    def _put(self, id: str, seat: Seat | None) -> None:
+        if seat is None:
+            self._unconnected.pop(id, None)
+            if (gone := self._links.pop(id, None)) is not None:
+                self._leave(gone)
+            return
+        link = self._links.get(id)
+        if link is None and seat.objection:
+            self._links[id] = None
+            return
+        target = target_of(seat.instance)
+        if link is None or not link.fits(seat.instance, target):
+            if link is not None:
+                self._leave(link)
+            link = self._links[id] = self._connected(seat.instance, target)
+        assert self._rotation is not None
+        self._rotation.reach(id, link is not None and link.ready)
+
+    def _connected(self, instance: Instance, target: str) -> Link | None:
+        """A link to an instance; None if gRPC, or what wraps it, refuses to make a channel, and
+        once this is closed."""
+        if self.closed:
+            return None
+        id = instance.id
+        try:
+            channel = self._connect(target)
+        except Exception as error:  # noqa: BLE001 - one instance's failure must not hide the others
+            why = f"no channel to {id} can be made: {reason(error)}"
+            if self._unconnected.get(id) != why:
+                log.error("%s: %s", self.service, why)
+            self._unconnected[id] = why
+            return None
+        self._unconnected.pop(id, None)
+        link = Link(instance, target, channel, self._look)
+        self._connecting += 1
+        follow = self.tasks.start(link.follow(), name=f"connection to {id} of {self.service}")
+        self._following.add(follow)
+        follow.add_done_callback(self._following.discard)
+        return link
+
+    def _leave(self, link: Link) -> None:
+        """Its instance is gone: what is under way there is finished."""
+        self._connecting -= link.connecting
+        link.leaving = True
+        for method in self._methods:
+            method.made.pop(link, None)
+        self._leaving.add(link)
+        if not link.under_way:
+            self._end(link)
+
+    def _end(self, link: Link) -> None:
+        if not self.closed:
+            self.tasks.start(self._disconnect(link), name=f"end of the connection to {link.id}")
+
+    async def _disconnect(self, link: Link) -> None:
+        await link.channel.close()
+        self._leaving.discard(link)
+
+    def _look(self, link: Link, was_connecting: bool) -> None:
+        """The state of a link changed."""
+        if link.leaving:
+            return
+        assert self._rotation is not None
+        self._connecting += link.connecting - was_connecting
+        self._rotation.reach(link.id, link.ready)
+        self._unconnected.pop(link.id, None)
+        self._asked = 0.0
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._waiting:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        """Wait until somebody comes, goes, or has another connection than before."""
+        self._waiting += 1
+        try:
+            await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    @property
+    def state(self) -> grpc.ChannelConnectivity:
+        """Of all together, as gRPC sees the addresses of one channel."""
+        if self.closed:
+            return grpc.ChannelConnectivity.SHUTDOWN
+        if self._rotation is None:
+            hopeful = not self._failure
+        elif len(self._rotation.picker):
+            return READY
+        else:
+            hopeful = bool(self._connecting)
+        if hopeful:
+            return grpc.ChannelConnectivity.CONNECTING
+        return grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    @property
+    def present(self) -> list[Link]:
+        return [link for link in self._links.values() if link is not None]
+
+    def next(
+        self, key: str | None = None, exclude: Collection[str] = ()
+    ) -> tuple[Node, Link] | None:
+        """Whose turn it is; None where nobody has a connection, or all are to be excluded."""
+        rotation = self._rotation
+        if rotation is None or self.closed:
+            return None
+        while True:
+            try:
+                node = rotation.pick(key, exclude) if exclude else rotation.picker.pick(key)
+            except (NoInstance, LookupError):
+                return None
+            if exclude and node.id in exclude:
+                return None
+            link = self._links.get(node.id)
+            if link is not None and link.state() is READY:
+                return node, link
+            self._recheck(node.id, link)
+
+    def why_not(self) -> str:
+        """Why there is nobody to wait for; empty where there is, or may be."""
+        if self._failure:
+            return self._failure
+        if self._rotation is None or self._connecting:
+            return ""
+        try:
+            self._rotation.pick()
+        except NoInstance as error:
+            return "; ".join((str(error), *islice(self._unconnected.values(), _NAMED)))
+        return ""
+
+    async def learn_why(self) -> None:
+        """Ask gRPC why instances have no connection, unless that is known since a moment. Calls
+        that fail together share the question."""
+        again = time.monotonic() > self._asked + _ASK_AGAIN
+        if self._asking is None or (self._asking.done() and again):
+            self._asking = self.tasks.start(self._ask(), name=f"connections of {self.service}")
+        await asyncio.wait([self._asking])
+
+    async def _ask(self) -> None:
+        self._asked = time.monotonic()
+        failing = [link for link in self.present if link.failing][:_NAMED]
+        reasons = await asyncio.gather(*(link.why_not() for link in failing))
+        for link, why in zip(failing, reasons, strict=True):
+            if why and link.failing and not link.leaving:
+                self._unconnected[link.id] = why
+
+    def why_waiting(self) -> str:
+        """What is waited for."""
+        if self._rotation is None:
+            return f"{self.service}: its instances are not known yet: {self._unresolved}"
+        return self.why_not() or f"{self.service}: no instance is connected yet"
+
+    def dispatch(
+        self,
+        method: Method,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+        credentials: grpc.CallCredentials | None,
+        compression: grpc.Compression | None,
+    ) -> Any:
+        """Call whose turn it is, at once; None where there is nobody.
+
+        `next` and `begun` in one, without their detours: it is what most calls take.
+        """
+        try:
+            node = self._pick()
+            while not (link := self._links[node.id]) or link.state() is not READY:
+                self._recheck(node.id, link)
+                node = self._pick()
+        except LookupError:
+            return None
+        call = (method.made.get(link) or method.at(link))(
+            request,
+            timeout=timeout,
+            metadata=metadata,
+            credentials=credentials,
+            compression=compression,
+        )
+        self._started(node)
+        link.under_way += 1
+        began = None if method.streams else time.monotonic()
+        call.add_done_callback(partial(self._ended, node, link, began))
+        return call
+
+    def _recheck(self, id: str, link: Link | None) -> None:
+        """The news of a break may be on its way."""
+        assert self._rotation is not None
+        self._rotation.reach(id, link is not None and link.still_ready())
+
+    def begun(self, node: Node, link: Link, call: Any, *, stream: bool) -> None:
+        """A call is under way: learn from its end."""
+        self._started(node)
+        link.under_way += 1
+        began = None if stream else time.monotonic()
+        call.add_done_callback(partial(self._ended, node, link, began))
+
+    def _ended(self, node: Node, link: Link, began: float | None, call: Any) -> None:
+        link.under_way -= 1
+        if link.leaving and not link.under_way:
+            self._end(link)
+        now = time.monotonic()
+        # A stream is as long as it is: that says nothing of how fast an instance answers.
+        seconds = (node.latency or _A_STREAM) if began is None else now - began
+        inner = getattr(call, "_cython_call", None)  # tells the usual in a twentieth of the time
+        well = (inner is not None and inner.is_ok()) or verdict(code_of(call))
+        if self._rotation.finished(node, seconds, well, now):  # type: ignore[union-attr]
+            log.warning("%s: %s is ejected: its calls fail", self.service, node.id)
+
+    async def aclose(self, grace: float | None = None) -> None:
+        """End all connections. Calls under way have `grace` seconds to end by themselves. Where
+        whoever waits for that is cancelled it goes on, and another who closes waits for it."""
+        if self._closing is None:
+            self.closed, self._pick = True, _nobody
+            self._closing = asyncio.get_running_loop().create_task(self._close(grace))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, grace: float | None) -> None:
+        links = [*self._leaving, *self.present]
+        self._links.clear()
+        self._leaving.clear()
+        for method in self._methods:  # a stub that is kept keeps no gRPC channel
+            method.made.clear()
+        self._tell()
+        if links:
+            await asyncio.gather(*(link.channel.close(grace) for link in links))
+        await settled()
+        if self._following:
+            await asyncio.wait(self._following, timeout=_FOLLOWED)
+        await self.tasks.aclose()
+        await settled()
+        await self._opened.aclose()
+
+
+def code_of(call: Any) -> grpc.StatusCode | None:
+    """The status of a call that is over, without waiting for it."""
+    asked = call.code()
+    try:
+        asked.send(None)
+    except StopIteration as answer:
+        code: grpc.StatusCode = answer.value
+        return code
+    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - an interceptor's own mistake
+        return None
+    asked.close()
+    return None
+
+
+def _nobody() -> Node:
+    raise LookupError("nobody is known yet, or nobody any more")

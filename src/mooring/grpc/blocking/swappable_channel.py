@@ -1,0 +1,303 @@
+"""The channel to all instances of a service, exchanged for another when they change."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
+
+import grpc
+
+from mooring.errors import Closed
+from mooring.grpc.blocking.failed_call import Failed
+from mooring.grpc.health import SERVICE
+from mooring.grpc.status import ASK_WITHIN, connection_error, reason
+
+if TYPE_CHECKING:
+    from mooring.grpc.blocking.methods import Method
+
+log = logging.getLogger(__name__)
+
+_CONNECT_WITHIN = 1.0  # seconds that a new channel has before it is used all the same
+_POLL = 0.3  # in which gRPC's thread sees that nobody listens: it fails on a channel that is closed
+
+C = TypeVar("C")
+Listener = Callable[[grpc.ChannelConnectivity], None]
+
+
+class Route:
+    """A channel of gRPC's own to all instances, and the calls under way on it."""
+
+    __slots__ = ("_bare", "_listener", "channel", "ready", "retired", "under_way", "watched")
+
+    def __init__(self, bare: grpc.Channel, channel: grpc.Channel) -> None:
+        self.channel = channel
+        """With the caller's interceptors, which our own questions are none of the business of."""
+        self._bare = bare
+        self.under_way = 0
+        self.retired = False
+        self.ready = False
+        """Whether it has a connection, once it is watched."""
+        self.watched = False
+        self._listener: Listener | None = None
+
+    def connected(self) -> grpc.Future:
+        """Ends when there is a connection, or there is none in time: that somebody answers a
+        question for health, whatever the answer, tells it."""
+        ask = self._bare.unary_unary(f"/{SERVICE}/Check")
+        return ask.future(b"", timeout=_CONNECT_WITHIN, wait_for_ready=True)
+
+    def why_not(self) -> str:
+        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
+        fails with the reason."""
+        try:
+            self._bare.unary_unary(f"/{SERVICE}/Check")(b"", timeout=ASK_WITHIN)
+        except grpc.RpcError as error:
+            return connection_error(error)
+        except ValueError:
+            pass  # it was closed
+        return ""
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Follow its connectivity, which takes gRPC a thread: only where it is asked for."""
+        if self._listener is not None:
+            return
+
+        def hear(state: grpc.ChannelConnectivity) -> None:
+            self.ready = state is grpc.ChannelConnectivity.READY
+            changed()
+
+        self._listener = hear
+        self.tell(hear)
+
+    def tell(self, listener: Listener) -> None:
+        self.watched = True
+        self.channel.subscribe(listener, try_to_connect=True)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self.channel.unsubscribe(self._listener)
+        if self.watched:
+            time.sleep(_POLL)
+        self.channel.close()
+
+
+class Swapping:
+    """Which route calls take at present. May be used from any thread.
+
+    A new one is used as soon as it has a connection, so that no call waits for it while there is
+    another. What is under way finishes on the old one, which is closed after the last. In a forked
+    child everything raises `Closed`: the threads of gRPC and of the hub stayed with the parent.
+    """
+
+    def __init__(self, service: str, connect: Callable[[str], Route]) -> None:
+        self._service, self._connect = service, connect
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._route: Route | None = None
+        self._next: Route | None = None
+        self._retired: set[Route] = set()
+        self._methods: WeakSet[Method] = WeakSet()
+        self._listeners: list[Listener] = []
+        self._known = self.closed = False
+        self._why = "the registry has not answered yet"
+        _in_this_process.add(self)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made before a fork, in the parent."""
+        return self._process != os.getpid()
+
+    def _check_process(self) -> None:
+        """Before the lock is taken: a thread that did not survive a fork may hold it."""
+        if self.inherited:
+            raise Closed(
+                f"the channel to {self._service} was made before a fork: make one in this process"
+            )
+
+    def add(self, method: Method) -> None:
+        """A method that is called here, for as long as somebody has it."""
+        self._check_process()
+        with self._changed:
+            self._methods.add(method)
+
+    def doubt(self, why: str) -> None:
+        """The instances are not known yet."""
+        with self._changed:
+            self._why = why
+
+    def turn_to(self, target: str, why: str) -> None:
+        """The instances are known, or changed. No target: there are none, and why."""
+        with self._changed:
+            if self.closed:
+                return
+            self._known, self._why = True, why
+            overtaken, self._next = self._next, None
+            following = self._next = self._connected(target) if target else None
+            if following is None and (not target or self._route is None):
+                self._use(None)
+            elif self._route is None:
+                self._use(following)
+        if overtaken is not None:
+            overtaken.close()  # nobody called on it yet
+        if following is not None:
+            self._use_when_ready(following)
+
+    def _connected(self, target: str) -> Route | None:
+        """A route; None if gRPC, or what wraps it, refuses to make a channel."""
+        try:
+            return self._connect(target)
+        except Exception as error:  # noqa: BLE001 - every call reports it
+            self._why = f"{self._service}: no channel can be made: {reason(error)}"
+            log.error("%s", self._why)
+            return None
+
+    def _use_when_ready(self, route: Route) -> None:
+        def use(_: object) -> None:
+            with self._changed:
+                if self._next is route:
+                    self._use(route)
+
+        route.connected().add_done_callback(use)
+
+    def _use(self, route: Route | None) -> None:
+        if self._next is route:
+            self._next = None
+        old, self._route = self._route, route
+        self._changed.notify_all()
+        for listener in self._listeners:
+            if old is not None:
+                old.channel.unsubscribe(listener)
+            self._connect_listener(listener)
+        if old is not None:
+            old.retired = True
+            self._retired.add(old)
+            self._close_if_over(old)
+
+    def take(self, deadline: float | None, *, wait_for_ready: bool) -> Route:
+        """The route for a call that begins; give it to `over` when the call ends. Raises `Failed`
+        where there is none, or none by the deadline, of the monotonic clock."""
+        self._check_process()
+        with self._changed:
+            while True:
+                route = self._route
+                if self.closed:
+                    raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC says
+                if route is not None and wait_for_ready:
+                    route.watch(self._tell)
+                if route is not None and (route.ready or not wait_for_ready):
+                    route.under_way += 1
+                    return route
+                if self._known and not wait_for_ready:
+                    raise Failed(grpc.StatusCode.UNAVAILABLE, self._why)
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+        # Without the lock, since it may take a moment.
+        why = f"Deadline Exceeded: {self._waiting(route)}"
+        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _waiting(self, route: Route | None) -> str:
+        """What a call waited for, in vain."""
+        if not self._known:
+            return f"{self._service}: its instances are not known yet: {self._why}"
+        if route is None:
+            return self._why
+        why = route.why_not()
+        return f"{self._service}: no instance is connected" + f": {why}" * bool(why)
+
+    def over(self, route: Route) -> None:
+        """A call ended."""
+        if self.inherited:
+            return
+        with self._changed:
+            route.under_way -= 1
+            self._close_if_over(route)
+
+    def _close_if_over(self, route: Route) -> None:
+        if route.retired and not route.under_way and route in self._retired:
+            self._retired.discard(route)
+            for method in self._methods:
+                method.made.pop(route, None)
+            # Not here: this may be gRPC's own thread, which closing waits for.
+            _elsewhere(route.close)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell the connectivity of the route, whichever it is, from another thread."""
+        self._check_process()
+        with self._changed:
+            self._listeners.append(listener)
+            self._connect_listener(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        self._check_process()
+        with self._changed:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                if self._route is not None:
+                    self._route.channel.unsubscribe(listener)
+
+    def _connect_listener(self, listener: Listener) -> None:
+        if self._route is not None:
+            self._route.tell(listener)
+            return
+        state = grpc.ChannelConnectivity
+        now = state.TRANSIENT_FAILURE if self._known else state.CONNECTING
+        _elsewhere(lambda: listener(now))
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            for listener in [*self._listeners]:
+                self.unsubscribe(listener)
+            routes = {self._route, self._next, *self._retired} - {None}
+            self._route = self._next = None
+            self._retired.clear()
+            for method in self._methods:  # a stub that is kept keeps no gRPC channel
+                method.made.clear()
+            self._changed.notify_all()
+        for route in routes:
+            assert route is not None
+            route.close()
+
+
+_in_this_process: WeakSet[Swapping] = WeakSet()
+_inherited: list[Swapping] = []
+_calls: WeakSet[Any] = WeakSet()
+
+
+def kept_in_children(call: C) -> C:
+    """The same call. A forked child never frees it."""
+    _calls.add(call)
+    return call
+
+
+def _keep() -> None:
+    """In a forked child: keep the parent's channels, since gRPC would close the parent's
+    connections with them.
+
+    Calls get a reference that the end of the interpreter does not drop either: gRPC cancels a call
+    that is freed, and the child would reset the parent's stream on the connection they share.
+    """
+    _inherited.extend(_in_this_process)
+    _in_this_process.clear()
+    for call in tuple(_calls):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
+    _calls.clear()
+
+
+os.register_at_fork(after_in_child=_keep)
+
+
+def _elsewhere(work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name="mooring gRPC", daemon=True).start()

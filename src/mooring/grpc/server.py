@@ -1,0 +1,196 @@
+"""A server that is registered while it serves, and goes away without a failed call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any, Self, overload
+
+import grpc
+import grpc.aio
+
+import mooring.sync
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.grpc.health import Health
+from mooring.hub import Hub
+from mooring.model import Instance
+from mooring.registry.registration import LINGER, Registration
+from mooring.registry.shutdown import until_stopped
+from mooring.store.etcd.fork_safety import tracked
+from mooring.store.etcd.grpc_shutdown import stop
+from mooring.sync.proxy import Blocking
+from mooring.tasks import cleanup
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_DEREGISTER_WITHIN = 5.0
+
+
+@overload
+def serve_and_register(
+    server: grpc.aio.Server,
+    hub: Hub,
+    instance: Instance | Iterable[Instance],
+    *,
+    health: Health | None = None,
+    grace: float = 10.0,
+    linger: float = LINGER,
+) -> Serving: ...
+@overload
+def serve_and_register(
+    server: grpc.Server,
+    hub: mooring.sync.Hub,
+    instance: Instance | Iterable[Instance],
+    *,
+    health: Health | None = None,
+    grace: float = 10.0,
+    linger: float = LINGER,
+) -> BlockingServing: ...
+def serve_and_register(
+    server: grpc.Server | grpc.aio.Server,
+    hub: Hub | mooring.sync.Hub,
+    instance: Instance | Iterable[Instance],
+    *,
+    health: Health | None = None,
+    grace: float = 10.0,
+    linger: float = LINGER,
+) -> Serving | BlockingServing:
+    """Start a server and keep its instance registered, or several where it offers more services.
+
+    A server of `grpc.aio` and a hub: use it with `async with`. One of `grpc.server` and a hub of
+    `mooring.sync`: with `with`. The server has its ports and services, and was not started.
+
+    Entering adds the health service, starts the server, then registers. Leaving, whatever the
+    reason, goes the other way: mark the instances as draining; deregister after `linger` seconds;
+    stop, which leaves calls under way `grace` seconds. The health is SERVING until then, so that
+    callers that have no other instance go on. Raises `InvalidRequest`.
+    """
+    instances = (instance,) if isinstance(instance, Instance) else tuple(instance)
+    for what, value in (("grace", grace), ("linger", linger)):
+        if not value >= 0:
+            raise InvalidRequest(f"{what} is a time of 0 seconds or more, not {quoted(value)}")
+    if not instances or not all(isinstance(each, Instance) for each in instances):
+        raise InvalidRequest(f"instance is a mooring.Instance, or several, not {quoted(instance)}")
+    given = (health or Health(), grace, linger)
+    if isinstance(server, grpc.aio.Server) and isinstance(hub, Hub):
+        return Serving(tracked(server), hub, instances, *given)
+    if isinstance(server, grpc.Server) and isinstance(hub, Blocking):
+        return BlockingServing(tracked(server), hub, instances, *given)
+    raise InvalidRequest(
+        "a server of grpc.aio goes with a hub of mooring.connect, and one of grpc.server with a "
+        f"hub of mooring.sync.connect: not {type(server).__name__} with {type(hub).__name__}"
+    )
+
+
+class Serving:
+    """Made by `serve_and_register`; use it as an async context manager."""
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        hub: Hub,
+        instances: Sequence[Instance],
+        health: Health,
+        grace: float,
+        linger: float,
+    ) -> None:
+        self.server, self.health = server, health
+        self.registrations: tuple[Registration, ...] = ()
+        self._hub, self._instances = hub, instances
+        self._grace, self._linger = grace, linger
+
+    async def __aenter__(self) -> Self:
+        self.health.serve(self.server)
+        registrations = [self._hub.register(instance) for instance in self._instances]
+        await self.server.start()
+        try:
+            async with AsyncExitStack() as entered:
+                for registration in registrations:
+                    await entered.enter_async_context(registration)
+                entered.pop_all()
+        except BaseException:
+            await cleanup(stop(self.server, None), within=self._grace + 1)
+            raise
+        self.registrations = tuple(registrations)
+        return self
+
+    async def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
+        """Wait for a signal, and leave the block then. Another one has the effect that it had
+        before. In the main thread's event loop alone, since Python gives signals to no other."""
+        return await until_stopped(signals=signals)
+
+    async def __aexit__(self, *_: object) -> None:
+        within = _DEREGISTER_WITHIN + self._linger + self._grace + 5
+        await cleanup(self._leave(), within=within)
+
+    async def _leave(self) -> None:
+        # Each drains whatever becomes of the others: one store may be away, and another not.
+        within = _DEREGISTER_WITHIN + self._linger
+        await asyncio.gather(
+            asyncio.sleep(self._linger),
+            *(each.drain(grace=within, linger=self._linger) for each in self.registrations),
+        )
+        # After the server has stopped accepting calls: earlier, callers would refuse to make them.
+        asyncio.get_running_loop().call_soon(self.health.end)
+        await stop(self.server, self._grace)
+
+
+class BlockingServing:
+    """Made by `serve_and_register` with a hub of `mooring.sync`; use it as a context manager."""
+
+    def __init__(
+        self,
+        server: grpc.Server,
+        hub: Any,
+        instances: Sequence[Instance],
+        health: Health,
+        grace: float,
+        linger: float,
+    ) -> None:
+        self.server, self.health = server, health
+        self.registrations: tuple[mooring.sync.Registration, ...] = ()
+        self._hub, self._instances = hub, instances
+        self._grace, self._linger = grace, linger
+
+    def __enter__(self) -> Self:
+        self.health.serve(self.server)
+        registrations = [self._hub.register(instance) for instance in self._instances]
+        self.server.start()
+        try:
+            with ExitStack() as entered:
+                for registration in registrations:
+                    entered.enter_context(registration)
+                entered.pop_all()
+        except BaseException:
+            self.server.stop(None).wait()
+            raise
+        self.registrations = tuple(registrations)
+        return self
+
+    def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
+        """Wait for a signal, and leave the block then. Another one has the effect that it had
+        before. In the main thread alone, since Python gives signals to no other."""
+        return mooring.sync.until_stopped(signals=signals)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            within = _DEREGISTER_WITHIN + self._linger
+            with ThreadPoolExecutor(len(self.registrations), "mooring drain") as pool:
+                drains = [
+                    pool.submit(each.drain, grace=within, linger=self._linger)
+                    for each in self.registrations
+                ]
+                time.sleep(self._linger)
+            for drain in drains:
+                drain.result()
+        finally:
+            stopped = self.server.stop(self._grace)
+            self.health.end()
+            stopped.wait()

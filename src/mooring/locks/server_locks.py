@@ -1,0 +1,149 @@
+"""Locks and elections for whoever brings a lease of its own: what a server does for its clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from mooring.errors import Conflict, Unavailable
+from mooring.formatting import quoted
+from mooring.locks.ordering import ELECTED, Line
+from mooring.locks.queue import Queue
+from mooring.locks.watched_queue import Place
+from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
+from mooring.tasks import cleanup
+
+DEFAULT_TTL = 60.0
+"""Seconds that the lease lives which is granted to who brings none (etcd's default)."""
+
+_ENTER_WITHIN = 30.0
+_LEAVE_WITHIN = 5.0
+
+
+class Won(NamedTuple):
+    """A lock or an election that is held."""
+
+    key: bytes
+    created: int
+    lease: int
+
+
+class _Calls:
+    """The calls that stand on one place: a client may ask again with the same lease."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fresh = False
+        """Whether one of them took the place; else it may have been won long ago."""
+        self.won = False
+        self.changing = asyncio.Lock()
+
+
+class Contests:
+    """Close it with `aclose`: whoever waits is cancelled by its own caller."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queue = Queue(store)
+        self._calls: dict[bytes, _Calls] = {}
+
+    async def win(self, name: bytes, lease: int, value: bytes) -> Won:
+        """Get in line with a lease (0: with a new one), and wait for the turn. To renew the lease
+        is its owner's business, as with etcd: who is not heard of must not stay in line. Asked
+        twice with one lease, it has one place.
+
+        Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind, but
+        the place where another call stands on it, or has won it.
+        """
+        start = name + b"/"
+        if not lease:
+            lease = (await self._store.grant(DEFAULT_TTL)).id
+        at = start + b"%x" % lease
+        calls = self._calls.setdefault(at, _Calls())
+        calls.count += 1
+        place: Place | None = None
+
+        async def enter() -> None:
+            nonlocal place
+            async with calls.changing:
+                place = await self._queue.join(start, lease, ELECTED, value)
+                calls.fresh = calls.fresh or place.fresh
+
+        try:
+            # To its end though cancelled: else nobody knew whether the place was taken here.
+            await cleanup(enter(), within=_ENTER_WITHIN)
+            if place is None:
+                raise Unavailable(
+                    f"no place in the line of {quoted(name)} within {_ENTER_WITHIN:.0f} s"
+                )
+            if not place.admitted:
+                await place.turn()
+            calls.won = True
+            return Won(place.key, place.token, lease)
+        finally:
+            calls.count -= 1
+            if place is not None:
+                self._queue.forget(place, start)
+                if not (calls.won or calls.count or place.gone):
+                    await cleanup(self._abandon(calls, place), within=_LEAVE_WITHIN)
+            if not calls.count and self._calls.get(at) is calls:
+                del self._calls[at]
+
+    async def _abandon(self, calls: _Calls, place: Place) -> None:
+        """Give a place up, unless another call has come meanwhile that stands on it."""
+        async with calls.changing:
+            if not calls.count and calls.fresh:
+                await self.drop(place.key, place.token)
+
+    async def drop(self, name: bytes, created: int = 0) -> bool:
+        """Give up what was won; whether it was still there. With `created` only that very one."""
+        try:
+            await self._store.commit(
+                Delete(key(name)), require=[created_at(name, created)] if created else []
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def proclaim(self, won: Won, value: bytes) -> bool:
+        """Let a leader say something else; whether it still leads."""
+        put = Put(won.key, value, won.lease)
+        try:
+            await self._store.commit(put, require=[created_at(won.key, won.created)])
+        except Conflict:
+            return False
+        return True
+
+    async def first(self, name: bytes) -> Entry | None:
+        """Who has it."""
+        start = name + b"/"
+        return Line(start, (await self._store.read(prefix(start))).entries).first
+
+    @asynccontextmanager
+    async def observe(self, name: bytes) -> AsyncIterator[AsyncIterator[Entry]]:
+        """Who has it, now and whenever that changes, or what the leader says does."""
+        view = self._queue.view(name + b"/")
+        changed = asyncio.Event()
+        unsubscribe = view.subscribe(changed.set)
+
+        async def leaders() -> AsyncIterator[Entry]:
+            await view.mirror.ready()
+            told: Entry | None = None
+            while True:
+                changed.clear()
+                first = view.line.first
+                if first is not None and first != told:
+                    told = first
+                    yield first
+                else:
+                    await changed.wait()
+
+        try:
+            yield leaders()
+        finally:
+            unsubscribe()
+
+    async def aclose(self) -> None:
+        await self._queue.aclose()

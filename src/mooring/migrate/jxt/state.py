@@ -1,0 +1,107 @@
+"""What a migration remembers in the store, beside the tenants and away from them.
+
+    {ns}/_migration/jxt/{id} | common     what a unit held when both formats were level, and which
+                                          old indexes may lead to it
+    {ns}/_migration/jxt/cutover           since when the new keys count alone
+
+An entry of the ledger is written in the same commit as what it is about. Every commit of a
+migration checks that the marker of the cut-over is what it was taken for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from mooring.errors import StoreError
+from mooring.migrate.jxt.merge_rule import Base
+from mooring.store.contract import Delete, Entry, Put, Write, key, prefix
+from mooring.tenants.keys import Keys, is_id
+
+Phase: TypeAlias = Literal["both", "cut over", "over"]
+"""Both formats count; the new alone; and the old one is being deleted."""
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """That the new keys count alone."""
+
+    at: str
+    """When, in UTC."""
+    by: str
+    revision: int
+    """Of the store, when both were last compared."""
+    deleting: str = ""
+    """When the deletion of the old keys began."""
+
+
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    parts: Mapping[str, Base]
+    led: Mapping[str, str] = {}
+
+
+class Known(NamedTuple):
+    """What the ledger says of a unit."""
+
+    bases: Mapping[str, Base] = {}
+    """What each part held when both sides were level."""
+    led: Mapping[bytes, str] = {}
+    """Old indexes that may lead to it, and from which part each of them comes. Where both sides
+    change, nothing else says what they were."""
+
+
+class LedgerKeys:
+    def __init__(self, keys: Keys) -> None:
+        self._root = f"{keys.namespace}/_migration/jxt/"
+        self.all = prefix(self._root.encode())
+        self.marker = f"{self._root}cutover".encode()
+
+    def of(self, unit: int) -> bytes:
+        return f"{self._root}{unit or 'common'}".encode()
+
+    def unit(self, name: bytes) -> int | None:
+        """Whose entry a key is; None: it is none."""
+        last = name.removeprefix(self._root.encode()).decode(errors="replace")
+        if last == "common":
+            return 0
+        return int(last) if is_id(last) else None
+
+    def written(self, unit: int, known: Known) -> Write:
+        """What puts an entry into the ledger, or takes it out."""
+        if not known.bases and not known.led:
+            return Delete(key(self.of(unit)))
+        led = {name.decode(): path for name, path in sorted(known.led.items())}
+        record = _Record(dict(sorted(known.bases.items())), led)
+        return Put(self.of(unit), msgspec.json.encode(record))
+
+
+def known_of(entry: Entry | None) -> Known:
+    """What an entry of the ledger says. Without it nothing is ever deleted, so that one that
+    cannot be read is as none."""
+    if entry is None:
+        return Known()
+    try:
+        record = msgspec.json.decode(entry.value, type=_Record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Known()
+    return Known(record.parts, {name.encode(): path for name, path in record.led.items()})
+
+
+def marker_of(entry: Entry | None) -> Marker | None:
+    """Raises `StoreError` where it is there and cannot be read: then nobody must go on."""
+    if entry is None:
+        return None
+    try:
+        return msgspec.json.decode(entry.value, type=Marker)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"{entry.key.decode()} says that the cut-over was made, but not when: {error}; mend or "
+            "delete it"
+        ) from error
+
+
+def phase_of(marker: Marker | None) -> Phase:
+    if marker is None:
+        return "both"
+    return "over" if marker.deleting else "cut over"

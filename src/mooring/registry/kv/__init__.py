@@ -1,0 +1,1 @@
+"""The registry on a key-value store: etcd or the embedded one."""

@@ -1,0 +1,151 @@
+"""Hprose domains, contract H: `hprose-service/{domain}/{uuid}`.
+
+The service is the domain, the instance's id the server's UUID. The server's URL carries protocol,
+host and port; a path of its own is kept in the metadata under `path`.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Mapping
+
+from mooring import addresses
+from mooring.errors import InvalidName, InvalidRequest
+from mooring.formatting import quoted
+from mooring.model import JSON, Instance
+from mooring.names import DEFAULT_GROUP, check_part, split_service
+from mooring.registry.kv.layouts import json_values as values
+from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.store.contract import Entry, Range, key, prefix
+
+ROOT = "hprose-service/"
+SCHEMES = ("tcp", "tcp4", "tcp6", "http", "https", "ws", "wss")
+
+
+class Hprose(Layout):
+    name = "hprose"
+    ttl = 10.0
+
+    def __init__(self, cpus: int | None = None) -> None:
+        self._cpus = cpus or os.cpu_count() or 1
+
+    def canonical(self, service: str) -> str:
+        if "/" in service:
+            raise InvalidName(f"a domain of hprose has no group: {quoted(service)} has a slash")
+        split_service(service)
+        check_part("domain", service)
+        return service
+
+    def roots(self, group: str = "") -> tuple[Range, ...]:
+        return prefix(ROOT.encode()), prefix(f"/{ROOT}".encode())
+
+    def ranges(self, service: str) -> tuple[Range, ...]:
+        name = f"{ROOT}{self.canonical(service)}/"
+        return prefix(name.encode()), prefix(f"/{name}".encode())
+
+    def home(self, instance: Instance) -> Range:
+        return key(self._key(instance))
+
+    def check(self, instance: Instance) -> None:
+        self.encode(instance)
+
+    def encode(self, instance: Instance) -> dict[bytes, bytes]:
+        fields: dict[str, JSON] = {
+            "UUID": instance.id,
+            "Domain": instance.service,
+            "ServerUrl": server_url(instance),
+            "CPU": self._cpus,
+        }
+        return {self._key(instance): values.encode(fields)}
+
+    def cannot_carry(self, instance: Instance) -> list[str]:
+        lost = super().cannot_carry(instance)
+        if set(instance.metadata) == {"path"}:
+            lost.remove("metadata")  # it is in the URL
+        return lost
+
+    def _key(self, instance: Instance) -> bytes:
+        if "/" in instance.id:
+            raise InvalidRequest(
+                f"the UUID {quoted(instance.id)} of a server must not have a slash"
+            )
+        return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
+
+    def locate(self, key: bytes) -> Place | None:
+        try:
+            parts = key.decode().removeprefix("/").split("/")
+        except UnicodeDecodeError:
+            return None
+        match parts:
+            case ["hprose-service", domain, id] if id and self._is_domain(domain):
+                return Place(DEFAULT_GROUP, domain, id, "data")
+        return None
+
+    def _is_domain(self, name: str) -> bool:
+        try:
+            self.canonical(name)
+        except InvalidName:
+            return False
+        return True
+
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+        entry = files["data"]
+        try:
+            fields = values.decode(entry.value)
+            values.get(fields, "CPU", int, 1)
+            instance = instance_at(service, id, values.get(fields, "ServerUrl", str, ""))
+            addresses.check_host(instance.host)
+            return Assembled(instance)
+        except InvalidRequest as error:
+            return Assembled(None, (Problem(entry.key, str(error)),))
+
+
+def protocol_of(domain: str) -> str:
+    """The protocol that a domain starts with by hprose's convention, as in `http.hello`; empty if
+    it starts with none."""
+    scheme, dot, _ = domain.partition(".")
+    return scheme if dot and scheme in SCHEMES else ""
+
+
+def server_url(instance: Instance) -> str:
+    """The URL that clients of hprose call. Raises `InvalidRequest` for another protocol."""
+    if instance.protocol not in SCHEMES:
+        raise InvalidRequest(
+            f"hprose cannot be spoken over {quoted(instance.protocol)}: the protocol of "
+            f"{instance.service} must be one of {', '.join(SCHEMES)}"
+        )
+    path = instance.metadata.get("path", "/")
+    if not path.startswith(("/", "?")):
+        raise InvalidRequest(
+            f"the path {quoted(path)} of {instance.service} must start with a slash"
+        )
+    return f"{instance.protocol}://{instance.address}{path}"
+
+
+def instance_at(domain: str, uuid: str, url: str) -> Instance:
+    """The instance that the URL of a server stands for; without a host where it names none. Raises
+    `InvalidRequest` where it cannot be called."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Malformed(f"{quoted(url)} is no URL: {error}") from error
+    if parts.scheme not in SCHEMES or not parts.netloc:
+        schemes = ", ".join(SCHEMES)
+        raise Malformed(
+            f"{quoted(url)} is no URL of an hprose server: write it like tcp://host:port/ "
+            f"({schemes})"
+        )
+    if port is None:
+        port = {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme, 0)
+    addresses.check_port(port)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Instance(
+        domain,
+        parts.hostname or "",
+        port,
+        protocol=parts.scheme,
+        metadata={} if path == "/" else {"path": path},
+        id=uuid,
+    )

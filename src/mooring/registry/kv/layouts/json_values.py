@@ -1,0 +1,132 @@
+"""JSON values in a store: read with checks, written so that people can read them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.model import (
+    JSON,
+    NO_CONFIG,
+    Config,
+    Group,
+    Service,
+    check_json,
+    check_metadata,
+    check_metadata_size,
+    check_text,
+)
+from mooring.registry.kv.layouts.layout import Malformed
+from mooring.validation_errors import in_words
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Fields = dict[str, Any]
+_decoder = msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder()
+
+
+def decode(value: bytes) -> Fields:
+    """The JSON object in a value. Raises `Malformed`."""
+    try:
+        found = _decoder.decode(value)
+    except (ValueError, RecursionError) as error:  # a string of no text is no `DecodeError`
+        raise Malformed(in_words(error, "", joint="").strip()) from error
+    if not isinstance(found, dict):
+        raise Malformed(f"is no JSON object but {quoted(found)}")
+    return found
+
+
+def decode_to_change(value: bytes, where: str) -> Fields:
+    """The same of a value of which some is to be changed. In what is no JSON object there is
+    nothing to keep: it is replaced, and that is told."""
+    try:
+        return decode(value) if value else {}
+    except Malformed as error:
+        log.warning("%s %s: its %d bytes are replaced", where, error, len(value))
+        return {}
+
+
+def encode(fields: Mapping[str, JSON]) -> bytes:
+    return _encoder.encode(fields)
+
+
+def draining(status: bytes) -> bytes:
+    """A status with the state `draining`; unchanged if it is not `up`, or cannot be read."""
+    try:
+        fields = decode(status)
+    except Malformed:
+        return status
+    return encode({**fields, "state": "draining"}) if fields.get("state", "up") == "up" else status
+
+
+def get(fields: Fields, name: str, kind: Any, default: T) -> T:
+    """A field of a kind, which is that of the default where there is one; the default where the
+    field is missing or null. Raises `Malformed`."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    try:
+        converted: T = msgspec.convert(value, kind)
+        return converted
+    except msgspec.ValidationError as error:
+        raise Malformed(f"has an invalid value: {in_words(error, name)}") from error
+
+
+def number(value: float) -> int | float:
+    """A number as a person would write it: 1, not 1.0."""
+    return int(value) if float(value).is_integer() else value
+
+
+_OURS = ("weight", "enabled", "zone", "metadata")
+
+
+def decode_config(value: bytes) -> Config:
+    """The operator's word on an instance or a service. Raises `Malformed`."""
+    fields = decode(value)
+    weight = get(fields, "weight", float, NO_CONFIG.weight)
+    if weight is not None and not 0 <= weight < float("inf"):
+        raise Malformed(f"has an invalid value: weight must be 0 or more, not {weight:g}")
+    return Config(
+        weight=weight,
+        enabled=get(fields, "enabled", bool, NO_CONFIG.enabled),
+        zone=get(fields, "zone", str, NO_CONFIG.zone),
+        metadata=get(fields, "metadata", dict[str, str], {}),
+        values={name: value for name, value in fields.items() if name not in _OURS},
+    )
+
+
+def decode_info(value: bytes, *, group: str = "", service: str = "") -> Group | Service:
+    """The description of a group or a service. Raises `Malformed`."""
+    fields = decode(value)
+    title = get(fields, "displayName", str, "")
+    description = get(fields, "description", str, "")
+    if service:
+        return Service(service, title, description)
+    return Group(group, title, get(fields, "department", str, ""), description)
+
+
+def check_config(service: str, set: Mapping[str, JSON]) -> None:
+    """Raise `InvalidRequest` for what cannot be said of a service or an instance of it."""
+    check_json(f"the config of {service}", set)
+    if isinstance(metadata := set.get("metadata"), dict):
+        check_metadata(metadata)
+        check_metadata_size(service, metadata)
+
+
+def check_info(set: Mapping[str, str], *, service: bool) -> None:
+    """Raise `InvalidRequest` for what no description has."""
+    known = (
+        ["description", "displayName"] if service else ["department", "description", "displayName"]
+    )
+    if wrong := [field for field in set if field not in known]:
+        raise InvalidRequest(f"a description has no {quoted(wrong[0])}: {', '.join(sorted(known))}")
+    for field, text in set.items():
+        check_text(field, text)

@@ -1,0 +1,149 @@
+"""Layouts with one key for each instance, `{root}{service}/{address}`: contracts G1 and G3.
+
+`root` is a prefix of the operator's choice; without one a service's key starts with its name, and
+the services of a store cannot be listed without reading all of it.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from mooring import addresses
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.model import JSON, Instance, RecordedMetadata
+from mooring.names import DEFAULT_GROUP, split_service
+from mooring.registry.kv.layouts import json_values as values
+from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.store.contract import Entry, Range, key, prefix
+
+
+class Rooted(Layout):
+    def __init__(self, root: str = "") -> None:
+        if root and not root.endswith("/"):
+            root += "/"
+        self._root = root
+
+    @property
+    def scope(self) -> str:
+        return f"{self.name}:{urllib.parse.quote(self._root, safe='')}"
+
+    def canonical(self, service: str) -> str:
+        split_service(service)
+        return service
+
+    def roots(self, group: str = "") -> tuple[Range, ...]:
+        if not self._root:
+            raise InvalidRequest(
+                f"the layout {quoted(self.name)} has no root, so that its services cannot be told "
+                f"from other keys: name one, like layout='{self.name}:/services/'"
+            )
+        return (prefix(self._root.encode()),)
+
+    def ranges(self, service: str) -> tuple[Range, ...]:
+        return (prefix(self._folder(service).encode()),)
+
+    def home(self, instance: Instance) -> Range:
+        return key(f"{self._folder(instance.service)}{instance.address}".encode())
+
+    def vicinity(self, instance: Instance) -> Range:
+        host = instance.address.removesuffix(str(instance.port))
+        return prefix(f"{self._folder(instance.service)}{host}".encode())
+
+    def encode(self, instance: Instance) -> dict[bytes, bytes]:
+        name = f"{self._folder(instance.service)}{instance.address}"
+        return {name.encode(): self._value(instance)}
+
+    def locate(self, key: bytes) -> Place | None:
+        try:
+            name = key.decode()
+        except UnicodeDecodeError:
+            return None
+        if not name.startswith(self._root):
+            return None
+        service, slash, id = name[len(self._root) :].rpartition("/")
+        if not slash or not id:
+            return None
+        try:
+            group, _ = split_service(service)
+        except InvalidRequest:
+            return None
+        return Place(group if "/" in service else DEFAULT_GROUP, service, id, "data")
+
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+        entry = files["data"]
+        try:
+            return Assembled(self._instance(service, id, entry.value))
+        except InvalidRequest as error:
+            return Assembled(None, (Problem(entry.key, str(error)),))
+
+    def _folder(self, service: str) -> str:
+        return f"{self._root}{self.canonical(service)}/"
+
+    @abstractmethod
+    def _value(self, instance: Instance) -> bytes: ...
+
+    @abstractmethod
+    def _instance(self, service: str, id: str, value: bytes) -> Instance:
+        """Raises `InvalidRequest`."""
+
+
+class Plain(Rooted):
+    """The value is the address again."""
+
+    name = "plain"
+    ttl = 5.0
+
+    def _value(self, instance: Instance) -> bytes:
+        return instance.address.encode()
+
+    def _instance(self, service: str, id: str, value: bytes) -> Instance:
+        host, port = addresses.split(value.decode(errors="backslashreplace"))
+        return Instance(service, host, port, id=id)
+
+
+class Endpoints(Rooted):
+    """What etcd's own naming package for Go reads and writes."""
+
+    name = "endpoints"
+    ttl = 15.0
+
+    def _value(self, instance: Instance) -> bytes:
+        metadata: dict[str, JSON] = {
+            "protocol": instance.protocol,
+            "version": instance.version,
+            "zone": instance.zone,
+            "weight": values.number(instance.weight),
+            "metadata": dict(instance.metadata),
+            "ports": dict(instance.ports),
+            "incarnation": instance.incarnation,
+        }
+        return values.encode({"Op": 0, "Addr": instance.address, "Metadata": metadata})
+
+    def _instance(self, service: str, id: str, value: bytes) -> Instance:
+        fields = values.decode(value)
+        address = values.get(fields, "Addr", str, "")
+        if not address:
+            raise Malformed("has no 'Addr'")
+        host, port = addresses.split(address)
+        told = fields.get("Metadata")
+        if not isinstance(told, dict):  # a Go service may put there what it likes
+            return Instance(service, host, port, id=id)
+        try:
+            return Instance(
+                service,
+                host,
+                port,
+                protocol=values.get(told, "protocol", str, "tcp"),
+                version=values.get(told, "version", str, "0.0.0"),
+                zone=values.get(told, "zone", str, ""),
+                weight=values.get(told, "weight", float, 1.0),
+                metadata=RecordedMetadata(values.get(told, "metadata", dict[str, str], {})),
+                ports=values.get(told, "ports", dict[str, int], {}),
+                incarnation=values.get(told, "incarnation", str, ""),
+                id=id,
+            )
+        except InvalidRequest:  # …also under names that mean something else to us
+            return Instance(service, host, port, id=id)

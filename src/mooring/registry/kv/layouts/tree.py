@@ -1,0 +1,202 @@
+"""The default layout, contract D: a tree of groups, services and instances.
+
+/registry/{group}/info
+/registry/{group}/{service}/info
+/registry/{group}/{service}/config
+/registry/{group}/{service}/{host}:{port}/data      what the instance says, on its lease
+/registry/{group}/{service}/{host}:{port}/status    how it is, on its lease
+/registry/{group}/{service}/{host}:{port}/config    what the operator says; stays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mooring import addresses
+from mooring.errors import InvalidRequest
+from mooring.model import (
+    JSON,
+    NO_CONFIG,
+    NO_STATUS,
+    Config,
+    Group,
+    Instance,
+    RecordedMetadata,
+    Service,
+    State,
+    Time,
+)
+from mooring.model import Status as InstanceStatus
+from mooring.names import check_name, is_service, join_service, split_service
+from mooring.registry.kv.layouts import json_values as values
+from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.store.contract import Entry, Range, prefix
+from mooring.version import VERSION
+
+ROOT = "/registry/"
+SERVICE_TYPE = "dolphin"
+
+
+class Tree(Layout):
+    name = "tree"
+    ttl = 15.0
+
+    def canonical(self, service: str) -> str:
+        return join_service(*split_service(service))
+
+    def roots(self, group: str = "") -> tuple[Range, ...]:
+        return (prefix((f"{ROOT}{group}/" if group else ROOT).encode()),)
+
+    def after_group(self, group: str) -> bytes:
+        return self.roots(group)[0].end
+
+    def ranges(self, service: str) -> tuple[Range, ...]:
+        return (prefix(_folder(service).encode()),)
+
+    def home(self, instance: Instance) -> Range:
+        return prefix(f"{_folder(instance.service)}{instance.address}/".encode())
+
+    def vicinity(self, instance: Instance) -> Range:
+        host = instance.address.removesuffix(str(instance.port))
+        return prefix(f"{_folder(instance.service)}{host}".encode())
+
+    def encode(self, instance: Instance) -> dict[bytes, bytes]:
+        folder = f"{_folder(instance.service)}{instance.address}/"
+        return {
+            f"{folder}data".encode(): values.encode(_data(instance)),
+            f"{folder}status".encode(): values.encode(_status(instance.status)),
+        }
+
+    def lasting(self, instance: Instance) -> dict[bytes, bytes]:
+        group, _ = split_service(instance.service)
+        nothing = {"displayName": "", "description": ""}
+        return {
+            self.info_key(group=group): values.encode({**nothing, "department": ""}),
+            self.info_key(service=instance.service): values.encode(nothing),
+        }
+
+    def locate(self, key: bytes) -> Place | None:
+        try:
+            parts = key.decode().split("/")
+        except UnicodeDecodeError:
+            return None
+        if parts[:2] != ["", "registry"] or "" in parts[2:]:
+            return None
+        match parts[2:]:
+            case [group, "info"]:
+                return Place(group, "", "", "info") if is_service(f"{group}/any") else None
+            case [group, name, ("info" | "config") as file]:
+                id = ""
+            case [group, name, id, ("data" | "status" | "config") as file]:
+                pass
+            case _:
+                return None
+        service = join_service(group, name)
+        return Place(group, service, id, file) if is_service(service) else None
+
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+        problems: list[Problem] = []
+        status, config = NO_STATUS, NO_CONFIG
+        data = files.get("data")
+        if entry := files.get("status"):
+            try:
+                status = _decode_status(entry.value)
+            except Malformed as error:
+                problems.append(Problem(entry.key, str(error)))
+        if entry := files.get("config"):
+            try:
+                config = self.decode_config(entry.value)
+            except Malformed as error:
+                problems.append(Problem(entry.key, str(error)))
+        if data is None:
+            return Assembled(None, tuple(problems))
+        try:
+            instance = _decode_data(service, id, data.value, status, config)
+        except InvalidRequest as error:
+            return Assembled(None, (*problems, Problem(data.key, str(error))))
+        return Assembled(instance, tuple(problems))
+
+    def config_key(self, service: str, id: str = "") -> bytes:
+        folder = _folder(service)
+        if not id:
+            return f"{folder}config".encode()
+        addresses.split(id)
+        return f"{folder}{id}/config".encode()
+
+    def decode_config(self, value: bytes) -> Config:
+        return values.decode_config(value)
+
+    def info_key(self, *, group: str = "", service: str = "") -> bytes:
+        if service:
+            return f"{_folder(service)}info".encode()
+        check_name("group", group)
+        return f"{ROOT}{group}/info".encode()
+
+    def decode_info(self, place: Place, value: bytes) -> Group | Service:
+        return values.decode_info(value, group=place.group, service=place.service)
+
+
+def _folder(service: str) -> str:
+    group, name = split_service(service)
+    return f"{ROOT}{group}/{name}/"
+
+
+def _data(instance: Instance) -> dict[str, JSON]:
+    return {
+        "serviceType": SERVICE_TYPE,
+        "serviceVersion": instance.version,
+        "frameworkVersion": VERSION,
+        "tags": dict(instance.metadata),
+        "ports": dict(instance.ports),
+        "protocol": instance.protocol,
+        "zone": instance.zone,
+        "weight": values.number(instance.weight),
+        "incarnation": instance.incarnation,
+    }
+
+
+def _decode_data(
+    service: str, id: str, value: bytes, status: InstanceStatus, config: Config
+) -> Instance:
+    host, port = addresses.split(id)
+    fields = values.decode(value)
+    return Instance(
+        service=service,
+        host=host,
+        port=port,
+        protocol=values.get(fields, "protocol", str, "tcp"),
+        version=values.get(fields, "serviceVersion", str, "0.0.0"),
+        zone=values.get(fields, "zone", str, ""),
+        weight=values.get(fields, "weight", float, 1.0),
+        metadata=RecordedMetadata(values.get(fields, "tags", dict[str, str], {})),
+        ports=values.get(fields, "ports", dict[str, int], {}),
+        incarnation=values.get(fields, "incarnation", str, ""),
+        id=id,
+        status=status,
+        config=config,
+    )
+
+
+def _status(status: InstanceStatus) -> dict[str, JSON]:
+    return {
+        "state": status.state,
+        "healthy": status.healthy,
+        "registeredAt": _show(status.registered_at),
+        "updatedAt": _show(status.updated_at),
+        "metrics": dict(status.metrics),
+    }
+
+
+def _decode_status(value: bytes) -> InstanceStatus:
+    fields = values.decode(value)
+    return InstanceStatus(
+        state=values.get(fields, "state", State, NO_STATUS.state),
+        healthy=values.get(fields, "healthy", bool, True),
+        registered_at=values.get(fields, "registeredAt", Time, NO_STATUS.registered_at),
+        updated_at=values.get(fields, "updatedAt", Time, NO_STATUS.updated_at),
+        metrics=values.get(fields, "metrics", dict, {}),
+    )
+
+
+def _show(time: Time | None) -> str | None:
+    return None if time is None else time.isoformat().replace("+00:00", "Z")

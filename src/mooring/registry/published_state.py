@@ -1,0 +1,128 @@
+"""What an instance says of itself: its fields, its health and its metrics."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.model import JSON, Instance, State, Status, check_json, now
+from mooring.registry.contract import Registry
+
+log = logging.getLogger(__name__)
+
+
+class Metrics(Protocol):
+    """Where an instance's metrics come from."""
+
+    def start(self) -> None:
+        """Begin, where that has not begun."""
+
+    @property
+    def metrics(self) -> Mapping[str, object]:
+        """By collector; only what JSON can hold."""
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when there are new ones; what is returned ends it."""
+
+
+class Record:
+    """The record of one instance, as it should be in the registry."""
+
+    __slots__ = (
+        "_collected",
+        "_lost_fields",
+        "_merged",
+        "_own_metrics",
+        "_registered_at",
+        "_registry",
+        "changed",
+        "healthy",
+        "instance",
+        "state",
+    )
+
+    def __init__(self, registry: Registry, instance: Instance, collected: Metrics | None) -> None:
+        self.instance, self._lost_fields = registry.prepare(instance)
+        self.state: State = "up"
+        self.healthy = True
+        self.changed = False
+        """Whether something other than metrics changed since it was sent."""
+        self._registry, self._collected = registry, collected
+        self._own_metrics: dict[str, JSON] = {}
+        self._merged: dict[str, JSON] | None = None
+        self._registered_at = now()
+
+    def update(
+        self,
+        *,
+        healthy: bool | None,
+        metrics: Mapping[str, JSON] | None,
+        fields: Mapping[str, object],
+    ) -> None:
+        """Change it. Raises `InvalidRequest` for what cannot be, and changes nothing then."""
+        if healthy is not None and not isinstance(healthy, bool):
+            raise InvalidRequest(f"healthy is true or false, not {quoted(healthy)}")
+        if metrics is not None:
+            if not isinstance(metrics, Mapping):
+                raise InvalidRequest(f"metrics are values by name, not {quoted(metrics)}")
+            what = f"the metrics of {self.instance.service}"
+            check_json(what, metrics, finite=False)
+        changed = {name: value for name, value in fields.items() if value is not None}
+        if changed:
+            after = msgspec.structs.replace(self.instance, **changed)
+            self.instance, lost = self._registry.prepare(after)
+            self.changed = True
+            self._tell_lost(lost)
+        if healthy is not None and healthy != self.healthy:
+            self.healthy, self.changed = healthy, True
+        if metrics is not None:
+            self._own_metrics, self._merged = copy.deepcopy(dict(metrics)), None
+        if not self._registry.guarantees.describes and (metrics or not self.healthy):
+            self._tell_lost(["status"])
+
+    def tell_lost(self) -> None:
+        """Say what others will never hear of it, when it is registered."""
+        lost, self._lost_fields = self._lost_fields, []
+        self._tell_lost(lost)
+
+    def _tell_lost(self, fields: list[str]) -> None:
+        """Say it once."""
+        if new := [field for field in fields if field not in self._lost_fields]:
+            self._lost_fields += new
+            log.warning(
+                "%s %s: the registry cannot hold its %s",
+                self.instance.service,
+                self.instance.id,
+                ", ".join(new),
+            )
+
+    def collected(self) -> None:
+        """There are new metrics."""
+        self._merged = None
+
+    @property
+    def metrics(self) -> dict[str, JSON]:
+        if self._merged is None:
+            collected = self._collected.metrics if self._collected else {}
+            self._merged = {**cast("Mapping[str, JSON]", collected), **self._own_metrics}
+        return self._merged
+
+    def as_of_now(self) -> Instance:
+        """The instance with its present status."""
+        status = Status(
+            state=self.state,
+            healthy=self.healthy,
+            registered_at=self._registered_at,
+            updated_at=now(),
+            metrics=self.metrics,
+        )
+        record = copy.copy(self.instance)
+        # What is in it was checked when it was made: to replace it would check it all again.
+        msgspec.structs.force_setattr(record, "status", status)
+        return record

@@ -1,0 +1,210 @@
+"""An instance as the fields of a hash, and back. Pure.
+
+The flattened `metadata_*` fields are for readers of the document; `metadataJson` and `metricsJson`
+keep the types, and are what is read here. A record without them was written by somebody else, and
+its `metadata_*` fields are its metadata. Times are the server's, written by the scripts.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.model import JSON, Instance, RecordedMetadata, State, Status
+from mooring.registry.kv.layouts import json_values as values
+from mooring.registry.kv.layouts.layout import Malformed
+from mooring.validation_errors import in_words
+
+FLAT = "metadata_"
+
+READ = (
+    "host",
+    "port",
+    "protocol",
+    "version",
+    "zone",
+    "healthy",
+    "enabled",
+    "weight",
+    "ephemeral",
+    "state",
+    "incarnation",
+    "registrationTime",
+    "lastMetadataUpdate",
+    "portsJson",
+    "metadataJson",
+    "metricsJson",
+)
+"""The fields that are read, in the order in which the list script gives them."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(instance: Instance) -> dict[str, str]:
+    """All fields but the times, which the server sets."""
+    status = instance.status
+    told: dict[str, str] = {
+        "host": instance.host,
+        "port": str(instance.port),
+        "protocol": instance.protocol,
+        "version": instance.version,
+        "zone": instance.zone,
+        "healthy": _bool(status.healthy),
+        "enabled": _bool(instance.enabled),
+        "weight": str(values.number(instance.weight)),
+        "ephemeral": _bool(instance.ephemeral),
+        "state": status.state,
+        "incarnation": instance.incarnation,
+    }
+    if instance.ports:
+        told["portsJson"] = _json(instance.ports)
+    told["metadataJson"] = _json(instance.metadata)
+    told["metricsJson"] = _json(status.metrics)
+    told.update(flattened(instance.metadata))
+    told.update(flattened(status.metrics))
+    return told
+
+
+def flattened(tree: Mapping[str, JSON]) -> dict[str, str]:
+    """`{"memory": {"usagePercent": 65.5}}` as `{"metadata_memory_usagePercent": "65.5"}`."""
+    return dict(_flatten(FLAT, tree))
+
+
+def _flatten(path: str, tree: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
+    for name, value in tree.items():
+        if isinstance(value, str):
+            yield f"{path}{name}", value
+        elif isinstance(value, float | int):  # before the dear question of whether it is a mapping
+            yield f"{path}{name}", _json(value)
+        elif isinstance(value, Mapping):
+            yield from _flatten(f"{path}{name}_", value)
+        else:
+            yield f"{path}{name}", _json(value)
+
+
+def size(fields: Mapping[str, str]) -> int:
+    """Bytes of what the instance may say freely."""
+    return len(fields["metadataJson"].encode()) + len(fields["metricsJson"].encode())
+
+
+def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
+    """The instance that these fields make. Raises `Malformed`, or `InvalidRequest` where the model
+    does not allow what they say."""
+    metadata = _object(fields, "metadataJson")
+    if metadata is None:
+        metadata = {
+            name.removeprefix(FLAT): value
+            for name, value in fields.items()
+            if name.startswith(FLAT)
+        }
+    elif not all(isinstance(value, str) for value in metadata.values()):
+        # Somebody else's: what is no text is shown as it stands in the JSON.
+        metadata = {n: v if isinstance(v, str) else _json(v) for n, v in metadata.items()}
+    status = Status(
+        state=_state(fields),
+        healthy=_flag(fields, "healthy"),
+        registered_at=_time(fields, "registrationTime"),
+        updated_at=_time(fields, "lastMetadataUpdate"),
+        metrics=_object(fields, "metricsJson") or {},
+    )
+    return Instance(
+        service,
+        fields.get("host", ""),
+        _port(fields),
+        protocol=fields.get("protocol", "tcp").lower(),
+        version=fields.get("version", "0.0.0"),
+        zone=fields.get("zone", ""),
+        weight=_number(fields, "weight", 1.0),
+        metadata=RecordedMetadata(cast("Mapping[str, str]", metadata)),  # which the model checks
+        ports=cast("Mapping[str, int]", _object(fields, "portsJson") or {}),
+        id=id,
+        incarnation=fields.get("incarnation", ""),
+        enabled=_flag(fields, "enabled"),
+        ephemeral=_flag(fields, "ephemeral"),
+        status=status,
+    )
+
+
+def from_reply(reply: Sequence[bytes | None]) -> dict[str, str]:
+    """The fields of a reply in the order of `READ`."""
+    return {
+        name: value.decode(errors="backslashreplace")
+        for name, value in zip(READ, reply, strict=True)
+        if value is not None
+    }
+
+
+def from_pairs(reply: Sequence[bytes]) -> dict[str, str]:
+    """The fields of a reply that has names and values in turn."""
+    told = [part.decode(errors="backslashreplace") for part in reply]
+    return dict(zip(told[::2], told[1::2], strict=True))
+
+
+def _json(value: object) -> str:
+    return _encode(value).decode()
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _flag(fields: Mapping[str, str], name: str) -> bool:
+    told = fields.get(name, "true")
+    if told == "true":
+        return True
+    told = told.lower()
+    if told not in ("true", "false", "1", "0"):
+        raise Malformed(f"has a wrong {quoted(name)}: {quoted(told)} is neither true nor false")
+    return told in ("true", "1")
+
+
+def _number(fields: Mapping[str, str], name: str, default: float) -> float:
+    told = fields.get(name, "")
+    try:
+        return float(told) if told else default
+    except ValueError:
+        raise Malformed(f"has a wrong {quoted(name)}: {quoted(told)} is no number") from None
+
+
+def _port(fields: Mapping[str, str]) -> int:
+    number = _number(fields, "port", 0.0)
+    if not number.is_integer():  # nor is infinity, which is what too many digits make
+        raise Malformed(f"has a wrong 'port': {number} is no port")
+    return int(number)
+
+
+def _state(fields: Mapping[str, str]) -> State:
+    told = fields.get("state", "up")
+    if told == "up":
+        return "up"
+    try:
+        state: State = msgspec.convert(told, State)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"has an invalid value: {in_words(error, 'state')}") from error
+    return state
+
+
+def _time(fields: Mapping[str, str], name: str) -> datetime.datetime | None:
+    milliseconds = _number(fields, name, 0)
+    try:
+        return (
+            datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+            if milliseconds
+            else None
+        )
+    except (OverflowError, ValueError, OSError) as error:
+        raise Malformed(f"has a wrong {quoted(name)}: {milliseconds} is no time") from error
+
+
+def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:
+    if name not in fields:
+        return None
+    try:
+        return values.decode(fields[name].encode())
+    except (InvalidRequest, UnicodeEncodeError) as error:
+        raise Malformed(f"has a {quoted(name)} that {error}") from error

@@ -1,0 +1,365 @@
+"""What is wrong with what is registered, the worst first. Pure: a picture in, problems out.
+
+A problem has a key that stays the same for as long as it lasts, though its numbers change, so that
+who tells people can tell news from what they know. Its text is English; `kind` and `params` are the
+same for who says it in another language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+
+from mooring.model import Instance, Time
+from mooring.names import split_service
+from mooring.server.http.response import shown
+from mooring.server.live.summary import UNOBSERVED, Observed, active
+from mooring.server.live.timeline import Event
+from mooring.server.live.timeline import Kind as Happened
+
+Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+"""The worst first."""
+
+Kind = Literal[
+    "stale",
+    "store_alarm",
+    "no_instances",
+    "none_callable",
+    "brake",
+    "unhealthy",
+    "silent",
+    "check_failing",
+    "draining",
+    "absent",
+    "disabled",
+    "emptied",
+]
+KINDS: Mapping[Kind, Severity] = {
+    "stale": "critical",
+    "store_alarm": "critical",
+    "no_instances": "critical",
+    "none_callable": "critical",
+    "brake": "critical",
+    "unhealthy": "warning",
+    "silent": "warning",
+    "check_failing": "warning",
+    "draining": "warning",
+    "absent": "warning",
+    "disabled": "info",
+    "emptied": "info",
+}
+"""How bad each is; among equals, the order is the rank."""
+
+_RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+_NAMED = 3
+"""So many instances are named; the rest is counted."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    key: str
+    """The same for as long as the problem lasts, whatever its numbers."""
+    severity: Severity
+    kind: Kind
+    service: str
+    """Empty where it is about everything."""
+    id: str
+    """The instance, where it is about one alone."""
+    since: str | None
+    text: str
+    """What is wrong, for a person; it does not change with the time alone."""
+    hint: str
+    """What to do about it."""
+    params: Mapping[str, str | int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may be as they are, in seconds."""
+
+    draining: float = 600.0
+    emptied: float = 3600.0
+    """One that lost its last instance longer ago is less bad: it was rather given up. Of one whose
+    last instance left in order, no word is said after that."""
+
+
+class Known(Protocol):
+    """A service, as the fleet knows it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def instances(self) -> Mapping[str, Instance]: ...
+    @property
+    def changed(self) -> Time: ...
+    @property
+    def emptied(self) -> Time | None: ...
+    @property
+    def lost(self) -> bool: ...
+    @property
+    def absent(self) -> bool: ...
+    @property
+    def since(self) -> Time: ...
+
+
+class Picture(Protocol):
+    """What of the fleet is looked at."""
+
+    @property
+    def stale(self) -> bool: ...
+    @property
+    def error(self) -> str: ...
+    def names(self) -> Sequence[str]: ...
+    def service(self, name: str, /) -> Known | None: ...
+    def observed(self, service: str, /) -> Mapping[str, Observed]: ...
+    def brake(self, service: str, /) -> str: ...
+    def timeline(self, service: str, /) -> Sequence[Event]: ...
+
+
+def problems(
+    picture: Picture,
+    now: Time,
+    *,
+    patience: Patience | None = None,
+    stale_since: Time | None = None,
+    alarms: Sequence[str] = (),
+    alarms_since: Time | None = None,
+) -> list[Problem]:
+    """Everything that is wrong, the worst first. `alarms` are those of the store."""
+    patience = patience or Patience()
+    found: list[Problem] = []
+    if picture.stale:
+        found.append(_stale(picture.error, stale_since))
+    if alarms:
+        found.append(_store_alarm("; ".join(alarms), alarms_since))
+    for name in picture.names():
+        known = picture.service(name)
+        if known is not None:
+            found += of_service(picture, known, now, patience)
+    return sorted(found, key=_rank)
+
+
+def seen_by(told: Iterable[Problem], sees: Callable[[str], bool]) -> list[Problem]:
+    """Those that somebody may see; what is about everything is for all."""
+    return [each for each in told if not each.service or sees(each.service)]
+
+
+def _rank(problem: Problem) -> tuple[int, int, str, str]:
+    severity = SEVERITIES.index(problem.severity)
+    return severity, _RANK[problem.kind], *split_service(problem.service or "-")
+
+
+def of_service(picture: Picture, known: Known, now: Time, patience: Patience) -> Iterator[Problem]:
+    """What is wrong with one service. Of what an instance has, the worst counts alone: one that is
+    unhealthy is no news for being silent too."""
+    name, instances = known.name, known.instances
+    moments = _Moments(picture, name)
+    if words := picture.brake(name):
+        since = moments.of("", "brake")
+        yield _problem("brake", name, since=since, text=f"{name}: {words}", params={"words": words})
+    if not instances:
+        if known.emptied is not None:
+            yield from _empty(known, known.emptied, now, patience)
+        elif known.absent:
+            text = f"{name} has no instance, and had none when this server started"
+            yield _problem("absent", name, since=known.since, text=text)
+        return
+    observed = picture.observed(name)
+    pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
+    if not any(active(*pair) for pair in pairs):
+        yield _none_callable(known)
+    seen = _Seen()
+    for pair in pairs:
+        _look(seen, *pair, moments, now, patience)
+    yield from seen.told(name, len(instances))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The instances of a service by what is wrong with them."""
+
+    by_kind: dict[Kind, list[tuple[str, Time | None, str]]] = field(default_factory=dict)
+
+    def add(self, kind: Kind, id: str, since: Time | None, detail: str = "") -> None:
+        self.by_kind.setdefault(kind, []).append((id, since, detail))
+
+    def told(self, service: str, total: int) -> Iterator[Problem]:
+        for kind in sorted(self.by_kind, key=_RANK.__getitem__):
+            yield _of_some(kind, service, self.by_kind[kind], total)
+
+
+class _Moments:
+    """When things last happened to the instances of a service. Looked up only if asked for: most
+    services are well."""
+
+    def __init__(self, picture: Picture, service: str) -> None:
+        self._picture, self._service = picture, service
+        self._found: dict[tuple[str, Happened], Time] | None = None
+
+    def of(self, id: str, kind: Happened) -> Time | None:
+        if self._found is None:
+            told = self._picture.timeline(self._service)
+            self._found = {(event.id, event.kind): event.time for event in told}
+        return self._found.get((id, kind))
+
+
+def _look(
+    seen: _Seen,
+    instance: Instance,
+    observed: Observed,
+    moments: _Moments,
+    now: Time,
+    patience: Patience,
+) -> None:
+    id, status = instance.id, instance.status
+    if not status.healthy:
+        seen.add("unhealthy", id, moments.of(id, "health"))
+    elif observed.late:
+        seen.add("silent", id, observed.last_heartbeat)
+    elif observed.check_failure:
+        seen.add("check_failing", id, moments.of(id, "check"), observed.check_failure)
+    elif status.state == "draining":
+        since = moments.of(id, "state")
+        if since is not None and (now - since).total_seconds() > patience.draining:
+            seen.add("draining", id, since)
+    elif not instance.enabled:
+        seen.add("disabled", id, moments.of(id, "enabled"))
+
+
+def _stale(error: str, since: Time | None) -> Problem:
+    why = error or "it does not answer"
+    return _problem(
+        "stale",
+        "",
+        since=since,
+        text=f"the registry cannot be read, what is shown here may be old: {why}",
+        params={"error": why},
+    )
+
+
+def _store_alarm(alarm: str, since: Time | None) -> Problem:
+    return _problem(
+        "store_alarm",
+        "",
+        since=since,
+        text=f"the store has an alarm: {alarm}",
+        params={"alarm": alarm},
+    )
+
+
+def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator[Problem]:
+    long_ago = (now - since).total_seconds() > patience.emptied
+    if known.lost:
+        text = f"{known.name} has no instance: the last one was lost"
+        problem = _problem("no_instances", known.name, since=since, text=text)
+        yield msgspec.structs.replace(problem, severity="warning") if long_ago else problem
+    elif not long_ago:
+        text = f"{known.name} has no instance: the last one left in order"
+        yield _problem("emptied", known.name, since=since, text=text)
+
+
+def _none_callable(known: Known) -> Problem:
+    total = len(known.instances)
+    registered = f"{known.name}: {_counted(total)} registered"
+    return _problem(
+        "none_callable",
+        known.name,
+        text=f"{registered}, and none of them is well and in rotation",
+        params={"total": total},
+    )
+
+
+_WORDS: Mapping[Kind, tuple[str, str]] = {
+    "unhealthy": ("says that it is unhealthy", "say that they are unhealthy"),
+    "silent": ("gives no sign of life", "give no sign of life"),
+    "check_failing": ("fails its health check", "fail their health checks"),
+    "draining": ("is draining, and does not end", "are draining, and do not end"),
+    "disabled": ("is taken out of rotation", "are taken out of rotation"),
+}
+
+HINTS: Mapping[Kind, str] = {
+    "stale": "See whether the store answers: `mooring doctor`.",
+    "store_alarm": (
+        "Make room and disarm it; `mooring doctor` shows it too. Reads go on meanwhile, but new "
+        "instances, configuration and tokens may be refused."
+    ),
+    "no_instances": (
+        "Start one: callers of it fail now. If it does not come back, press Forget on its page, or "
+        "DELETE it in the API."
+    ),
+    "none_callable": (
+        "See what is wrong with each: `mooring explain SERVICE`. Meanwhile callers try all that "
+        "are enabled and up (panic threshold), and fail where none is."
+    ),
+    "brake": (
+        "So many at once is rather a network's fault than theirs: see whether they run. If they "
+        "are gone, release it: `mooring brake release SERVICE`."
+    ),
+    "unhealthy": "Look at its own log: it said so itself.",
+    "silent": "See whether the process runs, and whether it reaches the registry.",
+    "check_failing": "See whether it answers from this machine at the address that it registered.",
+    "draining": "It was told to stop: see what it still waits for, or end the process.",
+    "disabled": "An operator took it out: put it back once what was wrong with it is mended.",
+    "absent": (
+        "Nobody saw how it went: start one, or, if it was given up, press Forget on its page, or "
+        "DELETE it in the API."
+    ),
+    "emptied": (
+        "Nothing, if that was meant: this is said for an hour, and Forget on its page takes it "
+        "away at once. Callers of it fail now."
+    ),
+}
+
+
+def _of_some(
+    kind: Kind, service: str, which: Sequence[tuple[str, Time | None, str]], total: int
+) -> Problem:
+    ids = [id for id, _, _ in which]
+    one, several = _WORDS[kind]
+    if len(which) == 1:
+        subject = f"{service}: {ids[0]} {one}"
+    else:
+        subject = f"{service}: {len(which)} of {_counted(total)} {several} ({_named(ids)})"
+    detail = which[0][2]
+    moments = [since for _, since, _ in which if since is not None]
+    return _problem(
+        kind,
+        service,
+        id=ids[0] if len(which) == 1 else "",
+        since=min(moments, default=None),
+        text=f"{subject}: {detail}" if detail else subject,
+        params={
+            "count": len(which),
+            "total": total,
+            "ids": ", ".join(ids[:_NAMED]),
+            "detail": detail,
+        },
+    )
+
+
+def _named(ids: Collection[str]) -> str:
+    shown = list(ids)[:_NAMED]
+    rest = len(ids) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def _counted(count: int) -> str:
+    return "1 instance" if count == 1 else f"{count} instances"
+
+
+def _problem(
+    kind: Kind,
+    service: str,
+    *,
+    text: str,
+    id: str = "",
+    since: Time | None = None,
+    params: Mapping[str, str | int] | None = None,
+) -> Problem:
+    hint = HINTS[kind].replace("SERVICE", service)
+    key = f"{kind}:{service}"
+    severity, begun = KINDS[kind], shown(since)
+    return Problem(key, severity, kind, service, id, begun, text, hint, params or {})

@@ -1,0 +1,239 @@
+"""What is said of services and instances: configuration, secrets masked, and descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from mooring.formatting import quoted
+from mooring.masking import holds_mask, masked_field
+from mooring.model import JSON, Service
+from mooring.server.api.lookup import instance_of, service_of
+from mooring.server.api.operations import INSTANCE, LOOKING, OPERATING, SERVICE, Reason, note
+from mooring.server.api.unmasking import Unmasking, configuration, fields, may_unmask
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused
+from mooring.server.http.routing import Endpoint
+from mooring.tenants.masked_document import unmasked
+from mooring.tenants.redirect_guard import Diversion, of_config
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+MOST = 100
+"""Values that one edit changes: the audit names them all."""
+
+
+class Editing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change of some values; the others stay."""
+
+    set: Annotated[dict[Name, Any], msgspec.Meta(max_length=MOST)] = {}
+    """A mask stands for the secret that is there."""
+    unset: Annotated[list[Name], msgspec.Meta(max_length=MOST)] = []
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How a service is described to people."""
+
+    name: str
+    display_name: str
+    description: str
+
+
+class Describing(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
+    display_name: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
+    description: Annotated[str, msgspec.Meta(max_length=10_000)] | msgspec.UnsetType = msgspec.UNSET
+
+
+async def service_config(call: Call) -> Answer:
+    service = await service_of(call)
+    return configuration(call, await call.parts.hub.registry.config(service))
+
+
+async def instance_config(call: Call) -> Answer:
+    return configuration(call, await _kept(call))
+
+
+async def _kept(call: Call) -> Mapping[str, JSON]:
+    """The operator's word on an instance; it outlives the instance. Raises `Refused` (404) where
+    there is neither."""
+    registry = call.parts.hub.registry
+    config = await registry.config(registry.canonical(call.service), call.path["id"])
+    if not config:
+        await instance_of(call)
+    return config
+
+
+async def configure_service(call: Call) -> Answer:
+    service = await service_of(call)
+    return await _edit(call, service, "", await call.parts.hub.registry.config(service))
+
+
+async def configure_instance(call: Call) -> Answer:
+    service = call.parts.hub.registry.canonical(call.service)
+    return await _edit(call, service, call.path["id"], await _kept(call))
+
+
+async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -> Answer:
+    told, gone = call.body.set, tuple(call.body.unset)
+    if not told and not gone:
+        raise Refused(400, "bad_request", "nothing is to be changed: say what to set or to unset")
+    if both := [name for name in gone if name in told]:
+        raise Refused(400, "bad_request", f"{quoted(both[0])} is to be set and to be unset")
+    if (count := len(told) + len(gone)) > MOST:
+        raise Refused(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
+    new = _unmasked(call, before)
+    if not may_unmask(call):
+        below = await call.parts.hub.registry.config(service) if id else {}
+        diverted = _diverted(below, before, told, gone) or _fallen(below, {**before, **new}, gone)
+        if diverted is not None:
+            raise Refused(409, "conflict", str(diverted))
+    note(call, before, new, gone)
+    if not new and not gone:
+        return Answer(fields(before))
+    config = await call.parts.hub.registry.configure(service, id, set=new, unset=gone)
+    return Answer(fields(config))
+
+
+def _diverted(
+    below: Mapping[str, JSON],
+    before: Mapping[str, JSON],
+    told: Mapping[str, JSON],
+    gone: Sequence[str],
+) -> Diversion | None:
+    """A secret that stays while its place changes, in all that holds: `below` is the service's
+    word, where that on an instance is edited. What falls back to it is no secret that stays."""
+    masks_below = {
+        name: value if name in gone else masked_field(name, value) for name, value in below.items()
+    }
+    kept = {name: masked_field(name, value) for name, value in before.items() if name not in gone}
+    return of_config(_over(below, before), _over(masks_below, {**kept, **told}))
+
+
+def _fallen(
+    below: Mapping[str, JSON], after: Mapping[str, JSON], gone: Sequence[str]
+) -> Diversion | None:
+    """A secret of the service's to which an instance falls back, with a place that is its own."""
+    own = {name: value for name, value in after.items() if name not in gone}
+    back = {name: masked_field(name, below[name]) for name in gone if name in below}
+    return of_config(below, {**_over(below, own), **back})
+
+
+def _over(below: Mapping[str, JSON], own: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What holds for an instance."""
+    merged = {**below, **own}
+    labels, more = below.get("metadata"), own.get("metadata")
+    if isinstance(labels, dict) and isinstance(more, dict):
+        merged["metadata"] = {**labels, **more}
+    return merged
+
+
+def _unmasked(call: Call, before: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What is to be set, with the secrets that are there in place of their masks; without what is
+    a mask alone, which nobody changed."""
+    told: dict[str, JSON] = call.body.set
+    restored = unmasked(told, dict(before))
+    assert isinstance(restored, dict)
+    new = {
+        name: value
+        for name, value in restored.items()
+        if value == told[name] or value != before.get(name)
+    }
+    for name, value in new.items():
+        if holds_mask({name: value}):
+            message = (
+                f"{quoted(name)} is masked, and no such secret is there: leave it out, or say it"
+            )
+            raise Refused(400, "bad_request", message)
+    return new
+
+
+async def info(call: Call) -> Answer:
+    service = await service_of(call)
+    return Answer(_info(await call.parts.hub.registry.info(service=service)))
+
+
+async def describe(call: Call) -> Answer:
+    told = {
+        name: text
+        for name, text in (
+            ("displayName", call.body.display_name),
+            ("description", call.body.description),
+        )
+        if text is not msgspec.UNSET
+    }
+    if not told:
+        raise Refused(400, "bad_request", "nothing is to be changed: say displayName, description")
+    service = await service_of(call)
+    registry = call.parts.hub.registry
+    before = _info(await registry.info(service=service))
+    was = {"displayName": before.display_name, "description": before.description}
+    note(call, was, told)
+    return Answer(_info(await registry.describe(service=service, set=told)))
+
+
+def _info(told: object) -> Info:
+    assert isinstance(told, Service)
+    return Info(name=told.name, display_name=told.display_name, description=told.description)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        f"{SERVICE}/config",
+        LOOKING,
+        service_config,
+        "The operator's word on a service, and its own values; secrets masked",
+        query=Unmasking,
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "PATCH",
+        f"{SERVICE}/config",
+        OPERATING,
+        configure_service,
+        "Change some of a service's configuration; instances and callers follow at once",
+        query=Reason,
+        body=Editing,
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "GET",
+        f"{INSTANCE}/config",
+        LOOKING,
+        instance_config,
+        "The operator's word on an instance, secrets masked; it outlives the instance",
+        query=Unmasking,
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "PATCH",
+        f"{INSTANCE}/config",
+        OPERATING,
+        configure_instance,
+        "Change some of an instance's configuration",
+        query=Reason,
+        body=Editing,
+        answers={200: dict[str, Any]},
+    ),
+    Endpoint(
+        "GET",
+        f"{SERVICE}/info",
+        LOOKING,
+        info,
+        "How a service is described to people",
+        answers={200: Info},
+    ),
+    Endpoint(
+        "PATCH",
+        f"{SERVICE}/info",
+        OPERATING,
+        describe,
+        "Describe a service to people",
+        query=Reason,
+        body=Describing,
+        answers={200: Info},
+    ),
+)

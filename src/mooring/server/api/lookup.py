@@ -1,0 +1,75 @@
+"""What a path names, as it is in the registry; or 404 with the name that was probably meant, among
+those that the caller may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.hub import Hub
+from mooring.model import Instance
+from mooring.names import closest
+from mooring.server.http.request import Call
+from mooring.server.http.response import Refused
+from mooring.store.contract import Store
+from mooring.store.url import REDIS
+
+if TYPE_CHECKING:
+    from mooring.registry.redis.registry import RedisRegistry
+
+
+def store_of(call: Call) -> Store:
+    """The store. Raises `Refused` (409) where there is Redis alone."""
+    hub = call.parts.hub
+    try:
+        return hub.store
+    except InvalidRequest as error:
+        raise Refused(409, "no_store", str(error)) from error
+
+
+def on_redis(hub: Hub) -> RedisRegistry | None:
+    """The registry as the one on Redis, which has brakes; None where it is on a store."""
+    scheme = hub.registry.url.partition("://")[0]
+    return cast("RedisRegistry", hub.registry) if scheme in REDIS else None
+
+
+async def service_of(call: Call) -> str:
+    """The service that the path names, as it is written. Raises `Refused` (404) where nobody ever
+    heard of it: it has no instances, no description, and no configuration."""
+    registry = call.parts.hub.registry
+    service = registry.canonical(call.service)
+    known = call.parts.fleet.service(service)
+    if known is not None and known.instances:
+        return service
+    try:
+        names = await registry.names()
+    except InvalidRequest:
+        return service  # a layout without a root cannot tell which services there are
+    if service in names:
+        return service
+    if registry.guarantees.describes and await registry.config(service):
+        return service
+    seen = [name for name in names if call.principal.sees_service(name)]
+    raise not_found(f"there is no service {quoted(service)}", service, seen)
+
+
+async def instance_of(call: Call) -> Instance:
+    """The instance that the path names. Raises `Refused` (404) where there is none."""
+    registry = call.parts.hub.registry
+    service, id = registry.canonical(call.service), call.path["id"]
+    listed = {each.id: each for each in (await registry.instances(service)).instances}
+    if id in listed:
+        return listed[id]
+    known = call.parts.fleet.service(service)  # one that is silent may still be shown
+    if known is not None and id in known.instances:
+        return known.instances[id]
+    await service_of(call)
+    raise not_found(f"{service} has no instance {quoted(id)}", id, listed)
+
+
+def not_found(what: str, name: str, known: Iterable[str]) -> Refused:
+    close = closest(name, known)
+    meant = f": did you mean {quoted(close)}?" if close else ""
+    return Refused(404, "not_found", f"{what}{meant}")

@@ -1,0 +1,237 @@
+"""What an operator does: drain and enable instances, weigh them, take them out; have a service
+forgotten. See `configuring` for what is said of a service, `braking` for its brake."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.model import JSON, Instance
+from mooring.server.api.lookup import instance_of, not_found
+from mooring.server.api.registry import known_of
+from mooring.server.api.unmasking import fields
+from mooring.server.auth.authorization import need
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, Refused, shown
+from mooring.server.http.routing import Endpoint
+
+OPERATING = need("operator", "group")
+LOOKING = need("viewer", "group")
+
+SERVICE = "/admin/registry/services/{service}"
+INSTANCE = f"{SERVICE}/instances/{{id}}"
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    """Why, for the audit."""
+
+
+class Operated(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An instance after an operator's word."""
+
+    service: str
+    id: str
+    enabled: bool
+    """Whether it may be called."""
+    weight: float
+    config: dict[str, Any]
+    """The operator's word on this instance, secrets masked."""
+
+
+class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    weight: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000)] | None
+    """Its share of the calls in relation to the others'; 0: none; null: as it says itself."""
+
+
+KEPT_ON = "enabledBeforeDrain"
+"""There where an operator had said `enabled: true` before somebody drained it."""
+
+
+async def drain(call: Call) -> Answer:
+    said = await _said(call)
+    own = said.before.get("enabled")
+    if own is True:
+        return await said.change("drained", set={"enabled": False, KEPT_ON: True})
+    old = (KEPT_ON,) if own is None and KEPT_ON in said.before else ()
+    return await said.change("drained", set={"enabled": False}, unset=old)
+
+
+async def enable(call: Call) -> Answer:
+    """What a drain said is taken back. Where something else holds it out (its service is disabled
+    as a whole, or it says so itself), it is enabled in spite of that: so it was asked for."""
+    said = await _said(call)
+    was_on = said.before.get("enabled") is True or said.before.get(KEPT_ON) is True
+    kept = (KEPT_ON,) if KEPT_ON in said.before else ()
+    if not was_on:
+        answer = await said.change("", unset=("enabled", *kept))
+        if answer.value.enabled:
+            _tell(call, said.instance.service, said.instance.id, "enabled")
+            return answer
+    return await said.change("enabled", set={"enabled": True}, unset=kept)
+
+
+async def weigh(call: Call) -> Answer:
+    said, weight = await _said(call), call.body.weight
+    if weight is None:
+        return await said.change("its own weight was given back", unset=("weight",))
+    return await said.change(f"its weight was set to {weight:g}", set={"weight": weight})
+
+
+class _Said(NamedTuple):
+    """The operator's word on an instance, to be changed."""
+
+    call: Call
+    instance: Instance
+    before: Mapping[str, JSON]
+
+    async def change(
+        self, what: str, *, set: Mapping[str, JSON] | None = None, unset: tuple[str, ...] = ()
+    ) -> Answer:
+        """Change it. The timeline tells `what` was done; nothing while there is more to do."""
+        call, (service, id) = self.call, (self.instance.service, self.instance.id)
+        note(call, self.before, set or {}, unset)
+        config = await call.parts.hub.registry.configure(service, id, set=set or {}, unset=unset)
+        if what:
+            _tell(call, service, id, what)
+        return Answer(_operated(await instance_of(call), config))
+
+
+async def _said(call: Call) -> _Said:
+    instance = await instance_of(call)
+    return _Said(
+        call, instance, await call.parts.hub.registry.config(instance.service, instance.id)
+    )
+
+
+def _tell(call: Call, service: str, id: str, what: str) -> None:
+    """In the timeline: what was done, by whom and why."""
+    reason = getattr(call.query, "reason", "")
+    told = f"{what} by {call.principal.name}"
+    call.parts.fleet.act(service, id, f"{told}: {reason}" if reason else told)
+
+
+def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
+    return Operated(
+        service=instance.service,
+        id=instance.id,
+        enabled=instance.enabled,
+        weight=instance.weight,
+        config=fields(config),
+    )
+
+
+def note(
+    call: Call, before: Mapping[str, JSON], set: Mapping[str, JSON], unset: Sequence[str] = ()
+) -> None:
+    """For the audit: what it was, what it is to be, and why."""
+    after = {**set, **dict.fromkeys(unset)}
+    was, is_now = fields(before), fields({**before, **after})
+    call.notes["before"] = {name: was.get(name) for name in fields(after)}
+    call.notes["after"] = {name: is_now.get(name) for name in fields(after)}
+    if reason := getattr(call.query, "reason", ""):
+        call.notes["reason"] = reason
+
+
+async def deregister(call: Call) -> Answer:
+    registry = call.parts.hub.registry
+    service, id = registry.canonical(call.service), call.path["id"]
+    if call.query.reason:
+        call.notes["reason"] = call.query.reason
+    known = call.parts.fleet.service(service)
+    if known is not None and (instance := known.instances.get(id)) is not None:
+        call.notes["before"] = {
+            "address": instance.address,
+            "version": instance.version,
+            "incarnation": instance.incarnation,
+        }
+    call.parts.fleet.expect(service, id, "taken_out")
+    if not await registry.deregister(service, id):
+        call.parts.fleet.expect(service, id, None)
+        await instance_of(call)  # says what is wrong with the name
+        raise not_found(f"{service} has no instance {quoted(id)} any more", id, ())
+    _tell(call, service, id, "taken out")
+    return Answer(status=204)
+
+
+async def forget(call: Call) -> Answer:
+    if call.query.reason:
+        call.notes["reason"] = call.query.reason
+    known, registry = known_of(call), call.parts.hub.registry
+    config: Mapping[str, JSON] = {}
+    if registry.guarantees.describes:
+        with contextlib.suppress(InvalidRequest):  # what cannot be read is forgotten, too
+            config = await registry.config(known.name)
+    call.notes["before"] = {
+        "emptied": shown(known.emptied),
+        "lost": known.lost,
+        "config": fields(config),
+    }
+    if known.instances or not await registry.forget(known.name):
+        listing = await registry.instances(known.name)
+        count = len(listing.instances) or len(known.instances)
+        raise Refused(
+            409,
+            "not_empty",
+            f"{known.name} has instances ({count}): deregister them, or end their processes, first"
+            if count
+            else f"{known.name} has records of instances that are silent, or cannot be read: on "
+            "Redis cleanup takes them out (`mooring cleanup --once`)",
+        )
+    call.parts.fleet.forget(known.name)
+    return Answer(status=204)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        f"{INSTANCE}/drain",
+        OPERATING,
+        drain,
+        "Let an instance be called no more; it stays registered",
+        query=Reason,
+        answers={200: Operated},
+    ),
+    Endpoint(
+        "POST",
+        f"{INSTANCE}/enable",
+        OPERATING,
+        enable,
+        "Let an instance be called again",
+        query=Reason,
+        answers={200: Operated},
+    ),
+    Endpoint(
+        "PUT",
+        f"{INSTANCE}/weight",
+        OPERATING,
+        weigh,
+        "Set an instance's share of the calls",
+        query=Reason,
+        body=Weight,
+        answers={200: Operated},
+    ),
+    Endpoint(
+        "DELETE",
+        INSTANCE,
+        OPERATING,
+        deregister,
+        "Take an instance out until its process starts anew",
+        query=Reason,
+        answers={204: None},
+    ),
+    Endpoint(
+        "DELETE",
+        SERVICE,
+        OPERATING,
+        forget,
+        "Have a service forgotten that has no instances; one that registers brings it back",
+        query=Reason,
+        answers={204: None},
+    ),
+)

@@ -1,0 +1,466 @@
+"""The live picture of everything registered.
+
+One mirror of the whole registry, parted by service, and beside it what is found out by asking:
+since when each instance is silent, which brakes hold, what active checks say. A change costs one
+instance, however many services there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Self
+
+from mooring.mirror import Change, Mirror, Update
+from mooring.model import Instance, Time, now
+from mooring.registry.contract import Registry
+from mooring.server.live.exit_reason import Departure, Signs
+from mooring.server.live.metric_history import History, Sample
+from mooring.server.live.polling import Sampling
+from mooring.server.live.rendering import Rendering
+from mooring.server.live.services import Known, Remembered
+from mooring.server.live.summary import UNOBSERVED, Observed
+from mooring.server.live.summary import moment as moment_of
+from mooring.server.live.timeline import Event, Kind, Timeline, told
+
+log = logging.getLogger(__name__)
+
+_EMPTY = 2_000
+"""Services without instances that are remembered at the most."""
+
+
+Callback = Callable[[Collection[tuple[str, str]]], None]
+"""Called with the service and the id of each instance that changed; an empty id stands for the
+service itself, nothing at all for the picture as a whole. It must not block."""
+
+
+class Fleet:
+    """Everything registered, live. Use it as an async context manager: entering waits for nothing,
+    and the picture is `stale` until the store has answered."""
+
+    version: int
+    """Goes up with each change."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.version = self.sampled = 0
+        self.epoch = secrets.token_hex(4)
+        """Tells the versions of this picture from those of another."""
+        self.rendering = Rendering(self.observed)
+        self._mirror = Mirror(registry.follow_all(), wait=False)
+        self._mirror.subscribe(self._changed)
+        self._known: dict[str, Known] = {}
+        self._names: list[str] = []
+        self._highest = 0
+        """The highest version of a service that was forgotten: one that is back starts above it."""
+        self._observed: dict[str, dict[str, Observed]] = {}
+        self._missed: set[tuple[str, str]] = set()
+        """Those that were not in the registry when it was last asked about them."""
+        self._brakes: dict[str, str] = {}
+        self._timeline, self._history, self._signs = Timeline(), History(), Signs()
+        self._first_names: list[str] | None = None
+        """The services that were found first; None before that."""
+        self._hidden: set[str] = set()
+        """Services that an operator wants to be forgotten, though the registry still names them."""
+        self._callbacks: dict[object, Callback] = {}
+        self._loaded = self._was_stale = False
+        self._sampling = Sampling(self, registry)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the picture may be old."""
+        return self._mirror.stale
+
+    @property
+    def error(self) -> str:
+        """Why it does not follow at present; empty where it does."""
+        if self._mirror.error is not None:
+            return str(self._mirror.error)
+        if not self._mirror.loaded:
+            return f"{self.registry.url} has not answered yet"
+        return f"{self.registry.url} has not been heard for too long" if self.stale else ""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there ever was a picture."""
+        return self._loaded
+
+    async def ready(self) -> None:
+        """Wait for the first picture."""
+        await self._mirror.ready()
+
+    def names(self) -> list[str]:
+        """The services, in order; one that lost all its instances stays."""
+        return list(self._names)
+
+    def service(self, name: str) -> Known | None:
+        return self._known.get(name)
+
+    def observed(self, service: str) -> Mapping[str, Observed]:
+        """What is known of each instance beside what is registered."""
+        return MappingProxyType(self._observed.get(service, {}))
+
+    def _look(self, service: str, id: str) -> Observed:
+        return self._observed.get(service, {}).get(id, UNOBSERVED)
+
+    def silence(self, service: str, id: str) -> float | None:
+        """Seconds since the last sign of life, as sampled."""
+        return self._look(service, id).silence
+
+    def response_time(self, service: str, id: str) -> float | None:
+        """Milliseconds, of active checks; None without."""
+        return self._look(service, id).response_time
+
+    def check_failure(self, service: str, id: str) -> str:
+        """Why the active check fails; empty where it does not."""
+        return self._look(service, id).check_failure
+
+    def brake(self, service: str) -> str:
+        """Why expiry of a service is paused, in words; empty where it is not."""
+        return self._brakes.get(service, "")
+
+    def brakes(self) -> Mapping[str, str]:
+        """The brakes that hold, by service."""
+        return MappingProxyType(self._brakes)
+
+    def timeline(self, service: str = "", id: str = "") -> list[Event]:
+        """What happened, the newest last; of the picture as a whole without a service."""
+        events = self._timeline.of(service, id)
+        known = self._known.get(service)
+        instance = known.instances.get(id) if known is not None else None
+        if instance is None or any(event.kind == "added" for event in events):
+            return events
+        begun = moment_of(instance.status.registered_at) or (known.since if known else now())
+        text = f"registered at {instance.address}, before this server looked"
+        return [Event(begun, service, id, "added", text), *events]
+
+    def history(self, service: str, id: str) -> list[Sample]:
+        """The metrics of a while, the newest last."""
+        return self._history.of((service, id))
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """Call back after each change; what is returned ends it."""
+        subscription = object()
+        self._callbacks[subscription] = callback
+
+        def end() -> None:
+            self._callbacks.pop(subscription, None)
+
+        return end
+
+    def _tell(self, changed: Collection[tuple[str, str]]) -> None:
+        self.version += 1
+        for callback in tuple(self._callbacks.values()):
+            try:
+                callback(changed)
+            except Exception:
+                log.exception("a subscriber of the fleet failed")
+
+    async def __aenter__(self) -> Self:
+        self._mirror.start()
+        self._sampling.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._sampling.aclose()
+        await self._mirror.aclose()
+
+    def _changed(self, update: Update[tuple[str, str], Instance]) -> None:
+        """Something is registered, changed or gone."""
+        moment = now()
+        first, self._loaded = not self._loaded, True
+        emptied: set[str] = set()
+        lost: set[str] = set()
+        for change in update.changes:
+            service, id = change.key
+            known = self._know(service, moment)
+            known.version += 1
+            known.changed = moment
+            how = self._signal(change, news=not first)
+            if change.after is None:
+                known._instances.pop(id, None)
+                if how == "lost":
+                    lost.add(service)
+                if not known._instances:
+                    emptied.add(service)
+            else:
+                known._instances[id] = change.after
+                known.emptied, known.absent, known.kept = None, False, False
+                known.remembered = False
+                emptied.discard(service)
+            try:
+                self._remember(change, moment, how, news=not first)
+            except Exception:
+                log.exception("%s %s: what happened is not remembered", service, id)
+        for service in emptied:
+            known = self._known[service]
+            known.emptied, known.lost = moment, service in lost
+            text = "its last instance was lost" if known.lost else "its last instance left in order"
+            self._note(service, "", "emptied", text)
+        if first:
+            self._look_for_absent()
+        self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
+
+    def _signal(self, change: Change[tuple[str, str], Instance], *, news: bool) -> Departure | None:
+        """Heed what a change says of whether an instance lives; how it went, where it did."""
+        before, after, moment = change.before, change.after, time.monotonic()
+        if before is not None and after is None:
+            return self._signs.gone(change.key, before, moment)
+        said = None if after is None else after.status.updated_at
+        if news and (before is None or before.status.updated_at != said):
+            self._signs.said(change.key, moment)
+        return None
+
+    def lasts(self, service: str, id: str, seconds: float) -> None:
+        """An instance that registers may be silent for so long."""
+        self._signs.lasts((service, id), seconds)
+
+    def expect(self, service: str, id: str, how: Departure | None) -> None:
+        """Somebody is about to take an instance out, in order; None: it was not to be."""
+        known = self._known.get(service)
+        if known is not None and id in known.instances:
+            self._signs.expect((service, id), how, time.monotonic())
+
+    def _remember(
+        self,
+        change: Change[tuple[str, str], Instance],
+        moment: Time,
+        how: Departure | None,
+        *,
+        news: bool,
+    ) -> None:
+        """What goes with a change. What was there before this server came is no `news`."""
+        (service, id), before, after = change.key, change.before, change.after
+        self._sampling_after(change)
+        if after is None:
+            self._leave(service, id)
+        elif before is None or before.status.metrics != after.status.metrics:
+            self._history.add(change.key, after, moment)
+        if news:
+            for kind, text in told(before, after, how):
+                self._timeline.add(Event(moment, service, id, kind, text))
+
+    def _sampling_after(self, change: Change[tuple[str, str], Instance]) -> None:
+        """Of who came nothing is known yet; and where one goes, others may be about to."""
+        service, _ = change.key
+        if change.before is None or (change.after is None and self._known[service].instances):
+            self._sampling.soon(service)
+
+    def _know(self, name: str, moment: Time) -> Known:
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = Known(name, moment, self._highest + 1)
+            self._hidden.discard(name)
+            insort(self._names, name)
+        return known
+
+    def _leave(self, service: str, id: str) -> None:
+        self._missed.discard((service, id))
+        self._history.leave((service, id))
+        self.rendering.leave(service, id)
+        if (seen := self._observed.get(service)) is not None:
+            seen.pop(id, None)
+            if not seen:
+                del self._observed[service]
+
+    def act(self, service: str, id: str, text: str) -> None:
+        """Somebody did something through this server."""
+        self._note(service, id, "action", text)
+
+    def _note(self, service: str, id: str, kind: Kind, text: str) -> None:
+        self._timeline.add(Event(now(), service, id, kind, text))
+
+    def _found_out(self, known: Known) -> None:
+        known.sampled += 1
+        self.sampled += 1
+
+    def _observe(self, service: str, id: str, observed: Observed) -> None:
+        self._observed.setdefault(service, {})[id] = observed
+
+    def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
+        """The result of an active check: how long it took, or why it failed."""
+        self._checked(service, id, response_time=ms, check_failure=failure, unchecked="")
+
+    def report_unchecked(self, service: str, id: str, reason: str) -> None:
+        """An active check was not made, for this reason."""
+        self._checked(service, id, response_time=None, check_failure="", unchecked=reason)
+
+    def _checked(self, service: str, id: str, **result: Any) -> None:
+        known = self._known.get(service)
+        if known is None or id not in known.instances:
+            return
+        before = self._look(service, id)
+        seen = replace(before, **result)
+        if seen == before:
+            return
+        self._observe(service, id, seen)
+        failed = bool(before.check_failure), before.unchecked
+        if failed == (bool(seen.check_failure), seen.unchecked):
+            self._found_out(known)
+            return
+        self._note(service, id, "check", _checked_text(seen))
+        known.version += 1
+        self._tell([(service, id)])
+
+    def take_silence(self, service: str, silent: Mapping[str, float]) -> None:
+        """Seconds since each instance of a service gave a sign of life, as was just found out."""
+        known = self._known.get(service)
+        if known is None:
+            return
+        moment, most = now(), self.registry.guarantees.late
+        turned = []
+        clock = time.monotonic()
+        for id in known.instances:
+            before, seconds = self._look(service, id), silent.get(id)
+            missing = seconds is None
+            if seconds is not None:
+                self._signs.sampled((service, id), seconds, clock)
+                self._missed.discard((service, id))
+            elif most is None or not self._is_missing(service, id):
+                continue
+            else:
+                seconds = before.aged(moment)
+            late = missing or (most is not None and seconds is not None and seconds > most)
+            seen = replace(before, silence=seconds, sampled=moment, late=late, missing=missing)
+            self._observe(service, id, seen)
+            if (late, missing) != (before.late, before.missing):
+                turned.append((service, id))
+                self._note(service, id, "late", _lateness(seen))
+        self._found_out(known)
+        if turned:
+            known.version += 1
+            self._tell(turned)
+
+    def _is_missing(self, service: str, id: str) -> bool:
+        """One that is shown is not in the registry: since more than one look? It may be about to
+        be taken out of the picture, too."""
+        if (service, id) in self._missed:
+            return True
+        self._missed.add((service, id))
+        self._sampling.soon(service)
+        return False
+
+    def take_brakes(self, brakes: Mapping[str, str]) -> None:
+        """The brakes that hold, as was just found out."""
+        turned = [
+            name
+            for name in {*self._brakes, *brakes}
+            if (name in self._brakes) is not (name in brakes)
+        ]
+        self._brakes = dict(brakes)
+        moment = now()
+        for name in turned:
+            held = brakes.get(name, "")
+            self._know(name, moment).version += 1
+            self._note(
+                name, "", "brake", f"the brake holds: {held}" if held else "the brake is off"
+            )
+        if turned:
+            self._tell([(name, "") for name in turned])
+
+    def take_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None:
+        """The services that the registry knows, whether they have instances or not. `kept`: those
+        that it names for what is said of them, not for instances."""
+        moment = now()
+        self._hidden &= set(names)
+        fresh = [name for name in names if name not in self._known and name not in self._hidden]
+        for name in fresh:
+            self._know(name, moment)
+        if self._first_names is None:
+            self._first_names = fresh
+            self._look_for_absent()
+        for name in kept:
+            known = self._known.get(name)
+            if known is not None and not known.instances:
+                known.kept = True
+        listed = set(names)
+        empty = sorted(
+            (known.emptied or known.since, name)
+            for name, known in self._known.items()
+            if not known.instances and name not in listed
+        )
+        over = len(empty) - _EMPTY
+        gone = [
+            name
+            for number, (since, name) in enumerate(empty)
+            if number < over or (moment - since).total_seconds() >= self._known[name].lasts
+        ]
+        for name in gone:
+            self._forget(name)
+        if fresh or gone:
+            self._tell([(name, "") for name in (*fresh, *gone)])
+
+    def remember(self, services: Mapping[str, Remembered]) -> None:
+        """Services that servers knew before this one started."""
+        moment = now()
+        changed: list[tuple[str, str]] = []
+        for name, before in services.items():
+            if name in self._hidden:
+                continue  # an operator removed it before the history was read
+            known = self._know(name, moment)
+            if known.instances or known.emptied is not None:
+                continue
+            known.emptied, known.lost = before.emptied, before.lost
+            known.remembered, known.absent = before.emptied is None, False
+            known.version += 1
+            changed.append((name, ""))
+        self._look_for_absent()
+        if changed:
+            self._tell(changed)
+
+    def _look_for_absent(self) -> None:
+        """Once it is known both which services there are and who is registered: a service of those
+        without anybody may have died while nobody looked."""
+        if not self._loaded:
+            return
+        remembered = [name for name, known in self._known.items() if known.remembered]
+        for name in (*(self._first_names or ()), *remembered):
+            known = self._known.get(name)
+            if known is not None and not known.instances and known.emptied is None:
+                known.absent = True
+                known.version += 1
+
+    def forget(self, name: str) -> bool:
+        """Show a service no longer that has no instances, until it has one again. Whether it is
+        gone."""
+        known = self._known.get(name)
+        if known is None or known.instances:
+            return False
+        self._forget(name)
+        self._hidden.add(name)
+        self._tell([(name, "")])
+        return True
+
+    def _forget(self, name: str) -> None:
+        self._highest = max(self._highest, self._known.pop(name).version)
+        del self._names[bisect_left(self._names, name)]
+        self._observed.pop(name, None)
+        self._timeline.forget(name)
+        self.rendering.forget(name)
+
+    def look_whether_stale(self) -> None:
+        """Tell of it once, when it begins and when it ends."""
+        stale = self._loaded and self.stale
+        if stale is self._was_stale:
+            return
+        self._was_stale = stale
+        text = f"the picture may be old: {self.error}" if stale else "the picture is live again"
+        self._note("", "", "stale", text)
+        self._tell(())
+
+
+def _checked_text(seen: Observed) -> str:
+    if seen.unchecked:
+        return f"not checked: {seen.unchecked}"
+    return f"check failing: {seen.check_failure}" if seen.check_failure else "check passes"
+
+
+def _lateness(seen: Observed) -> str:
+    if seen.missing:
+        return "missing from the registry"
+    return f"heartbeat late: silent for {seen.silence or 0:.0f} s" if seen.late else "heard again"

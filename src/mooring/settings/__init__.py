@@ -1,0 +1,1 @@
+"""Settings: configuration files, URLs and environment variables as typed values."""

@@ -1,0 +1,449 @@
+"""The SQLite file under a durable engine: what is in it, who owns it, and how it is upgraded.
+
+One process owns a file at a time. A write is one SQLite transaction in WAL mode with full
+synchronisation: when it returns, it is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from tempfile import mkstemp
+
+from mooring.errors import InvalidRequest, InvalidURL, StoreError, misplaced
+from mooring.formatting import readable
+from mooring.store.contract import Batch, Entry
+from mooring.store.embedded import file_lock
+from mooring.store.embedded.keyspace import tombstone
+from mooring.store.embedded.runner import new_cluster_id
+
+SCHEMA = 2
+"""The version that this code reads and writes. Older ones are upgraded step by step."""
+
+_SQL = resources.files("mooring.store.embedded") / "sql"
+
+
+def _statements() -> dict[str, str]:
+    parts = re.split(r"^-- name: (\w+).*$", (_SQL / "journal.sql").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+SQL = _statements()
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a file holds."""
+
+    revision: int = 1
+    compacted: int = 1
+    uptime: float = 0.0
+    cluster_id: int = 0
+    """0 in a backup: the store that is started from it gets its own."""
+    leases: list[tuple[int, int, float]] = field(default_factory=list)
+    """(id, ttl, deadline)"""
+    entries: list[Entry] = field(default_factory=list)
+
+
+class CommitFailed(sqlite3.OperationalError):
+    """COMMIT failed: SQLite may find the transaction when the file is opened again, or not. What
+    the file holds is not known until `Journal.recover` returns."""
+
+
+class NotWritable(sqlite3.OperationalError):
+    """The file was opened for reading, and cannot be taken over for writing."""
+
+    sqlite_errorcode = sqlite3.SQLITE_READONLY
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one write makes of it."""
+
+    revision: int
+    compacted: int
+    uptime: float
+    batches: Iterable[Batch] = ()
+    leases: Iterable[tuple[int, int, float]] = ()
+    ended: Iterable[int] = ()
+
+
+class Journal:
+    """Opening takes the file for this process, makes it where there is none, and upgrades it.
+
+    A file that is there but may only be read is opened for reading. Each write tries again to take
+    it over, for somebody may have made it writable meanwhile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process = os.getpid()
+        if path.is_dir():
+            raise InvalidURL(f"{path} is a folder: name a file in it")
+        self.writable = not _is_file(path) or _may_write(path)
+        self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
+        self._loaded = 0
+        self.cluster_id = 0
+        """Its id; 0 before `load`, and for a file without one that may only be read."""
+        self._synchronised = "FULL"
+
+    def load(self) -> Kept:
+        try:
+            kept = _load(self._database)
+        except _DAMAGE as error:
+            raise self.damaged(error) from error
+        self._loaded, self.cluster_id = kept.revision, kept.cluster_id
+        return kept
+
+    def damaged(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self.path} is damaged ({_words(error)}): `mooring store check {self.path}` says "
+            "more; put a backup in its place"
+        )
+
+    def write(self, changes: Changes) -> None:
+        """All of it, on disk when this returns. Raises `CommitFailed`; after any other
+        `sqlite3.Error` nothing was written."""
+        if not self.writable:
+            self._take_over()
+        self._synchronise("FULL")
+        with _transaction(self._database) as database:
+            database.executemany(SQL["put_entry"], _rows(changes.batches))
+            database.executemany(SQL["put_lease"], changes.leases)
+            database.executemany(SQL["drop_lease"], ((lease,) for lease in changes.ended))
+            meta = ("revision", "compacted", "uptime")
+            database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
+
+    def recover(self, after: int) -> Kept:
+        """After `CommitFailed`: open the file again, put on disk what it turns out to hold, and
+        return that: the leases, and the entries after a revision. Raises `sqlite3.Error` while the
+        disk fails.
+
+        A sync that succeeds after one that failed proves nothing: the kernel drops what it could
+        not write. So everything in SQLite's log is written again, into the database file.
+        """
+        self._database.close()
+        self._database = _connect(self.path)
+        self._synchronised = "FULL"
+        (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise sqlite3.OperationalError("another process is reading it")
+        return _load(self._database, after)
+
+    def forget(self, entries: Iterable[Entry], *, compacted: int) -> None:
+        """Drop versions that are compacted, those of one key in their order.
+
+        It does not wait for the disk: what a crash leaves of them is found again when the file is
+        opened.
+        """
+        self._synchronise("NORMAL")
+        with _transaction(self._database) as database:
+            database.execute(SQL["put_meta"], ("compacted", compacted))
+            database.executemany(SQL["drop_entry"], ((e.modified, e.key) for e in entries))
+
+    def space(self) -> tuple[int, int]:
+        """The bytes of its files, and those in use of what they will be once SQLite has merged
+        them."""
+        files = (self.path, _log_of(self.path))
+        taken = sum(file.stat().st_size for file in files if file.exists())
+        with _reading(self.path) as database:
+            (size,), (pages,), (free,) = (
+                database.execute(f"PRAGMA {name}").fetchone()
+                for name in ("page_size", "page_count", "freelist_count")
+            )
+        return taken, size * (pages - free)
+
+    def _synchronise(self, how: str) -> None:
+        if self._synchronised != how:
+            self._database.execute(f"PRAGMA synchronous = {how}")
+            self._synchronised = how
+
+    def _take_over(self) -> None:
+        if not _may_write(self.path):
+            raise NotWritable("it is read-only")
+        self.close()
+        try:
+            self._owner, self._database = _open(self.path)
+        except (StoreError, InvalidURL) as error:
+            self._owner, self._database = _open_for_reading(self.path)
+            raise NotWritable(str(error)) from error
+        meta = dict(self._database.execute(SQL["get_meta"]))
+        if meta["revision"] != self._loaded:
+            raise NotWritable("another process wrote to it meanwhile: start again")
+        self.cluster_id = meta["cluster_id"]
+        self.writable, self._synchronised = True, "FULL"
+
+    def close(self) -> None:
+        """Nothing in a forked child: SQLite must not close what the parent has open."""
+        if self._process == os.getpid():
+            self._database.close()
+            file_lock.release(self._owner)
+
+
+# What reading a file raises that is not as we left it.
+_DAMAGE = (sqlite3.Error, KeyError, TypeError, ValueError)
+
+
+def _words(error: Exception) -> str:
+    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _may_write(path: Path) -> bool:
+    """Whether the file, and what SQLite puts beside it, may be written."""
+    effective = os.access in os.supports_effective_ids
+    return all(os.access(p, os.W_OK, effective_ids=effective) for p in (path, path.parent))
+
+
+def _open(path: Path) -> tuple[int, sqlite3.Connection]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = file_lock.acquire(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if misplaced(error):
+            raise InvalidURL(f"{path.parent} is not a folder: name a file in a folder") from error
+        raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
+    with _closing_on_error(path, owner) as opened:
+        path.touch(mode=0o600)
+        database = _connect(path)
+        opened.append(database)
+        _upgrade(database, path)
+    return owner, database
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        # What is dropped need not be overwritten, which takes longer than anything else here.
+        database.execute("PRAGMA secure_delete = OFF")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
+    owner = file_lock.acquire_for_reading(path)
+    with _closing_on_error(path, owner) as opened:
+        database = _connect_for_reading(path)
+        opened.append(database)
+        if (version := _version(database, path)) != SCHEMA:
+            raise StoreError(
+                f"{path} is read-only, and must be upgraded from schema {version} to {SCHEMA}: "
+                "make it writable"
+            )
+    return owner, database
+
+
+@contextmanager
+def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connection]]:
+    """Where a file cannot be opened, nothing stays open, and it is told in words."""
+    opened: list[sqlite3.Connection] = []
+    try:
+        yield opened
+    except (*_DAMAGE, OSError, StoreError) as error:
+        for database in opened:
+            database.close()
+        file_lock.release(owner)
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} cannot be opened as a store: {_words(error)}") from error
+
+
+def _rows(batches: Iterable[Batch]) -> Iterator[tuple[int, bytes, int, bytes, int, int, int]]:
+    for batch in batches:
+        for number, event in enumerate(batch.events):
+            e = event.entry or tombstone(event.key, batch.revision)
+            yield batch.revision, e.key, number, e.value, e.created, e.version, e.lease
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+        _commit(database)
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def _commit(database: sqlite3.Connection) -> None:
+    try:
+        database.execute("COMMIT")
+    except sqlite3.Error as error:
+        # The record that makes a transaction valid is written last, and synced after that. With a
+        # full disk, or a lock of another process, SQLite does not get that far.
+        if _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+            raise
+        raise CommitFailed(str(error)) from error
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Whether an error of `write` means that the disk is full or the file read-only."""
+    return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+
+
+def _code(error: Exception) -> int:
+    """SQLite's primary result code; 0 if the error has none."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _load(database: sqlite3.Connection, after: int = 0) -> Kept:
+    meta = dict(database.execute(SQL["get_meta"]))
+    return Kept(
+        revision=meta["revision"],
+        compacted=meta["compacted"],
+        uptime=meta["uptime"],
+        cluster_id=meta.get("cluster_id", 0),
+        leases=database.execute(SQL["get_leases"]).fetchall(),
+        entries=[Entry(*row) for row in database.execute(SQL["get_entries"], (after,))],
+    )
+
+
+def _upgrade(database: sqlite3.Connection, path: Path) -> None:
+    """Bring a file to the present schema, one step after another, each whole or not at all."""
+    for step in range(_version(database, path) + 1, SCHEMA + 1):
+        with _transaction(database):
+            for statement in _split((_SQL / f"schema_{step}.sql").read_text()):
+                database.execute(statement)
+            fresh = [("revision", 1), ("compacted", 1), ("uptime", 0.0)] if step == 1 else []
+            database.executemany(SQL["put_meta"], [*fresh, ("schema", step)])
+    if "cluster_id" not in dict(database.execute(SQL["get_meta"])):
+        database.execute(SQL["put_meta"], ("cluster_id", new_cluster_id()))
+
+
+def _version(database: sqlite3.Connection, path: Path) -> int:
+    """The schema of a file, one that is known; 0 for an empty one."""
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    if tables and "meta" not in tables:
+        raise StoreError(f"{path} is a SQLite file, but not one of Mooring's: choose another path")
+    version = int(dict(database.execute(SQL["get_meta"]))["schema"]) if tables else 0
+    if version > SCHEMA:
+        raise StoreError(
+            f"{path} was written by a newer Mooring (schema {version}, this one knows {SCHEMA}): "
+            "upgrade Mooring"
+        )
+    return version
+
+
+def _split(script: str) -> Iterator[str]:
+    """The statements of a script; `executescript` would end our transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _connect_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, not even beside the file where that is not allowed."""
+    # Where no log of SQLite's was left and none can be made, nothing can change meanwhile.
+    mode = "mode=ro" if _log_of(path).exists() or _may_write(path) else "mode=ro&immutable=1"
+    address = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def check(path: Path) -> list[str]:
+    """What is wrong with a file, in words; empty where it is well. It may be in use meanwhile."""
+    with _reading(path) as database:
+        database.execute("BEGIN")  # all of it as of one instant
+        problems = [text for (text,) in database.execute("PRAGMA integrity_check") if text != "ok"]
+        if problems:
+            return problems
+        kept = _load(database)
+    history = {entry.modified for entry in kept.entries if entry.modified > kept.compacted}
+    expected = set(range(kept.compacted + 1, kept.revision + 1))
+    if missing := sorted(expected - history):
+        problems.append(f"revisions are missing from the history, the first is {missing[0]}")
+    if surplus := sorted(history - expected):
+        problems.append(f"revisions beyond the newest ({kept.revision}), the first is {surplus[0]}")
+    newest = {entry.key: entry for entry in kept.entries}
+    leases = {lease for lease, _, _ in kept.leases}
+    problems.extend(
+        f"{readable(entry.key)} hangs on lease {entry.lease:x}, which does not exist"
+        for entry in newest.values()
+        if entry.version and entry.lease and entry.lease not in leases
+    )
+    return problems
+
+
+def backup(path: Path, target: Path) -> None:
+    """Copy a file while it may be in use, as of one instant; whole or not there, and no larger
+    than what is in use of it.
+
+    The copy has no cluster id, so that a store started from it gets its own, as with etcd: after
+    a restore the same revisions name other changes, and one backup can become several stores.
+    """
+    with _reading(path) as database:
+        if not _version(database, path):
+            raise StoreError(f"{path} is empty: name the file of a store")
+        try:
+            file, name = mkstemp(".unfinished", f"{target.name}.", target.parent)
+        except OSError as error:
+            if misplaced(error):
+                text = f"{target} cannot be written: name a file in a folder"
+                raise InvalidRequest(text) from error
+            raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+        try:
+            # As a URL, which may name any file: SQLite takes text for a path, and not all are.
+            address = Path(name).absolute().as_uri()
+            database.execute("VACUUM INTO ?", (address,))
+            with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as copy:
+                copy.execute("PRAGMA journal_mode = MEMORY")
+                copy.execute(SQL["drop_meta"], ("cluster_id",))
+            os.fsync(file)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+        finally:
+            os.close(file)
+        _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put on disk what was renamed in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a file that is there. What it raises is told in words."""
+    if not _is_file(path):
+        raise InvalidRequest(f"{path} is not there, or no file: name the file of a store")
+    database = None
+    try:
+        database = _connect_for_reading(path)
+        yield database
+    except InvalidRequest:
+        raise
+    except (*_DAMAGE, OSError) as error:
+        raise StoreError(f"{path} cannot be read as a store: {_words(error)}") from error
+    finally:
+        if database is not None:
+            database.close()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False

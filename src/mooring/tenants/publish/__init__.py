@@ -1,0 +1,1 @@
+"""Writing tenants: plans, transactions, deletion, history and encryption."""

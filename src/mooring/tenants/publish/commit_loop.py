@@ -1,0 +1,201 @@
+"""Carrying out a publish: read, decide and commit, until no other publisher was first and the
+outcome is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from mooring.errors import (
+    Conflict,
+    InvalidRequest,
+    NotConfigured,
+    OutcomeUnknown,
+    StoreError,
+    TooLarge,
+)
+from mooring.tasks import Backoff
+from mooring.tenants.keys import Owner, check_owner, has_part, named
+from mooring.tenants.publish.alias_batches import at_a_time, check, stage
+from mooring.tenants.publish.committer import Plan, Scribe, Seen, resending, room_beside
+from mooring.tenants.publish.delete import erase
+from mooring.tenants.publish.encryption import Passwords, Search, judged
+from mooring.tenants.publish.plan import (
+    NOTHING_RESENT,
+    ROOM,
+    Difference,
+    Parts,
+    Resent,
+    batches,
+    differences,
+)
+from mooring.tenants.publish.publish_state import Published, Work
+from mooring.tenants.publish.retention import Sweeper
+from mooring.tenants.secrets import Keyring
+
+log = logging.getLogger(__name__)
+
+TRIES = 200
+"""Lost races in a row, each of which another publisher won."""
+
+Change = Callable[[Parts], Parts]
+"""What a tenant is to be, from what is there."""
+
+
+class Committer:
+    """Carries out what a publisher was asked for."""
+
+    def __init__(self, scribe: Scribe, ring: Keyring, sweeper: Sweeper) -> None:
+        self._scribe, self._ring, self._sweeper = scribe, ring, sweeper
+        self._search = Search(scribe.store, scribe.keys)
+
+    async def would_change(
+        self, tenant: Owner, seen: Seen, wanted: Parts, resent: Resent = NOTHING_RESENT
+    ) -> list[Difference]:
+        """What `change` would change. Raises what it would raise."""
+        await self._passwords(tenant, seen, wanted, resent=resent, dry=True)
+        await self._planned(tenant, seen, wanted, ROOM)
+        return differences(seen.held.parts, wanted, seen.held.resent)
+
+    async def change(
+        self,
+        work: Work,
+        change: Change,
+        *,
+        only_at: int | None = None,
+        resent: Resent = NOTHING_RESENT,
+    ) -> Published:
+        """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
+        tenant = check_owner(work.tenant)
+
+        async def attempt(seen: Seen) -> None:
+            seen = resending(seen, resent)
+            if only_at is not None and seen.last != (work.number or only_at):
+                raise Moved(tenant)
+            wanted = change(seen.held.parts)
+            for path in wanted:
+                if not has_part(tenant, path):
+                    raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
+            # What a migration moves is in the store already.
+            refuse = work.action != "migrate"
+            # A rollback adds no password that the caller sent.
+            sent = NOTHING_RESENT if work.action == "rollback" else resent
+            work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse, resent=sent)
+            plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
+            while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
+                part = await self._scribe.plan(tenant, seen.held, towards)
+                head = await self._scribe.write(work, seen, part, towards, closing=False)
+                seen = await self._scribe.look(tenant)
+                if seen.head != head:
+                    raise Conflict(f"{named(tenant)} was changed meanwhile", revision=seen.head)
+                plan = await self._scribe.plan(tenant, seen.held, wanted)
+            await self._scribe.write(work, seen, plan, wanted)
+
+        return await self._persist(work, attempt)
+
+    async def delete(self, work: Work) -> Published:
+        """Delete a tenant with all that leads to it. Raises `NotConfigured` if there is none."""
+
+        async def attempt(seen: Seen) -> None:
+            if seen.held.revisions or seen.held.strange:
+                await erase(self._scribe, work, seen)
+            elif not work.changes:
+                raise NotConfigured(f"there is no {named(work.tenant)}")
+
+        return await self._persist(work, attempt)
+
+    def _passwords(
+        self,
+        tenant: Owner,
+        seen: Seen,
+        wanted: Parts,
+        *,
+        refuse: bool = True,
+        resent: Resent = NOTHING_RESENT,
+        dry: bool = False,
+    ) -> Awaitable[Passwords]:
+        return judged(
+            self._search,
+            self._ring,
+            tenant,
+            seen.held.parts,
+            wanted,
+            refuse=refuse,
+            resent=resent,
+            dry=dry,
+        )
+
+    async def _planned(
+        self, tenant: Owner, seen: Seen, wanted: Parts, room: int
+    ) -> tuple[Plan, int]:
+        """What is to be written, and how many aliases at a time. Raises every objection
+        before anything is written."""
+        plan = await self._scribe.plan(tenant, seen.held, wanted)
+        most, fewer = at_a_time(room)
+        if stage(seen.held.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
+            return plan, most
+        most = fewer if plan.guarded else most
+        check(self._scribe.keys, tenant, seen.held.parts, wanted, most=most, room=room)
+        return plan, most
+
+    async def _persist(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> Published:
+        """Read and commit until no other publisher was first and the outcome is known. What was
+        written, or may have been, is never reported as not written."""
+        try:
+            await self._try(work, attempt)
+        except (Moved, OutcomeUnknown):
+            raise
+        except StoreError as error:
+            if not work.begun:
+                raise
+            raise work.interrupted(error) from error
+        except BaseException as error:
+            if work.begun:
+                error.add_note(work.so_far)
+                log.warning("%s: %s", named(work.tenant), work.so_far)
+            raise
+        for remark in work.remarks():
+            log.warning("%s: %s", named(work.tenant), remark)
+        await self._sweeper.beside_a_publish()
+        return work.published()
+
+    async def _try(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> None:
+        backoff = Backoff()
+        for _ in range(TRIES):
+            seen = await self._scribe.look(work.tenant)
+            if await self._scribe.make_sure(work, seen):
+                return
+            if work.require is not None and not work.written:
+                work.require(seen.held)
+            try:
+                await attempt(seen)
+                return
+            except Conflict as error:
+                log.debug("%s: another publisher was first: %s", named(work.tenant), error)
+            except OutcomeUnknown as error:
+                log.info("%s: looks whether it was written: %s", named(work.tenant), error)
+            await asyncio.sleep(backoff.next())
+        raise lost(named(work.tenant))
+
+
+def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
+    """Raises `TooLarge` if the plan cannot be split."""
+    try:
+        batches(tenant, plan.units, room=room)
+    except TooLarge:
+        if not plan.guarded:
+            raise
+        return False
+    return True
+
+
+class Moved(Exception):
+    """The history went on, so that what was decided from it no longer holds."""
+
+
+def lost(what: str) -> Conflict:
+    return Conflict(
+        f"{what} was not written: others changed it {TRIES} times meanwhile; try again",
+        revision=0,
+    )

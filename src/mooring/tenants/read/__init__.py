@@ -1,0 +1,1 @@
+"""Reading tenants: immutable snapshots of the store that follow its changes."""

@@ -1,0 +1,164 @@
+"""All that is known of the tenants at one moment. It never changes: a change makes another, at the
+cost of the tenants that it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+from immutables import Map, MapMutation
+
+from mooring.model import JSON, Time
+from mooring.store.contract import Entry
+from mooring.tenants.cooperative import Paced, at_once, slices
+from mooring.tenants.read.name_owners import Claim, Claims, Contest
+from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.values import Ftp, Resolver, StorageDirectory
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    revision: int = 0
+    """The store's revision that the tenants are of."""
+    tenants: Map[int, Tenant] = Map()
+    enabled: Map[int, bool] = Map()
+    """The ids of those whose meta says that they are active."""
+    codes: Claims = Claims("code")
+    """In lower case."""
+    names: Claims = Claims("name")
+    hosts: Claims = Claims("host")
+    """In lower case."""
+    ftp_users: Claims = Claims("FTP user")
+    ftp: Map[str, Ftp] = Map()
+    """By user name, of whom the name leads to."""
+    resolver: Resolver | None = Resolver()
+    """The default where nobody configured it. One that cannot be understood leaves the last good
+    one in its place; None where there never was one: nobody knows what was meant."""
+    storage_directory: StorageDirectory | None = StorageDirectory()
+    """Likewise."""
+    good: Map[bytes, Entry] = Map()
+    """What these two come from."""
+    platform: Map[str, JSON] = Map()
+    health: Time | None = None
+    """When the sentinel was last written."""
+    problems: Map[str, str] = Map()
+    """Keys whose values cannot be understood, and why. Such a part of a tenant is as one that is
+    not there."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Snapshot of {len(self.tenants)} tenants and {len(self.platform)} settings of the "
+            f"platform at revision {self.revision}, {len(self.problems)} problems>"
+        )
+
+    def changed(self, tenants: Mapping[int, Tenant | None]) -> tuple[Snapshot, tuple[Contest, ...]]:
+        """The same with other tenants, None for one that is gone; and the claims of theirs that
+        stand against somebody else's."""
+        return at_once(self.changing(tenants))
+
+    def changing(
+        self, tenants: Mapping[int, Tenant | None]
+    ) -> Paced[tuple[Snapshot, tuple[Contest, ...]]]:
+        """The same in slices."""
+        if not tenants:
+            return self, ()
+        held, enabled = self.tenants.mutate(), self.enabled.mutate()
+        pairs: list[Pair] = []
+        for some in slices(tenants.items()):
+            for id, after in some:
+                before = self.tenants.get(id)
+                pairs.append((before, after))
+                _put(held, id, after)
+                active = after is not None and after.active
+                if active is not (before is not None and before.active):
+                    _put(enabled, id, active or None)
+            yield
+        contests: list[Contest] = []
+        claims: dict[str, Claims] = {}
+        for field, (section, claimed) in _CLAIMED.items():
+            gone, news = yield from _differences(pairs, section, claimed)
+            if gone or news:
+                of_kind: Claims = getattr(self, field)
+                claims[field], told = yield from of_kind.changing(gone, news)
+                contests += told
+        ftp, holders = self.ftp.mutate(), claims.get("ftp_users", self.ftp_users).holders
+        for users in slices(_changed_users(pairs)):
+            for user in users:
+                holder = holders.get(user)
+                _put(ftp, user, None if holder is None else held[holder].ftp[user])
+            yield
+        changed = msgspec.structs.replace(
+            self, tenants=held.finish(), enabled=enabled.finish(), ftp=ftp.finish(), **claims
+        )
+        return changed, tuple(contests)
+
+    def knows(self, contest: Contest) -> bool:
+        """Whether it stands already, and was told."""
+        of_kind = (self.codes, self.names, self.hosts, self.ftp_users)
+        (claims,) = [claims for claims in of_kind if claims.kind == contest.kind]
+        return contest.claimant in claims.contested.get(contest.name, ())
+
+    def with_tenants(self, other: Snapshot) -> Snapshot:
+        """The same with the tenants of another, and all that follows from them."""
+        return msgspec.structs.replace(self, **{name: getattr(other, name) for name in _OF_TENANTS})
+
+
+_OF_TENANTS = ("tenants", "enabled", "codes", "names", "hosts", "ftp_users", "ftp")
+
+Pair = tuple[Tenant | None, Tenant | None]
+"""A tenant before and after."""
+
+
+def _put(held: MapMutation[K, V], key: K, value: V | None) -> None:
+    if value is None:
+        held.pop(key, None)
+    else:
+        held[key] = value
+
+
+def _changed_users(pairs: Iterable[Pair]) -> Iterator[str]:
+    for before, after in pairs:
+        had = None if before is None else before.ftp
+        has = None if after is None else after.ftp
+        if had is not has:
+            yield from had or ()
+            yield from has or ()
+
+
+def _differences(
+    pairs: Iterable[Pair], section: str, claimed: Callable[[Tenant], Iterable[str]]
+) -> Paced[tuple[list[Claim], list[Claim]]]:
+    gone: list[Claim] = []
+    news: list[Claim] = []
+    for some in slices(pairs):
+        for before, after in some:
+            if before is not None and getattr(before, section) is getattr(after, section, None):
+                continue
+            had = dict.fromkeys(claimed(before) if before is not None else ())
+            has = dict.fromkeys(claimed(after) if after is not None else ())
+            if before is not None:
+                gone += [(name, before.id) for name in had if name not in has]
+            if after is not None:
+                news += [(name, after.id) for name in has if name not in had]
+        yield
+    return gone, news
+
+
+def _code(tenant: Tenant) -> Iterable[str]:
+    return (tenant.meta.code.lower(),) if tenant.meta is not None and tenant.meta.code else ()
+
+
+def _name(tenant: Tenant) -> Iterable[str]:
+    return (tenant.meta.name,) if tenant.meta is not None and tenant.meta.name else ()
+
+
+_CLAIMED: Mapping[str, tuple[str, Callable[[Tenant], Iterable[str]]]] = {
+    "codes": ("meta", _code),
+    "names": ("meta", _name),
+    "hosts": ("domain", lambda tenant: tenant.domain.hosts),
+    "ftp_users": ("ftp", lambda tenant: tenant.ftp),
+}
+"""What a tenant claims, and the part of it from which that follows."""

@@ -1,0 +1,205 @@
+"""The tenants as they are now, for whoever reads: any thread, without a lock and without waiting.
+
+Each lookup looks at one snapshot, whole. Who needs several answers that belong together takes
+`tenants.snapshot` once, or `tenants.get(id)`: neither ever changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, KeysView, Mapping
+from types import MappingProxyType
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.mirror import STALE_AFTER
+from mooring.model import JSON, Time
+from mooring.tenants.read.parser import Changed
+from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.tenant import KINDS, Kind, Tenant
+from mooring.tenants.resolve.hosts import host_of
+from mooring.tenants.values import Database, Domain, Ftp, Meta, Resolver, Storage, StorageDirectory
+
+log = logging.getLogger(__name__)
+
+_NONE: Mapping[str, object] = MappingProxyType({})
+
+Callback = Callable[[Changed], None]
+
+
+class Tenants:
+    """Given by a `Provider` that is entered, and kept up to date by it. What is not configured is
+    None, or an empty collection. `mooring.tenants.read.lookups` has lookups that raise."""
+
+    def __init__(
+        self, snapshot: Snapshot | None = None, *, age: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._snapshot = snapshot or Snapshot()
+        self._age = age
+        self._lock = threading.Lock()  # of those who subscribe; nobody who reads takes it
+        self._callbacks: dict[int | None, tuple[tuple[Kind | None, Callback], ...]] = {}
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All that is known now; it stays as it is."""
+        return self._snapshot
+
+    @property
+    def revision(self) -> int:
+        """The store's revision that the tenants are of."""
+        return self._snapshot.revision
+
+    @property
+    def age(self) -> float:
+        """Seconds since the store was last heard; infinite after a start from the file, and while
+        what was heard could not be applied."""
+        return self._age()
+
+    @property
+    def stale(self) -> bool:
+        """Whether this may be old: the store is silent, what it said could not be applied yet, this
+        comes from the file, or is closed."""
+        return self._age() > STALE_AFTER
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """The keys whose values cannot be understood, and why. Such a part is left out; of
+        `resolver` and `storage_directory` the last good one stays."""
+        return self._snapshot.problems
+
+    def get(self, tenant: int) -> Tenant | None:
+        return self._snapshot.tenants.get(tenant)
+
+    def ids(self) -> KeysView[int]:
+        """Of all tenants, in no order."""
+        return KeysView(self._snapshot.tenants)
+
+    def enabled(self) -> KeysView[int]:
+        """The ids of those whose meta says that they are active, in no order."""
+        return KeysView(self._snapshot.enabled)
+
+    def meta(self, tenant: int) -> Meta | None:
+        found = self._snapshot.tenants.get(tenant)
+        return None if found is None else found.meta
+
+    def domain(self, tenant: int) -> Domain | None:
+        """None where no host is configured."""
+        found = self._snapshot.tenants.get(tenant)
+        if found is None:
+            return None
+        domain = found.domain
+        return domain if domain.primary or domain.aliases or domain.internal else None
+
+    def storage(self, tenant: int) -> Storage | None:
+        found = self._snapshot.tenants.get(tenant)
+        return None if found is None else found.storage
+
+    def database(self, tenant: int, service: str) -> Database | None:
+        """That of one service."""
+        found = self._snapshot.tenants.get(tenant)
+        return None if found is None else found.databases.get(service)
+
+    def databases(self, tenant: int) -> Mapping[str, Database]:
+        """By service."""
+        found = self._snapshot.tenants.get(tenant)
+        return _NONE if found is None else found.databases  # type: ignore[return-value]
+
+    def ftp(self, tenant: int) -> Mapping[str, Ftp]:
+        """All of a tenant, by user name."""
+        found = self._snapshot.tenants.get(tenant)
+        return _NONE if found is None else found.ftp  # type: ignore[return-value]
+
+    def active_ftp(self, tenant: int) -> Mapping[str, Ftp]:
+        """Those whose status is empty or `active`, by user name."""
+        found = self._snapshot.tenants.get(tenant)
+        return _NONE if found is None else found.active_ftp  # type: ignore[return-value]
+
+    def ftp_user(self, username: str) -> Ftp | None:
+        """That of one user, of whichever tenant."""
+        return self._snapshot.ftp.get(username)
+
+    def ftp_user_taken(self, username: str) -> bool:
+        return username in self._snapshot.ftp
+
+    def by_host(self, host: str) -> int | None:
+        """The tenant of a host, as it stands in a request: in any case, with or without a port and
+        a trailing dot."""
+        known = self._snapshot.hosts.holders
+        return known.get(host) or known.get(host_of(host) or "")
+
+    def by_code(self, code: str) -> int | None:
+        """The tenant of a code, in whatever case it is written."""
+        return self._snapshot.codes.holders.get(code.lower())
+
+    def by_name(self, name: str) -> int | None:
+        return self._snapshot.names.holders.get(name)
+
+    def by_ftp_user(self, username: str) -> int | None:
+        return self._snapshot.ftp_users.holders.get(username)
+
+    @property
+    def resolver(self) -> Resolver | None:
+        """How requests name their tenant; the default where nobody configured it. One that cannot
+        be understood leaves the last good one in its place: None where there never was one."""
+        return self._snapshot.resolver
+
+    @property
+    def storage_directory(self) -> StorageDirectory | None:
+        """Likewise."""
+        return self._snapshot.storage_directory
+
+    def platform(self, key: str) -> JSON:
+        """A setting of the platform; None where there is none. It must not be changed in place."""
+        return self._snapshot.platform.get(key)
+
+    @property
+    def health(self) -> Time | None:
+        """When the publisher's sentinel was last written."""
+        return self._snapshot.health
+
+    def subscribe(
+        self, callback: Callback, *, tenant: int | None = None, kind: Kind | None = None
+    ) -> Callable[[], None]:
+        """Call back at each change, or at those of one tenant or one kind, after all changes of its
+        revision can be read. On the thread of the event loop: it must not block. What is returned
+        ends it, and does nothing more when it is called again. Raises `InvalidRequest` where there
+        is no such kind."""
+        if kind is not None and kind not in KINDS:
+            raise InvalidRequest(
+                f"there is no kind {quoted(kind)}: it is one of {', '.join(KINDS)}"
+            )
+        subscription = (kind, callback)
+        with self._lock:
+            self._callbacks[tenant] = (*self._callbacks.get(tenant, ()), subscription)
+
+        def end() -> None:
+            with self._lock:
+                held = self._callbacks.get(tenant, ())
+                if left := tuple(each for each in held if each is not subscription):
+                    self._callbacks[tenant] = left
+                else:
+                    self._callbacks.pop(tenant, None)
+
+        return end
+
+    def show(self, snapshot: Snapshot, changes: Iterable[Changed] = ()) -> None:
+        """For who keeps it up to date: what readers see from now on, and what to tell them."""
+        self._snapshot = snapshot
+        if not self._callbacks:
+            return
+        for change in changes:
+            for each in (change.tenant, None):
+                for kind, callback in self._callbacks.get(each, ()):
+                    if kind is None or kind in change.kinds:
+                        _call(callback, change)
+
+    def __repr__(self) -> str:
+        return f"<{len(self._snapshot.tenants)} tenants at revision {self.revision}>"
+
+
+def _call(callback: Callback, change: Changed) -> None:
+    try:
+        callback(change)
+    except Exception:
+        log.exception("tenant %d: a subscriber failed", change.tenant)

@@ -1,0 +1,1 @@
+"""Finding the tenant of a request."""

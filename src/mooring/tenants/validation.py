@@ -1,0 +1,353 @@
+"""What may be written for a tenant. Every refusal names the field and says what it should be."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+
+from mooring.errors import InvalidRequest
+from mooring.formatting import quoted
+from mooring.masking import holds_mask
+from mooring.model import JSON
+from mooring.names import nearest
+from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, field_of, is_path, kind_of, name_of
+from mooring.tenants.resolve.hosts import is_host, punycode
+from mooring.tenants.secrets import SEALED_LEAST
+
+Rule = Callable[[JSON], str]
+"""What is wrong with a value, in words that follow its name; empty where nothing is."""
+
+_CODE = re.compile(r"[A-Za-z0-9_]+")
+_USER = re.compile(r"[A-Za-z0-9._-]+")
+_SERVICE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_VARIATION = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_WITHIN = re.compile(
+    "(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])"
+    rf"|(?<=[^\s\u200c\u200d{_VARIATION}])[{_VARIATION}]"
+)
+"""Invisible characters that belong to a name: a zero-width joiner or non-joiner within a word, as
+Persian, Hindi and emoji write it, and a variation selector after a character."""
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\uffa0\ufff0-\ufff8"
+    f"\U000e0000-\U000e0fff{_VARIATION}]"
+)
+"""Characters that are not shown (Unicode's Default_Ignorable_Code_Point, and the empty Braille
+pattern) although their category is not Cf."""
+_LONGEST = 512  # characters of a name or user: it becomes a key
+_DEEPEST = 50  # maps and lists within one another
+_MOST = 100_000  # values within one another: a file of a few lines can stand for billions
+
+
+def _text(value: JSON) -> str:
+    if isinstance(value, str):
+        return ""
+    quoted = " (put it in quotes)" if isinstance(value, int | float) else ""
+    return f"must be text, not {_kind(value)}{quoted}"
+
+
+def _sealed(value: JSON) -> str:
+    if not isinstance(value, str):
+        return _text(value)
+    try:
+        whole = len(base64.b64decode(value, validate=True)) >= SEALED_LEAST
+    except (binascii.Error, ValueError):
+        whole = False
+    return "" if whole or not value else "must be the base64 of an encrypted password"
+
+
+def _flag(value: JSON) -> str:
+    return "" if isinstance(value, bool) else f"must be true or false, not {_kind(value)}"
+
+
+def _number(low: int, high: int = 2**53, *, whole: bool = True) -> Rule:
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    what = "a whole number" if whole else "a number"
+
+    def rule(value: JSON) -> str:
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return f"must be {what}, not {_kind(value)}"
+        assert isinstance(value, int | float)
+        return "" if low <= value <= high else f"must be between {low} and {high}, not {value}"
+
+    return rule
+
+
+def _one_of(*allowed: str) -> Rule:
+    def rule(value: JSON) -> str:
+        return (
+            ""
+            if value in allowed
+            else f"must be one of {', '.join(allowed)}, not {quoted(value, 60)}"
+        )
+
+    return rule
+
+
+def _like(pattern: re.Pattern[str], meant: str) -> Rule:
+    def rule(value: JSON) -> str:
+        if not isinstance(value, str):
+            return _text(value)
+        if len(value) > _LONGEST:
+            return f"is longer than {_LONGEST} characters"
+        return "" if pattern.fullmatch(value) else f"must be {meant}, not {quoted(value, 60)}"
+
+    return rule
+
+
+def _name(value: JSON) -> str:
+    if not isinstance(value, str):
+        return _text(value)
+    if not value.strip():
+        return "is empty"
+    if len(value) > _LONGEST:
+        return f"is longer than {_LONGEST} characters"
+    if value != value.strip():
+        return "begins or ends with a space"
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
+        return "contains a control character"
+    for letter in _WITHIN.sub("", value):
+        if unicodedata.category(letter) == "Cf" or _BLANK.match(letter):
+            code = f"U+{ord(letter):04X}"
+            return f"contains the invisible character {code}, which can make it look like another"
+    return ""
+
+
+def _directory(value: JSON) -> str:
+    problem = _name(value)
+    if not problem and ".." in re.split(r"[/\\]", str(value)):
+        return "must not contain .. as a segment: it leads out of the storage"
+    return problem
+
+
+def _key(key: str) -> str:
+    segments = key.split("/")
+    if not {".", ".."}.isdisjoint(segments):
+        return "must not contain . or .. as a segment"
+    return next((problem for each in (key, *segments) if (problem := _name(each))), "")
+
+
+def host(value: JSON) -> str:
+    """A host name as it stands in a request, without a port."""
+    if not isinstance(value, str):
+        return _text(value)
+    if is_host(value):
+        return ""
+    written = "" if value.isascii() else punycode(value)
+    if written:
+        return f"must be written in ASCII: write {written} (punycode) instead of {value:.60}"
+    return f"must be a host name like shop.example.com, not {quoted(value, 60)}"
+
+
+def _hosts(value: JSON) -> str:
+    if not isinstance(value, list):
+        return f"must be a list of host names, not {_kind(value)}"
+    return next((problem for each in value if (problem := host(each))), "")
+
+
+_code = _like(_CODE, "letters, digits and underscores")
+_user = _like(_USER, "letters, digits, dots, hyphens and underscores")
+_service = _like(_SERVICE, "in kebab-case, like evidence-query")
+
+FIELDS: Mapping[str, Mapping[str, Rule]] = {
+    "meta": {
+        "id": _number(1, MAX_ID),
+        "code": _code,
+        "name": _name,
+        "status": _one_of("active", "inactive", "suspended"),
+        "billingPlan": _text,
+    },
+    "database": {
+        "tenantId": _number(1, MAX_ID),
+        "serviceCode": _service,
+        "driver": _text,
+        "host": _text,
+        "port": _number(1, 65535),
+        "database": _text,
+        "username": _text,
+        "password": _text,
+        "passwordEncrypted": _sealed,
+        "passwordKeyId": _text,
+        "sslMode": _text,
+        "maxOpenConns": _number(0),
+        "maxIdleConns": _number(0),
+        "enabled": _flag,
+    },
+    "ftp": {
+        "tenantId": _number(1, MAX_ID),
+        "username": _user,
+        "passwordHash": _text,
+        "description": _text,
+        "status": _text,
+        "homeDirectory": _text,
+        "writePermission": _flag,
+    },
+    "storage": {
+        "tenantId": _number(1, MAX_ID),
+        "uploadQuotaGb": _number(0, whole=False),
+        "maxFileSizeMb": _number(0, whole=False),
+        "maxConcurrentUploads": _number(0),
+    },
+    "common/resolver": {
+        "id": _number(0),
+        "httpType": _one_of("host", "header", "query", "path"),
+        "httpHeaderName": _like(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), "a header's name"),
+        "httpQueryParam": _name,
+        "httpPathIndex": _number(0, 100),
+        "httpHostMode": _one_of("numeric", "domain", "code"),
+        "ftpType": _one_of("username"),
+    },
+    "common/storage-directory": {"directory": _directory},
+}
+"""The rule of each field, by the kind of part."""
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "meta": ("code", "name"),
+    "database": ("driver", "database"),
+    "common/storage-directory": ("directory",),
+}
+
+DEFAULTS: Mapping[str, Mapping[str, JSON]] = {
+    "meta": {"status": "active"},
+    "database": {"enabled": True},
+}
+"""What is written though nobody says it."""
+
+IDENTITY = ("id", "tenantId", "serviceCode", "username")
+"""Fields that repeat what the key says."""
+
+EXTRA = "extra"
+"""Where who writes puts fields that Mooring does not know. Anything else unknown is a typo."""
+
+
+def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> JSON:
+    """A part as it is to be written, with what its key says in it. Raises `InvalidRequest`.
+
+    `known_only=False`: fields that are not known here stand where they stood.
+    """
+    check_id(tenant)
+    about = f"tenant {tenant}: {path}"
+    if not is_path(path):
+        raise InvalidRequest(
+            f"{about} is no part of a tenant: there are meta, domain/primary, domain/aliases, "
+            "domain/internal, database/SERVICE, ftp/USER and storage"
+        )
+    check_plain(about, value)
+    kind = kind_of(path)
+    if kind == "domain":
+        _refuse(about, (_hosts if path == "domain/aliases" else host)(value))
+        return value
+    if kind == "database":
+        _refuse(about, _service(name_of(path)))
+    if kind == "ftp":
+        _refuse(about, _user(name_of(path)))
+    fields = _checked_fields(about, kind, value, known_only=known_only)
+    told = _identity(tenant, path)
+    for field, expected in told.items():
+        if fields.get(field, expected) != expected:
+            raise InvalidRequest(
+                f"{about}.{field} is {quoted(fields[field], 60)}, but its place says "
+                f"{quoted(expected)}"
+            )
+    return {**told, **DEFAULTS.get(kind, {}), **fields}
+
+
+def _identity(tenant: int, path: str) -> dict[str, JSON]:
+    """What the key says, as it stands in the value."""
+    kind, name = kind_of(path), name_of(path)
+    if kind == "meta":
+        return {"id": tenant}
+    field = {"database": "serviceCode", "ftp": "username"}.get(kind)
+    return {"tenantId": tenant, field: name} if field else {"tenantId": tenant}
+
+
+def checked_common(path: str, value: JSON) -> JSON:
+    """The same for what concerns all tenants. A platform setting may have any value."""
+    check_plain(path, value)
+    if holds_mask({field_of(path): value}):
+        raise InvalidRequest(f"{path} holds a secret that is masked: write what it is")
+    if not path.startswith(PLATFORM):
+        return _checked_fields(path, path, value)
+    _refuse(quoted(path), _key(path.removeprefix(PLATFORM)))
+    return value
+
+
+def check_plain(about: str, value: object) -> None:
+    """Raise `InvalidRequest` where a value is not what JSON can say, nor as large as it looks: only
+    what reads back as it was written can be compared with what is there."""
+    below: list[tuple[str, object, int]] = [(about, value, 0)]
+    count = 0
+    while below:
+        place, each, depth = below.pop()
+        count += 1
+        if count > _MOST or depth > _DEEPEST:
+            raise InvalidRequest(f"{about} has too many values within one another")
+        if isinstance(each, dict):
+            for name, inner in each.items():
+                if not isinstance(name, str):
+                    short = isinstance(name, int | float) and not _not_plain(name)
+                    what = f"{quoted(name)}" if short else "a name"
+                    raise InvalidRequest(f"{place}: {what} must be text (put it in quotes)")
+                _refuse(place, _not_plain(name))
+                below.append((f"{place}.{name}", inner, depth + 1))
+        elif isinstance(each, list):
+            below += [(f"{place}[{index}]", inner, depth + 1) for index, inner in enumerate(each)]
+        else:
+            _refuse(place, _not_plain(each))
+
+
+def _not_plain(value: object) -> str:
+    if isinstance(value, str):
+        # A part of a letter: it cannot be written.
+        return "contains half a letter" if any("\ud800" <= c <= "\udfff" for c in value) else ""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "must be a number that there is"
+    if isinstance(value, int):
+        return "" if -(2**63) <= value < 2**64 else "is a number that is too large"
+    return "" if value is None else f"cannot be written as JSON: {type(value).__name__}"
+
+
+def _checked_fields(
+    about: str, kind: str, value: JSON, *, known_only: bool = True
+) -> dict[str, JSON]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{about} must be a map of fields, not {_kind(value)}")
+    rules = FIELDS[kind]
+    extra = value.get(EXTRA, {}) if known_only else {}
+    if not isinstance(extra, dict):
+        raise InvalidRequest(f"{about}.{EXTRA} must be a map of fields, not {_kind(extra)}")
+    for field in extra:
+        if field in rules:
+            raise InvalidRequest(f"{about}.{EXTRA}.{field} is a known field: write it outside")
+    fields: dict[str, JSON] = {}
+    for field, inner in value.items():
+        if field == EXTRA and known_only:
+            continue
+        if field not in rules:
+            if known_only:
+                hint = nearest(str(field), [*rules, EXTRA])
+                raise InvalidRequest(f"{about} has an unknown field {quoted(field)}{hint}")
+        elif inner is None:
+            continue
+        else:
+            _refuse(f"{about}.{field}", rules[field](inner))
+        fields[field] = inner
+    for field in REQUIRED.get(kind, ()):
+        if fields.get(field) in (None, ""):
+            raise InvalidRequest(f"{about}.{field} is missing")
+    return fields | extra
+
+
+def _refuse(about: str, problem: str) -> None:
+    if problem:
+        raise InvalidRequest(f"{about} {problem}")
+
+
+def _kind(value: JSON) -> str:
+    if value is None:
+        return "nothing"
+    names = {"bool": "true or false", "str": "text", "dict": "a map", "list": "a list"}
+    return names.get(type(value).__name__, "a number")
