@@ -24,6 +24,37 @@ def test_version(how: list[str]):
     assert (done.stdout, done.stderr) == (f"{mooring.__version__}\n", "")
 
 
+@pytest.mark.parametrize("arguments", [["-h"], ["register", "-h"], ["token", "create", "-h"]])
+def test_h_is_help(arguments: list[str]):
+    short = mooring_command(*arguments)
+    assert short.returncode == 0
+    assert short.stdout == mooring_command(*arguments[:-1], "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("mooring to", "token"),
+        ("mooring token cr", "create"),
+        ("mooring register --we", "--weight"),
+    ],
+)
+def test_the_shell_completes_commands_and_options(typed: str, completed: str):
+    done = subprocess.run(
+        [f"{Path(sys.executable).parent}/mooring"],
+        env={
+            "_MOORING_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == [completed]
+
+
 def test_doctor_on_a_healthy_etcd(etcd: Callable[[str], EtcdServer]):
     done = mooring_command("doctor", f"{etcd('3.4').url}?namespace=/doctor")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -33,7 +33,7 @@ async def left(hub: Hub) -> list[bytes]:
 async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_path: Path):
     async with connect(store_url) as hub:
         with running(tmp_path, "demo", "--store", store_url) as (process, shown, errors):
-            await eventually(lambda: "Ctrl-C ends it" in shown.read_text(), within=60)
+            await eventually(lambda: "Ctrl-C stops the demo" in shown.read_text(), within=60)
             there = await counted(hub)
             assert [each.name for each in there] == SERVICES
             assert sum(each.instances for each in there) == len(ROLES)

@@ -242,7 +242,9 @@ class Reader:
             self._registered += 1
             self.wait_for_instances(command[command.index("register") + 1], self._registered)
         elif "demo" in command:
-            until(lambda: "look at it" in output.read_text(), within=60)  # all is registered
+            until(
+                lambda: "Ctrl-C stops the demo" in output.read_text(), within=60
+            )  # all is registered
             if self._serves:
                 until(self.shows_the_demo, within=60)
         elif command[0] == "envoy" or "bridge" in command:

@@ -239,7 +239,7 @@ def test_the_command_is_stopped_when_the_lock_is_lost(
     (info,) = hub.locks(name)
     hub.store.revoke(info.holders[0].lease)
     assert ours.ends() == 1
-    assert "is lost: the command is stopped" in ours.output
+    assert "is lost: stopping the command" in ours.output
     assert "stopped\n" in ours.output
 
 

@@ -57,7 +57,7 @@ def test_a_token_is_made_listed_and_revoked(served: Served):
     made = command(served, "token", "create", "ann", "--role", "viewer", *scope, "--expires", "30d")
     assert made.returncode == 0, made.stderr
     token = made.stdout.strip()
-    assert "shown once" in made.stderr
+    assert "shown only once" in made.stderr
     assert token not in made.stderr
     told = whoami(served, token)
     assert (told["name"], told["groups"], told["tenants"]) == ("ann", ["Common", "Shop"], [7])

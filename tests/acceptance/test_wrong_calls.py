@@ -34,7 +34,7 @@ store export --store=sqlite://{f}                     name a file in it
 store export --store=foo://x                          no store speaks foo://
 store import {s} {f}/none                             cannot be read
 store import {s} {f}                                  cannot be read
-store import {s} {f}/binary                           is no text in UTF-8
+store import {s} {f}/binary                           is not UTF-8 text
 store import --store=sqlite://{f}/text/x {f}/empty    name a file in a folder
 tenant export {s} {f}/none/file                       name a file in a folder
 tenant export {s} {f}                                 name a file in a folder
@@ -55,7 +55,7 @@ config get {s} a/b/c                                  write it as group/name
 config set {s} a b                                    is not KEY=VALUE
 config set {s} a weight=heavy                         weight
 config set {s} a enabled=true --layout nix            no layout 'nix'
-info get {s}                                          name one of SERVICE and --group
+info get {s}                                          give either SERVICE or --group
 info set {s} a nix=1                                  a description has no 'nix'
 register {s} a 127.0.0.1:99999 -- true                between 1 and 65535
 register {s} a 127.0.0.1:1 --weight -1 -- true        0 or more
@@ -90,7 +90,7 @@ login {v} --key {f}/none                              name that with --cert
 token create a --role nix                             there is no role 'nix'
 token create a --role admin --expires x               write it like 10s
 token create a --role viewer --tenant 0               Invalid value for '--tenant'
-xds bootstrap                                         name one of --grpc and --envoy
+xds bootstrap                                         give either --grpc or --envoy
 xds bootstrap --envoy --listen nix                    write it like 127.0.0.1:10000
 migrate jxt verify {s} --verified {f}/text/x          cannot be
 migrate jxt verify {s} --verified {f}/folder          cannot be
@@ -105,11 +105,11 @@ store export --store=sqlite://{f}/text                cannot be opened as a stor
 tenant show {s} 5                                     there is no tenant 5
 tenant resolve {s} unknown.example                    no tenant has the host
 config get {s} nix                                    there is no service 'nix'
-info get {s} --group nix                              there is no group 'nix'
-services {s} nix                                      there is no group 'nix'
+info get {s} --group nix                              group 'nix' not found
+services {s} nix                                      group 'nix' not found
 instances {s} nix                                     there is no service 'nix'
 resolve {s} nix                                       there is no service 'nix'
-wait {s} nix --timeout 0                              0 of 1 instances
+wait {s} nix --timeout 0                              0 of 1 callable instances
 deregister {s} nix 1                                  there is no service 'nix'
 groups --store etcd://127.0.0.1:1?timeout=1s          nothing listens at 127.0.0.1:1
 groups --registry redis://127.0.0.1:1?timeout=1s      nothing listens at 127.0.0.1:1

@@ -109,12 +109,12 @@ def test_what_is_printed_is_json_and_yaml(bootstrap: Bootstrap):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "--grpc and --envoy"),
-        (["--grpc", "--envoy"], "--grpc and --envoy"),
+        ([], "--grpc or --envoy"),
+        (["--grpc", "--envoy"], "--grpc or --envoy"),
         (["--grpc", "--server", "nowhere"], "no address"),
         (["--envoy", "--listen", "nowhere:x"], "no address"),
         (["--envoy", "--cert", "file"], "go together"),
-        (["--grpc", "--service", "echo"], "only Envoy"),
+        (["--grpc", "--service", "echo"], "only valid with --envoy"),
     ],
 )
 def test_what_cannot_be_is_told_in_words(arguments: list[str], says: str, command: Command):

@@ -1,4 +1,4 @@
-"""The command `mooring`: one file for each noun, thin over the library."""
+"""The command `mooring`. Each command group is a module in `commands`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 import typer
-from typer.main import get_group
+from typer._completion_classes import completion_init
+from typer.main import get_group, get_install_completion_arguments
 
 from mooring.cli.io.stdout import fill_descriptors, guarded
 from mooring.cli.lazy import CommandAfterDashes, LazyGroup, Unloaded
@@ -44,7 +45,8 @@ def _options() -> list[Any]:
         ),
     ) -> None: ...
 
-    return get_group(options).params
+    completion_init()
+    return [*get_group(options).params, *get_install_completion_arguments()]
 
 
 app = LazyGroup(
@@ -52,107 +54,112 @@ app = LazyGroup(
     help="Service registry, discovery, locks and configuration for Python.",
     no_args_is_help=True,
     params=_options(),
+    context_settings={"help_option_names": ["-h", "--help"]},
     commands=[
         *_panel(
-            "Who is there",
+            "Services",
             Unloaded(
                 "register",
                 "register:register",
                 "Register an instance while a command runs.",
                 cls=CommandAfterDashes,
             ),
-            Unloaded("groups", "services:groups", "List the groups of services."),
+            Unloaded("groups", "services:groups", "List service groups."),
             Unloaded(
                 "services",
                 "services:services",
-                "List the services with the number of their instances.",
+                "List services and how many instances each has.",
             ),
             Unloaded(
                 "instances",
                 "instances:instances",
-                "List the instances of a service, secrets masked.",
+                "List the instances of a service.",
             ),
-            Unloaded("watch", "watch:watch", "Print the changes of a service as they happen."),
+            Unloaded("watch", "watch:watch", "Follow a service and print its changes."),
         ),
         *_panel(
-            "Whom to call",
+            "Calls",
             Unloaded(
                 "resolve",
                 "resolve:resolve",
-                "Print HOST:PORT of an instance to call; with --json all of it, secrets masked.",
+                "Pick an instance to call and print its HOST:PORT.",
             ),
-            Unloaded("wait", "resolve:wait", "Wait until instances may be called."),
-            Unloaded("explain", "resolve:explain", "Tell why each instance is or is not called."),
+            Unloaded("wait", "resolve:wait", "Wait until a service has callable instances."),
+            Unloaded(
+                "explain", "resolve:explain", "Show why each instance is or is not in rotation."
+            ),
         ),
         *_panel(
-            "Whose turn it is",
+            "Locks",
             Unloaded(
                 "lock", "lock:lock", "Run a command while holding a lock.", cls=CommandAfterDashes
             ),
             Unloaded(
                 "elect",
                 "lock:elect",
-                "Run a command while leading an election.",
+                "Run a command while this process is the elected leader.",
                 cls=CommandAfterDashes,
             ),
             Unloaded(
-                "locks", "lock:locks", "Show who holds locks, leads elections, and waits for them."
+                "locks", "lock:locks", "List locks and elections with their holders and waiters."
             ),
         ),
         *_panel(
-            "The operator's word",
+            "Operations",
             Unloaded(
                 "deregister",
                 "instances:deregister",
-                "Take an instance out until its process starts anew.",
+                "Remove an instance until its process restarts.",
             ),
-            Unloaded("cleanup", "cleanup:cleanup", "Take out instances that gave no sign of life."),
-            Unloaded("config", "config:app", "What the operator says: get, set, unset."),
-            Unloaded("info", "services:app", "Descriptions of services and groups: get, set."),
+            Unloaded(
+                "cleanup",
+                "cleanup:cleanup",
+                "Evict instances without heartbeats from a Redis registry.",
+            ),
+            Unloaded(
+                "config", "config:app", "Get, set and unset service and instance configuration."
+            ),
+            Unloaded("info", "services:app", "Get and set descriptions of services and groups."),
             Unloaded(
                 "brake",
                 "cleanup:app",
-                "What holds where so many instances are silent that the fault is likely elsewhere: "
-                "list, release.",
+                "List and release mass-expiry brakes of a Redis registry.",
             ),
         ),
         *_panel(
-            "The store",
+            "Server",
             Unloaded(
                 "serve",
                 "serve:serve",
-                "Serve a store: the console and its API, and etcd's API for an embedded one.",
+                "Run the server: console, admin API, and etcd's API for an embedded store.",
             ),
             Unloaded(
                 "demo",
                 "demo:demo",
-                "Start a small fleet that registers, fails, drains and recovers, to look at in "
-                "the console.",
+                "Run a small demo fleet that registers, fails, drains and recovers.",
             ),
             Unloaded(
                 "login",
                 "token:login",
-                "Print a link that logs its opener into the console, once and within ten minutes.",
+                "Print a one-time login link for the console.",
             ),
             Unloaded(
                 "doctor",
                 "doctor:doctor",
-                "Look at a store, or at a Redis: reachability, version, latency, clock, "
-                "permissions, alarms.",
+                "Check a store or a Redis: latency, version, clock, permissions, alarms.",
             ),
             Unloaded("version", "version:version", "Print the version."),
-            Unloaded("token", "token:app", "Who may use the API and the console."),
-            Unloaded("xds", "xds:app", "Envoy and xds:/// channels of gRPC: bootstrap."),
-            Unloaded("store", "store:app", "Look after a store: check, backup, export, import."),
-            Unloaded("migrate", "migrate:app", "Move from an older format."),
+            Unloaded("token", "token:app", "Create, list and revoke API tokens."),
+            Unloaded("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
+            Unloaded("store", "store:app", "Check, back up, export and import a store."),
+            Unloaded("migrate", "migrate:app", "Migrate from older key formats."),
         ),
         *_panel(
-            "Whom it is for",
+            "Tenants",
             Unloaded(
                 "tenant",
                 "tenant:app",
-                "Tenants: list, show, resolve, diff, publish, export, delete, history, "
-                "rollback, rekey.",
+                "Publish, inspect, roll back and delete tenant configuration.",
             ),
         ),
     ],

@@ -1,5 +1,4 @@
-"""`mooring cleanup`, `mooring brake`: taking out the dead of a registry on Redis, and what holds it
-up."""
+"""`mooring cleanup` and `mooring brake`: eviction of dead instances from a Redis registry."""
 
 from __future__ import annotations
 
@@ -30,36 +29,38 @@ if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
 
 app = typer.Typer(
-    help="What holds where so many instances are silent that the fault is likely elsewhere: list, "
-    "release.",
+    help="List and release mass-expiry brakes of a Redis registry.",
     no_args_is_help=True,
 )
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="YAML with the settings of the registry"),
+    typer.Option("--config", metavar="FILE", help="YAML file with registry settings"),
 ]
 
 
 def cleanup(
-    once: Annotated[bool, typer.Option("--once", help="one pass, and print what it did")] = False,
+    once: Annotated[bool, typer.Option("--once", help="run one pass and print the result")] = False,
     interval: Annotated[
-        str, typer.Option(metavar="DURATION", help="between two passes; default 30s")
+        str, typer.Option(metavar="DURATION", help="time between two passes (default: 30s)")
     ] = "",
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="so long without a heartbeat; default 2m")
+        str,
+        typer.Option(
+            metavar="DURATION", help="evict after this time without a heartbeat (default: 2m)"
+        ),
     ] = "",
     config: ConfigOption = None,
     store: StoreOption = "",
     registry: RegistryOption = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Take out instances that gave no sign of life.
+    """Evict instances without heartbeats from a Redis registry.
 
-    A registry on Redis needs one of these, and any number may run at once; `mooring serve` is one,
-    too. It stops with SIGTERM or Ctrl-C.
+    Every Redis registry needs at least one cleanup process; `mooring serve` is one too. Any
+    number may run at once. SIGTERM or Ctrl-C stops it.
 
-    With --once, exits with 1 if something could not be looked at.
+    With --once, exits with 1 if a service could not be checked.
     """
     settings = settings_of(config, interval, timeout)
     if not run_command(_cleanup(once, settings, store, registry, as_json)):
@@ -67,10 +68,10 @@ def cleanup(
 
 
 def settings_of(config: Path | None, interval: str = "", timeout: str = "") -> RegistrySettings:
-    """Those of a file, under the environment's, under what was typed."""
-    told = {"INTERVAL": interval, "GLOBAL_TIMEOUT": timeout}
+    """The settings: flags override the environment, which overrides the file."""
+    flags = {"INTERVAL": interval, "GLOBAL_TIMEOUT": timeout}
     environment = dict(os.environ)
-    for name, typed in told.items():
+    for name, typed in flags.items():
         if typed:
             seconds("--interval" if name == "INTERVAL" else "--timeout", typed)
             environment[f"MOORING_REGISTRY_CLEANUP_{name}"] = typed
@@ -80,7 +81,7 @@ def settings_of(config: Path | None, interval: str = "", timeout: str = "") -> R
 async def _cleanup(
     once: bool, settings: RegistrySettings, store: str, registry: str, as_json: bool
 ) -> bool:
-    """Whether all could be looked at."""
+    """Whether every service could be checked."""
     async with reach(store, "tree", registry=registry, settings=settings) as hub:
         redis = on_redis(hub)
         if redis is None:
@@ -98,7 +99,7 @@ async def _cleanup(
 
 
 async def _sweep(redis: RedisRegistry, settings: RegistrySettings, as_json: bool) -> None:
-    """Until a signal asks to stop. What is done is logged as it happens."""
+    """Run until a signal stops it. Each pass logs what it did."""
     passes: asyncio.Queue[Swept | None] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
@@ -119,17 +120,17 @@ async def _sweep(redis: RedisRegistry, settings: RegistrySettings, as_json: bool
 
 
 def in_words(settings: RegistrySettings) -> str:
-    """What a sweeper does with these settings."""
-    told = settings.cleanup
+    """One line that describes these settings."""
+    cleanup_settings = settings.cleanup
     return (
-        f"every {durations.show(told.interval)} takes out who gave no sign of life for "
-        f"{durations.show(told.global_timeout)}"
+        f"every {durations.show(cleanup_settings.interval)}, evicts instances without a heartbeat "
+        f"for {durations.show(cleanup_settings.global_timeout)}"
     )
 
 
 def _record(swept: Swept) -> dict[str, JSON]:
-    def places(found: list[tuple[str, str]]) -> JSON:
-        return [{"service": service, "id": id} for service, id in found]
+    def places(ids: list[tuple[str, str]]) -> JSON:
+        return [{"service": service, "id": id} for service, id in ids]
 
     return {
         "services": swept.services,
@@ -146,7 +147,7 @@ def _record(swept: Swept) -> dict[str, JSON]:
 def list_brakes(
     store: StoreOption = "", registry: RegistryOption = "", as_json: JSONOption = False
 ) -> None:
-    """List the services of which nobody is taken out at present, and why."""
+    """List services whose eviction is paused, and why."""
     run_command(_list(store, registry, as_json))
 
 
@@ -155,22 +156,22 @@ async def _list(store: str, registry: str, as_json: bool) -> None:
         if redis is None:
             return
         hear("mooring.registry.redis.cleanup")
-        found = await redis.sweeper().brakes()
+        brakes = await redis.sweeper().brakes()
         clock = 0
-        for service in list(found)[:1]:
+        for service in list(brakes)[:1]:
             clock = (await redis.reader.state(redis.keys.of(service))).now
-    if not found:
-        note("no brake holds")
+    if not brakes:
+        note("no brake is on")
     show(
-        list(found.items()),
+        list(brakes.items()),
         {
-            "service": lambda each: each[0],
-            "silent": lambda each: f"{each[1].silent} of {each[1].total}",
-            "since": lambda each: f"{_span(clock - each[1].since)} ago",
-            "until": lambda each: f"in {_span(each[1].until - clock)} at the latest",
-            "why": lambda each: str(each[1]),
+            "service": lambda row: row[0],
+            "silent": lambda row: f"{row[1].silent} of {row[1].total}",
+            "since": lambda row: f"{_span(clock - row[1].since)} ago",
+            "until": lambda row: f"in {_span(row[1].until - clock)} at the latest",
+            "why": lambda row: str(row[1]),
         },
-        lambda each: _brake_record(*each),
+        lambda row: _brake_record(*row),
         as_json=as_json,
         spare=("why",),
     )
@@ -184,9 +185,9 @@ def release(
     registry: RegistryOption = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Let go: who is silent is taken out at the next pass.
+    """Release the brake of a service.
 
-    Exits with 1 if there is no such service.
+    The next pass evicts its silent instances. Exits with 1 if the service does not exist.
     """
     run_command(_release(service, settings_of(config), store, registry, as_json))
 
@@ -203,20 +204,20 @@ async def _release(
     if as_json:
         show_json({"service": service, "released": released})
     elif released:
-        note(f"the brake of {service} is released: who is silent is taken out at the next pass")
+        note(f"released the brake of {service}: the next pass evicts its silent instances")
     else:
-        note(f"no brake holds for {service}")
+        note(f"the brake of {service} is not on")
 
 
 @contextlib.asynccontextmanager
 async def _braked(
     store: str, registry: str, settings: RegistrySettings | None = None
 ) -> AsyncIterator[tuple[Hub, RedisRegistry | None]]:
-    """The registry with its brakes; on a store there are none, and it is said why."""
+    """The hub and its Redis registry; None on a store, after a note that it has no brakes."""
     async with reach(store, "tree", registry=registry, settings=settings) as hub:
         redis = on_redis(hub)
         if redis is None:
-            note(f"there are no brakes: {hub.registry.guarantees.expires}")
+            note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
         yield hub, redis
 
 
@@ -237,5 +238,5 @@ def _moment(ms: int) -> str:
 
 
 def _span(ms: int) -> str:
-    """Between two moments of the server's clock."""
+    """A time span on the server's clock."""
     return durations.show(max(round(ms / 1000), 1))

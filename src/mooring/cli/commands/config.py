@@ -1,4 +1,4 @@
-"""`mooring config`: the operator's word on services and instances."""
+"""`mooring config`: operator overrides of services and instances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from mooring.hub import Hub
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON
 
-app = typer.Typer(help="What the operator says: get, set, unset.", no_args_is_help=True)
+app = typer.Typer(
+    help="Get, set and unset service and instance configuration.", no_args_is_help=True
+)
 
 Fields = Mapping[str, JSON]
 
@@ -43,7 +45,10 @@ def get(
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
-    """Print what was set, secrets masked. Exits with 1 if KEY was not."""
+    """Print configuration values.
+
+    Secrets are masked. Exits with 1 if KEY is not set.
+    """
     fields = run_command(_get(service, instance, store, registry, layout))
     if reveal:
         note(f"the secrets of {_subject(service, instance)} are shown in clear text")
@@ -71,7 +76,8 @@ async def _get(service: str, instance: str, store: str, registry: str, layout: s
 def set_values(
     service: ServiceArgument,
     values: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE", help="JSON where it is JSON, else text")
+        list[str],
+        typer.Argument(metavar="KEY=VALUE", help="VALUE is JSON if it parses as JSON, else text"),
     ],
     instance: InstanceOption = "",
     store: StoreOption = "",
@@ -103,7 +109,7 @@ def unset(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Take values back, and print what is still set."""
+    """Remove values and print the remaining ones."""
     configured = run_command(
         _configure(service, instance, {}, tuple(keys), store, registry, layout)
     )
@@ -124,19 +130,19 @@ async def _configure(
         fields = await hub.registry.configure(service, instance, set=new, unset=gone)
         for name in gone:
             if name not in before:
-                note(f"{_subject(service, instance)} had no {quoted(name)} set")
-        if new and not await _concerns_anybody(hub, service, instance):
-            note(f"{_subject(service, instance)} is not registered at present: kept for when it is")
+                note(f"{quoted(name)} was not set on {_subject(service, instance)}")
+        if new and not await _is_registered(hub, service, instance):
+            note(f"{_subject(service, instance)} is not registered; the values apply once it is")
         return fields
 
 
-async def _concerns_anybody(hub: Hub, service: str, instance: str) -> bool:
-    found = (await hub.registry.instances(service)).instances
-    return any(instance in ("", each.id) for each in found)
+async def _is_registered(hub: Hub, service: str, instance: str) -> bool:
+    instances = (await hub.registry.instances(service)).instances
+    return any(instance in ("", candidate.id) for candidate in instances)
 
 
 def _typed(text: str) -> JSON:
-    """`true`, `3`, `"3"`, `[1]` are JSON; what is not is text."""
+    """Parse `true`, `3`, `"3"` or `[1]` as JSON; anything else is text."""
     try:
         value: JSON = msgspec.json.decode(text)
     except msgspec.DecodeError:

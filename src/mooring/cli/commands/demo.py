@@ -1,4 +1,4 @@
-"""`mooring demo`: a small fleet that lives and fails, to look at."""
+"""`mooring demo`: a small fleet to look at in the console."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from mooring.tasks import Tasks
 def demo(
     store: StoreOption = "",
     registry: RegistryOption = "",
-    once: Annotated[bool, typer.Option("--once", help="one round of a minute")] = False,
+    once: Annotated[bool, typer.Option("--once", help="stop after one round of a minute")] = False,
     lasting: Annotated[
-        str, typer.Option("--for", metavar="DURATION", help="end after so long")
+        str, typer.Option("--for", metavar="DURATION", help="stop after this time")
     ] = "",
 ) -> None:
-    """Start a small fleet that registers, fails, drains and recovers, to look at in the console.
+    """Run a small demo fleet that registers, fails, drains and recovers.
 
-    It is a dozen instances of five services, a lock with a queue and two tenants. Ctrl-C removes
-    everything that it made.
+    The fleet has a dozen instances of five services, a lock with waiters and two tenants.
+    Ctrl-C stops it and removes everything it created.
     """
     limit = seconds("--for", lasting) if lasting else None
     run_command(_demo(store, registry, 1 if once else None, limit))
@@ -41,14 +41,14 @@ def demo(
 async def _demo(store: str, registry: str, rounds: int | None, limit: float | None) -> None:
     stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     async with _reached(store, registry) as hub, Stage(hub, _say) as stage:
-        _say("look at it in the console: `mooring login` prints the link; Ctrl-C ends it")
+        _say("open the console with the link that `mooring login` prints; Ctrl-C stops the demo")
         await _watch(stage, rounds, limit, stops)
 
 
 async def _watch(
     stage: Stage, rounds: int | None, limit: float | None, stops: asyncio.Queue[signal.Signals]
 ) -> None:
-    """Until the play is over, the time is, or somebody asks for the end."""
+    """Wait for the last round, the time limit or a signal."""
     tasks = Tasks()
     try:
         playing = tasks.start(stage.play(rounds), name="play")
@@ -60,13 +60,13 @@ async def _watch(
 
 @contextlib.asynccontextmanager
 async def _reached(store: str, registry: str) -> AsyncIterator[Hub]:
-    """The hub with the store and the registry; by default those of the local server, and who has
-    none is told how to start it."""
+    """A hub on the given store and registry, by default on the local server. If that does not
+    answer, the error says how to start it."""
     url = store or registry or f"etcd://{LOCAL}?timeout=2s"
     try:
         beside = registry if store else ""
         async with connect(url, registry=beside, settings=parse(SETTINGS)) as hub:
-            await hub.registry.groups()  # there is nothing to look at without it
+            await hub.registry.groups()  # fails early if the store does not answer
             yield hub
     except Unavailable as error:
         if store or registry:

@@ -1,4 +1,4 @@
-"""`mooring doctor`: what is well and what is wrong with a store."""
+"""`mooring doctor`: checks of a store or a Redis."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "
 def doctor(
     url: Annotated[
         str,
-        typer.Argument(metavar="[URL]", envvar="MOORING_STORE", help="default: the local server"),
+        typer.Argument(
+            metavar="[URL]",
+            envvar="MOORING_STORE",
+            help="URL of the store or Redis (default: the local `mooring serve`)",
+        ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON, one object per line")
+    ] = False,
 ) -> None:
-    """Look at a store, or at a Redis: reachability, version, latency, clock, permissions, alarms.
+    """Check a store or a Redis: latency, version, clock, permissions, alarms.
 
-    Exits with 1 if something is wrong.
+    Exits with 1 if a check fails.
     """
     if not run(_examine(url or f"etcd://{reaching.LOCAL}?timeout=2s", as_json)):
         raise typer.Exit(1)
@@ -38,22 +44,22 @@ def doctor(
 
 async def _examine(url: str, as_json: bool) -> bool:
     console = Console(soft_wrap=True, highlight=False)
-    well = True
+    healthy = True
     async with _looking(url) as (where, findings):
         if not as_json:
             console.print(Text(where, style="bold"))
         async for finding in findings:
-            well = well and finding.level != "error"
+            healthy = healthy and finding.level != "error"
             if as_json:
                 typer.echo(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
             else:
                 console.print(_line(finding))
-    return well
+    return healthy
 
 
 @contextlib.asynccontextmanager
 async def _looking(url: str) -> AsyncIterator[tuple[str, AsyncIterator[Finding]]]:
-    """What there is to say of a store, or of the Redis that keeps a registry; and where it is."""
+    """The URL and the findings of a store, or of the Redis of a registry."""
     if parse(url).scheme in REDIS:
         async with connect(url) as hub:
             redis = reaching.on_redis(hub)

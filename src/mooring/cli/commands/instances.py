@@ -1,4 +1,4 @@
-"""`mooring instances`, `mooring deregister`: who offers a service."""
+"""`mooring instances` and `mooring deregister`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def instances(
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
-    """List the instances of a service, secrets masked."""
+    """List the instances of a service.
+
+    Secrets in metadata and configuration are masked.
+    """
     run_command(_instances(service, store, registry, layout, as_json, reveal))
 
 
@@ -47,7 +50,7 @@ async def _instances(
     async with reach(store, layout, registry=registry) as hub:
         found = await listed(hub, service)
     if not found:
-        note(f"{service} has no instances at present")
+        note(f"{service} has no instances")
     if reveal:
         note(f"the secrets of {service} are shown in clear text")
     else:
@@ -57,13 +60,15 @@ async def _instances(
 
 def deregister(
     service: ServiceArgument,
-    id: Annotated[str, typer.Argument(metavar="ID", help="as `mooring instances` shows it")],
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="instance id, as listed by `mooring instances`")
+    ],
     store: StoreOption = "",
     registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Take an instance out until its process starts anew."""
+    """Remove an instance until its process restarts."""
     run_command(_deregister(service, id, store, registry, layout, as_json))
 
 
@@ -72,16 +77,16 @@ async def _deregister(
 ) -> None:
     async with reach(store, layout, registry=registry) as hub:
         if not await hub.registry.deregister(service, id):
-            there = [instance.id for instance in await listed(hub, service)]
-            raise RegistryError(f"{service} has no instance {quoted(id)}{meant(id, there)}")
+            known = [instance.id for instance in await listed(hub, service)]
+            raise RegistryError(f"{service} has no instance {quoted(id)}{meant(id, known)}")
     if as_json:
         show_json({"service": service, "id": id, "deregistered": True})
     else:
-        note(f"{service} {id} is deregistered")
+        note(f"deregistered {service} {id}")
 
 
 def without_secrets(instance: Instance) -> Instance:
-    """The instance as people are shown it: the secrets in what it and operators say are masked."""
+    """The instance with the secrets in its metadata, configuration and metrics masked."""
     config, status = instance.config, instance.status
     return msgspec.structs.replace(
         instance,
@@ -98,7 +103,7 @@ def _masked(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def record(instance: Instance) -> dict[str, JSON]:
-    """An instance as JSON, its fields called as in the registry."""
+    """An instance as JSON, with the registry's field names."""
     status = instance.status
     return {
         "service": instance.service,
@@ -118,7 +123,7 @@ def record(instance: Instance) -> dict[str, JSON]:
         "ports": dict(instance.ports),
         "metadata": dict(instance.metadata),
         "metrics": dict(status.metrics),
-        "config": _told(instance.config),
+        "config": _config_fields(instance.config),
         "incarnation": instance.incarnation,
     }
 
@@ -127,15 +132,17 @@ def _time(time: Time | None) -> str | None:
     return None if time is None else time.isoformat().replace("+00:00", "Z")
 
 
-def _told(config: Config) -> dict[str, JSON]:
-    """What the operator said, and nothing about what was not said."""
-    said: dict[str, JSON] = {
+def _config_fields(config: Config) -> dict[str, JSON]:
+    """Only the fields that an operator has set."""
+    fields: dict[str, JSON] = {
         "weight": None if config.weight is None else number(config.weight),
         "enabled": config.enabled,
         "zone": config.zone,
         "metadata": dict(config.metadata) or None,
     }
-    return {name: value for name, value in said.items() if value is not None} | dict(config.values)
+    return {name: value for name, value in fields.items() if value is not None} | dict(
+        config.values
+    )
 
 
 def _age(instance: Instance) -> str:

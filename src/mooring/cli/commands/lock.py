@@ -1,5 +1,4 @@
-"""`mooring lock` and what it shares with `mooring elect`: a command that runs while something is
-held."""
+"""`mooring lock`, `mooring elect` and `mooring locks`."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ from mooring.model import JSON
 from mooring.tasks import Tasks
 
 TOKEN = "MOORING_FENCING_TOKEN"
-"""The variable in which a command finds its fencing token."""
+"""Environment variable with the fencing token."""
 KEY = "MOORING_LOCK_KEY"
-"""The variable with the key of its place in the store, created at the token's revision."""
+"""Environment variable with the key of the holder, created at the token's revision."""
 
 _END_WITHIN = 5.0  # seconds that the command has to end in once the lock is lost
 _FOR_THE_COMMAND = (
@@ -36,13 +35,15 @@ _FOR_THE_COMMAND = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="the same as for etcdctl")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="name of the lock or election, as with etcdctl")
+]
 TTLOption = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="how long it stays held without a sign of life"),
+    typer.Option(metavar="DURATION", help="expire after this time without a heartbeat"),
 ]
 TimeoutOption = Annotated[
-    str, typer.Option(metavar="DURATION", help="how long to wait for it; 0s: not at all")
+    str, typer.Option(metavar="DURATION", help="give up waiting after this time; 0s does not wait")
 ]
 
 
@@ -67,7 +68,7 @@ def lock(
 
 
 def times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
-    """What was typed, checked before anything is asked of the store."""
+    """The parsed durations, checked before the store is contacted."""
     check_name(name)
     lasting = seconds("--ttl", ttl)
     waiting = seconds("--timeout", timeout) if timeout else None
@@ -86,7 +87,7 @@ async def _lock(
 async def run_while_held(
     lock: Lock, command: Sequence[str], what: str, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Wait for a lock, run a command while it is held; the code to exit with."""
+    """Wait for a lock and run a command while it is held. Returns the exit code."""
     signals = asking(*_FOR_THE_COMMAND)
     tasks = Tasks()
     waiting = tasks.start(_acquired(lock), name="waiting for a lock")
@@ -145,7 +146,7 @@ async def _run(
                 assert isinstance(code, int)
                 return await _released(held, what, code)
             if lost.done():
-                note(f"{what} is lost: the command is stopped" if job else f"{what} is lost")
+                note(f"{what} is lost: stopping the command" if job else f"{what} is lost")
                 return 1
             number = asked.result()
             assert isinstance(number, signal.Signals)
@@ -167,30 +168,30 @@ async def _released(held: Held, what: str, code: int) -> int:
     try:
         await held.release()
     except LockLost:
-        note(f"{what} was no longer ours when the command ended")
+        note(f"{what} was lost before the command ended")
         return code or 1
     return code
 
 
 VALUE = "MOORING_ELECTION_VALUE"
-"""The variable in which a command finds what is said of it."""
+"""Environment variable with the value that the leader publishes."""
 
 
 def elect(
     context: typer.Context,
     name: NameArgument,
     value: Annotated[
-        str, typer.Option("--value", metavar="TEXT", help="what others are told of the leader")
+        str, typer.Option("--value", metavar="TEXT", help="value that the leader publishes")
     ] = "",
     listen: Annotated[
-        bool, typer.Option("--listen", help="print who leads, and each change, until stopped")
+        bool, typer.Option("--listen", help="print the leader and every change until stopped")
     ] = False,
     ttl: TTLOption = "10s",
     timeout: TimeoutOption = "",
     store: StoreOption = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Run a command while leading an election.
+    """Run a command while this process is the elected leader.
 
     Waits until it is elected. The command finds its fencing token in $MOORING_FENCING_TOKEN, and is
     stopped where the leadership is lost. Exits with the command's code.
@@ -198,7 +199,7 @@ def elect(
     lasting, waiting = times(name, ttl, timeout)
     command: list[str] = context.obj
     if listen and command:
-        raise typer.BadParameter("it takes no command", param_hint="--listen")
+        raise typer.BadParameter("cannot be combined with a command", param_hint="--listen")
     if listen:
         run_command(_listen(name, store, as_json))
         return
@@ -248,12 +249,12 @@ class Row(NamedTuple):
 
 def locks(
     prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="locks whose names start so; default: all")
+        str, typer.Argument(metavar="PREFIX", help="only names with this prefix")
     ] = "",
     store: StoreOption = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Show who holds locks, leads elections, and waits for them."""
+    """List locks and elections with their holders and waiters."""
     run_command(_locks(prefix, store, as_json))
 
 

@@ -1,4 +1,4 @@
-"""`mooring register`: an instance, registered for as long as a command runs."""
+"""`mooring register`: an instance that is registered while a command runs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from mooring.registry.registration import Registration
 from mooring.store.validation import check_ttl
 from mooring.tasks import Tasks
 
-_WAIT = 1.0  # seconds to be registered in, before anything else is looked at
-_END_WITHIN = 10.0  # seconds that the command has to end in, where the registration was refused
+_WAIT = 1.0  # seconds to wait for the first registration
+_END_WITHIN = 10.0  # seconds for the command to end after the registration was refused
 
 
 def register(
@@ -47,29 +47,38 @@ def register(
         str,
         typer.Argument(
             metavar="HOST:PORT",
-            help=":PORT finds the host; without it the command gets a free port in $PORT",
+            help="address of the instance; :PORT uses this host; if omitted, the command "
+            "gets a free port in $PORT",
         ),
     ] = "",
-    version: Annotated[str, typer.Option(metavar="VERSION")] = "0.0.0",
-    weight: Annotated[float, typer.Option(metavar="N", help="its share of the calls")] = 1.0,
-    zone: Annotated[str, typer.Option(metavar="ZONE")] = "",
+    version: Annotated[
+        str, typer.Option(metavar="VERSION", help="version of the service")
+    ] = "0.0.0",
+    weight: Annotated[float, typer.Option(metavar="N", help="relative share of calls")] = 1.0,
+    zone: Annotated[str, typer.Option(metavar="ZONE", help="zone of the instance")] = "",
     protocol: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="default: tcp; for hprose, what the domain starts with (http.hello)",
+            help="protocol of the main port (default: tcp; with hprose, the prefix of the domain)",
         ),
     ] = "",
     port: Annotated[
-        list[str] | None, typer.Option("--port", metavar="NAME=PORT", help="another port")
+        list[str] | None,
+        typer.Option("--port", metavar="NAME=PORT", help="additional named port; repeatable"),
     ] = None,
-    meta: Annotated[list[str] | None, typer.Option("--meta", metavar="KEY=VALUE")] = None,
+    meta: Annotated[
+        list[str] | None, typer.Option("--meta", metavar="KEY=VALUE", help="metadata; repeatable")
+    ] = None,
     ttl: Annotated[
-        str, typer.Option(metavar="DURATION", help="how long it stays without a sign of life")
+        str, typer.Option(metavar="DURATION", help="expire after this time without a heartbeat")
     ] = "",
     persistent: Annotated[
         bool,
-        typer.Option("--persistent", help="on Redis: silent, it is unhealthy, and not taken out"),
+        typer.Option(
+            "--persistent",
+            help="on Redis: mark as unhealthy instead of evicting when heartbeats stop",
+        ),
     ] = False,
     store: StoreOption = "",
     registry: RegistryOption = "",
@@ -78,13 +87,14 @@ def register(
 ) -> None:
     """Register an instance while a command runs.
 
-    SIGTERM and Ctrl-C drain it before the command gets the signal. Exits with the command's code.
+    SIGTERM and Ctrl-C drain the instance before the command receives the signal. Exits with
+    the exit code of the command.
 
-    Without a command it stays registered until this is stopped.
+    Without a command, the instance stays registered until this process is stopped.
     """
     command: list[str] = context.obj
     if not address and not command:
-        raise typer.BadParameter("give one, or a command after --", param_hint="HOST:PORT")
+        raise typer.BadParameter("give an address, or a command after --", param_hint="HOST:PORT")
     host, number = _split(address) if address else ("", _free_port())
     instance = Instance(
         service,
@@ -109,7 +119,7 @@ def _default_protocol(service: str, layout: str) -> str:
     if found := protocol_of(service):
         return found
     raise typer.BadParameter(
-        f"the domain {service} does not start with a protocol, as http.{service} would: give one",
+        f"the domain {service} does not start with a protocol, such as http.{service}",
         param_hint="--protocol",
     )
 
@@ -122,7 +132,9 @@ def _split(address: str) -> tuple[str, int]:
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise typer.BadParameter(f"{name}={text}: {quoted(text)} is no port", param_hint="--port")
+        raise typer.BadParameter(
+            f"{name}={text}: {quoted(text)} is not a port number", param_hint="--port"
+        )
     return int(text)
 
 
@@ -148,7 +160,7 @@ async def _register(
         if not as_json:
             hear("mooring.addresses", "mooring.registry")
         if not instance.ephemeral and on_redis(hub) is None:
-            warn("--persistent has no effect on a store: a silent instance goes with its lease")
+            warn("--persistent has no effect here: on a store, instances expire with their lease")
             instance = msgspec.structs.replace(instance, ephemeral=True)
         registration = hub.register(instance, ttl=ttl, wait=_WAIT)
         if as_json:
@@ -184,7 +196,7 @@ async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | N
 async def _stay(
     registration: Registration, child: Child | None, stops: asyncio.Queue[signal.Signals]
 ) -> int:
-    """Until the command ends, or a signal asks for it; the code to exit with."""
+    """Wait until the command ends or a signal arrives. Returns the exit code."""
     tasks = Tasks()
     ended = tasks.start(child.end() if child else _over(registration), name="end")
     try:
@@ -207,7 +219,7 @@ async def _stay(
 async def _asked(
     stops: asyncio.Queue[signal.Signals], *ends: asyncio.Task[object]
 ) -> signal.Signals | None:
-    """The next signal; None where one of these tasks ends before."""
+    """The next signal, or None if one of these tasks ends first."""
     tasks = Tasks()
     asked = tasks.start(stops.get(), name="signals")
     try:
@@ -218,7 +230,7 @@ async def _asked(
 
 
 async def _over(registration: Registration) -> None:
-    """Wait until the registration can no longer stand: somebody took its place, or took it out."""
+    """Wait until the registration is superseded or removed."""
     over = asyncio.Event()
 
     def look(state: str) -> None:

@@ -1,4 +1,4 @@
-"""`mooring resolve`, `mooring wait`, `mooring explain`: whom to call, and why."""
+"""`mooring resolve`, `mooring wait` and `mooring explain`."""
 
 from __future__ import annotations
 
@@ -35,25 +35,23 @@ from mooring.discovery.rotation import explain as explain_rotation
 from mooring.errors import NoInstance
 from mooring.model import JSON, Instance
 
-_PATIENCE = 1.0  # seconds that the store has for its first answer, however short the wait
+_PATIENCE = 1.0  # seconds for the first answer of the store, even with a shorter --timeout
 
 ProtocolOption = Annotated[
-    str, typer.Option(metavar="NAME", help="the port for this protocol, where it has its own")
+    str, typer.Option(metavar="NAME", help="use the named port of this protocol, if there is one")
 ]
 
 
 def resolve(
     service: ServiceArgument,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="how to choose")] = "p2c",
-    key: Annotated[
-        str, typer.Option(metavar="TEXT", help="for consistent_hash: the same goes to the same")
-    ] = "",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="balancing policy")] = "p2c",
+    key: Annotated[str, typer.Option(metavar="TEXT", help="hash key for consistent_hash")] = "",
     zone: ZoneOption = "",
     version: VersionOption = "",
     tag: TagOption = None,
     protocol: ProtocolOption = "",
     count: Annotated[
-        int, typer.Option(metavar="N", min=1, help="so many different ones, if there are")
+        int, typer.Option(metavar="N", min=1, help="number of different instances to print")
     ] = 1,
     store: StoreOption = "",
     registry: RegistryOption = "",
@@ -61,18 +59,19 @@ def resolve(
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
-    """Print HOST:PORT of an instance to call; with --json all of it, secrets masked.
+    """Pick an instance to call and print its HOST:PORT.
 
-    Exits with 1 if there is none.
+    With --json, prints the whole instance with secrets masked. Exits with 1 if no instance can
+    be called.
     """
     rotation = Rotation(service, policy=policy, wanted=Wanted(version, pairs("--tag", tag), zone))
-    found = list(run_command(_listed(service, store, registry, layout)))
-    random.shuffle(found)  # a policy that goes in turns begins anew with each command
-    for instance in found:
+    instances = list(run_command(_listed(service, store, registry, layout)))
+    random.shuffle(instances)  # each command starts a round robin from the beginning
+    for instance in instances:
         rotation.put(instance, 0.0, first=True)
     picked = _picks(rotation, key, count)
     if len(picked) < count:
-        note(f"{service} has {len(picked)} of {count} instances that may be called")
+        note(f"{service} has {len(picked)} of {count} callable instances")
     if reveal and as_json:
         note(f"the secrets of {service} are shown in clear text")
     _show_addresses(picked, protocol, as_json, reveal)
@@ -89,36 +88,40 @@ def _picks(rotation: Rotation, key: str, count: int) -> list[Instance]:
     while len(picked) < count:
         node = rotation.pick(key or None, picked)
         if node.id in picked:
-            break  # there is no other
+            break  # no other instance is left
         picked[node.id] = node.item.instance
     return list(picked.values())
 
 
 def _show_addresses(
-    found: Sequence[Instance], protocol: str, as_json: bool, reveal: bool = False
+    instances: Sequence[Instance], protocol: str, as_json: bool, reveal: bool = False
 ) -> None:
     def address(instance: Instance) -> str:
         return instance.address_for(protocol)
 
     if as_json:
         show(
-            found,
+            instances,
             {},
-            lambda each: {
-                "address": address(each),
-                **record(each if reveal else without_secrets(each)),
+            lambda instance: {
+                "address": address(instance),
+                **record(instance if reveal else without_secrets(instance)),
             },
             as_json=True,
         )
         return
-    for instance in found:
+    for instance in instances:
         typer.echo(address(instance))
 
 
 def wait(
     service: ServiceArgument,
-    count: Annotated[int, typer.Option(metavar="N", min=1, help="so many instances")] = 1,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="for so long")] = "30s",
+    count: Annotated[
+        int, typer.Option(metavar="N", min=1, help="number of instances to wait for")
+    ] = 1,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="give up after this time")
+    ] = "30s",
     version: VersionOption = "",
     tag: TagOption = None,
     protocol: ProtocolOption = "",
@@ -127,14 +130,14 @@ def wait(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Wait until instances may be called.
+    """Wait until a service has callable instances.
 
-    Prints HOST:PORT of each. Exits with 1 if there are too few in time.
+    Prints the HOST:PORT of each. Exits with 1 if there are too few before the timeout.
     """
     within = seconds("--timeout", timeout)
     tags = pairs("--tag", tag)
-    found = run_command(_wait(service, count, within, version, tags, store, registry, layout))
-    _show_addresses(found, protocol, as_json)
+    instances = run_command(_wait(service, count, within, version, tags, store, registry, layout))
+    _show_addresses(instances, protocol, as_json)
 
 
 async def _wait(
@@ -156,12 +159,12 @@ async def _wait(
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 await view.wait(count)
         except TimeoutError:
-            there = sum(each.called for each in view.explain())
+            callable_count = sum(explanation.called for explanation in view.explain())
             raise NoInstance(
-                f"{service} has {there} of {count} instances that may be called after "
-                f"{durations.show(within)}: `mooring explain {service}` tells why"
+                f"{service} has {callable_count} of {count} callable instances after "
+                f"{durations.show(within)}: run `mooring explain {service}` for the reasons"
             ) from None
-        return [each.instance for each in view.explain() if each.called]
+        return [explanation.instance for explanation in view.explain() if explanation.called]
 
 
 def explain(
@@ -174,17 +177,17 @@ def explain(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Tell why each instance is or is not called."""
+    """Show why each instance is or is not in rotation."""
     wanted = Wanted(version, pairs("--tag", tag), zone)
-    found = run_command(_listed(service, store, registry, layout))
-    if not found:
-        note(f"{service} has no instances at present")
+    instances = run_command(_listed(service, store, registry, layout))
+    if not instances:
+        note(f"{service} has no instances")
     show(
-        explain_rotation(found, wanted, Resilience()),
+        explain_rotation(instances, wanted, Resilience()),
         {
-            "id": lambda each: each.instance.id,
-            "called": lambda each: yes_no(each.called),
-            "why": lambda each: "; ".join(each.reasons) or "in rotation",
+            "id": lambda row: row.instance.id,
+            "called": lambda row: yes_no(row.called),
+            "why": lambda row: "; ".join(row.reasons) or "in rotation",
         },
         _reasons,
         as_json=as_json,

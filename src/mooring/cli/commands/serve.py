@@ -1,4 +1,4 @@
-"""`mooring serve`: one process that answers for a store."""
+"""`mooring serve`: the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def serve(
         typer.Option(
             envvar="MOORING_STORE",
             metavar="URL",
-            help="default: a file in the user's data folder",
+            help="URL of the store (default: an embedded store in the user's data folder)",
         ),
     ] = "",
     registry: Annotated[
@@ -27,57 +27,69 @@ def serve(
         typer.Option(
             envvar="MOORING_REGISTRY",
             metavar="URL",
-            help="where the registry is, if not in the store: redis://…, which is cleaned up too",
+            help="URL of a Redis registry, if the registry is not in the store; the server "
+            "also evicts its dead instances",
         ),
     ] = "",
     http: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="console, API, metrics and probes; default 127.0.0.1:7480"
+            metavar="HOST:PORT",
+            help="address of the console, API, metrics and probes (default: 127.0.0.1:7480)",
         ),
     ] = "",
     etcd: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="etcd's API; default 127.0.0.1:2379")
+        str,
+        typer.Option(metavar="HOST:PORT", help="address of etcd's API (default: 127.0.0.1:2379)"),
     ] = "",
     xds: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="what is registered, for Envoy and xds:/// of gRPC"),
+        typer.Option(
+            metavar="HOST:PORT", help="address of the xDS control plane for Envoy and gRPC"
+        ),
     ] = "",
     data: Annotated[
         Path | None,
         typer.Option(
             envvar="MOORING_DATA",
             metavar="FOLDER",
-            help="where tokens and the audit are kept; default: the user's data folder",
+            help="folder for tokens and the audit log (default: the user's data folder)",
         ),
     ] = None,
     quota: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="limit the size of an embedded store, like 4GiB or off; 2GiB"
+            metavar="SIZE",
+            help="size limit of an embedded store, such as 4GiB or off (default: 2GiB)",
         ),
     ] = "",
     tenants_namespace: Annotated[
         str,
         typer.Option(
-            envvar=NAMESPACE_VARIABLE, metavar="NAME", help="the key prefix of the tenants; jxt"
+            envvar=NAMESPACE_VARIABLE,
+            metavar="NAME",
+            help="key prefix of the tenants (default: jxt)",
         ),
     ] = "",
-    config: Annotated[Path | None, typer.Option(help="a YAML file; flags win over it")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with settings; flags override it")
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="beyond loopback without TLS and users")
+        bool,
+        typer.Option("--insecure", help="allow listening beyond loopback without TLS and users"),
     ] = False,
 ) -> None:
-    """Serve a store: the console and its API, and etcd's API for an embedded one.
+    """Run the server: console, admin API, and etcd's API for an embedded store.
 
-    It prints a link that logs you into the console; `mooring login` prints another. Of a registry
-    on Redis it takes out the dead. With --xds it feeds Envoy and gRPC.
+    Prints a one-time login link for the console; `mooring login` prints another one. With
+    --registry it also evicts dead instances from the Redis registry. With --xds it serves
+    Envoy and gRPC clients.
     """
     try:
         from mooring.server import serving, settings
     except ImportError as error:
         raise MissingExtra("mooring serve", "server") from error
-    told = settings.load(
+    server_settings = settings.load(
         config,
         store=store,
         registry=registry,
@@ -90,4 +102,4 @@ def serve(
         insecure=insecure,
     )
     hear("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
-    run(serving.serve(told, lambda text: typer.echo(text)))
+    run(serving.serve(server_settings, lambda text: typer.echo(text)))

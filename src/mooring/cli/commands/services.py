@@ -1,4 +1,4 @@
-"""`mooring groups`, `mooring services`: what there is."""
+"""`mooring groups`, `mooring services` and `mooring info`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def groups(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """List the groups of services."""
+    """List service groups."""
     run_command(_groups(store, registry, layout, as_json))
 
 
@@ -34,23 +34,21 @@ async def _groups(store: str, registry: str, layout: str, as_json: bool) -> None
     async with reach(store, layout, registry=registry) as hub:
         found = await hub.registry.groups()
     if not found:
-        note("there are no groups yet")
+        note("no groups yet")
     show(found, {"group": str}, lambda group: {"group": group}, as_json=as_json)
 
 
 def services(
-    group: Annotated[
-        str, typer.Argument(metavar="GROUP", help="only the services of this group")
-    ] = "",
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="only services of this group")] = "",
     store: StoreOption = "",
     registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """List the services with the number of their instances.
+    """List services and how many instances each has.
 
-    A record that cannot be read does not count: `instances` shows which one. A service on Redis
-    that cannot be read is left out, with a warning.
+    Unreadable records are not counted; `mooring instances` reports them. On Redis, a service
+    that cannot be read is skipped with a warning.
     """
     run_command(_services(group, store, registry, layout, as_json))
 
@@ -59,54 +57,54 @@ async def _services(group: str, store: str, registry: str, layout: str, as_json:
     async with reach(store, layout, registry=registry) as hub:
         found = await hub.registry.services(group)
         if not found and group and group not in (known := await hub.registry.groups()):
-            raise RegistryError(f"there is no group {quoted(group)}{meant(group, known)}")
+            raise RegistryError(f"group {quoted(group)} not found{meant(group, known)}")
         if (redis := on_redis(hub)) is not None:
             await _warn_of_brakes(redis, found)
     if not found:
-        note(f"there are no services {f'in {group} ' if group else ''}yet")
+        note(f"no services {f'in {group} ' if group else ''}yet")
     show(
         found,
-        {"service": lambda each: each.name, "instances": lambda each: str(each.instances)},
+        {"service": lambda row: row.name, "instances": lambda row: str(row.instances)},
         _record,
         as_json=as_json,
     )
 
 
-async def _warn_of_brakes(redis: RedisRegistry, found: list[ServiceCount]) -> None:
+async def _warn_of_brakes(redis: RedisRegistry, services: list[ServiceCount]) -> None:
     try:
         brakes = await redis.sweeper().brakes()
     except StoreError as error:
-        return warn(f"whether a brake holds is not known: {error}")
-    for each in found:
-        if each.name in brakes:
-            warn(f"{each.name}: the brake holds: {brakes[each.name]}")
+        return warn(f"could not check for mass-expiry brakes: {error}")
+    for service in services:
+        if service.name in brakes:
+            warn(f"{service.name}: the mass-expiry brake is on: {brakes[service.name]}")
 
 
 def _record(service: ServiceCount) -> dict[str, str | int]:
     return {"service": service.name, "instances": service.instances}
 
 
-app = typer.Typer(help="Descriptions of services and groups: get, set.", no_args_is_help=True)
+app = typer.Typer(help="Get and set descriptions of services and groups.", no_args_is_help=True)
 
 _FIELDS = ("displayName", "department", "description")
 
 GroupOption = Annotated[
-    str, typer.Option("--group", metavar="GROUP", help="a group in place of a service")
+    str, typer.Option("--group", metavar="GROUP", help="apply to a group instead of a service")
 ]
 
 
 @app.command()
 def get(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")] = "",
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="GROUP/NAME or NAME")] = "",
     group: GroupOption = "",
     store: StoreOption = "",
     registry: RegistryOption = "",
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Print a description."""
+    """Print the description of a service or group."""
     if bool(service) == bool(group):
-        raise typer.BadParameter("name one of SERVICE and --group", param_hint="SERVICE")
+        raise typer.BadParameter("give either SERVICE or --group", param_hint="SERVICE")
     _show(run_command(_get(service, group, store, registry, layout)), as_json)
 
 
@@ -123,16 +121,17 @@ async def _get(service: str, group: str, store: str, registry: str, layout: str)
 async def _group_must_be_known(hub: Hub, group: str) -> None:
     known = await hub.registry.groups()
     if group not in known:
-        raise RegistryError(f"there is no group {quoted(group)}{meant(group, known)}")
+        raise RegistryError(f"group {quoted(group)} not found{meant(group, known)}")
 
 
 @app.command(name="set")
 def set_fields(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")] = "",
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="GROUP/NAME or NAME")] = "",
     fields: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FIELD=TEXT", help="displayName, description; for a group department too"
+            metavar="FIELD=TEXT",
+            help="fields: displayName, description; groups also have department",
         ),
     ] = None,
     group: GroupOption = "",
@@ -141,15 +140,15 @@ def set_fields(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Change some of a description, and print all of it."""
-    told = list(fields or ())
-    if group:  # then there is no SERVICE, and what stands in its place is a field
-        service, told = "", [service, *told] if service else told
+    """Change fields of a description and print the result."""
+    assignments = list(fields or ())
+    if group:  # the first argument is then a field, not a SERVICE
+        service, assignments = "", [service, *assignments] if service else assignments
     elif service.partition("=")[0] in _FIELDS:
-        raise typer.BadParameter("name a service before it, or --group", param_hint=service)
-    if not told:
+        raise typer.BadParameter("give a service first, or --group", param_hint=service)
+    if not assignments:
         raise typer.BadParameter("give at least one", param_hint="FIELD=TEXT")
-    new = pairs("FIELD=TEXT", told)
+    new = pairs("FIELD=TEXT", assignments)
     _show(run_command(_set(service, group, new, store, registry, layout)), as_json)
 
 

@@ -1,4 +1,4 @@
-"""`mooring store`: check and back up a store's file, move keys between stores."""
+"""`mooring store`: check and back up an embedded store, export and import keys."""
 
 from __future__ import annotations
 
@@ -18,64 +18,79 @@ from mooring.cli.io.stdout import writing
 from mooring.errors import InvalidRequest
 from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
-from mooring.store.embedded import sqlite_file as journal
+from mooring.store.embedded import sqlite_file
 from mooring.store.export_import import batches_of, line_of, pages, puts_of
 from mooring.store.url import StoreURL, parse
 
-app = typer.Typer(help="Look after a store: check, backup, export, import.", no_args_is_help=True)
+app = typer.Typer(help="Check, back up, export and import a store.", no_args_is_help=True)
 
 _OWN = b"/mooring/"
-"""What servers keep for themselves: bound to its store, and another store would have it refused."""
+"""Records of Mooring servers. They are valid in their own store only."""
 
-FilePath = Annotated[Path, typer.Argument(metavar="PATH", help="the file of an embedded store")]
+FilePath = Annotated[Path, typer.Argument(metavar="PATH", help="file of an embedded store")]
 
 
 @app.command()
 def check(path: FilePath) -> None:
-    """Check a store's file; it may be in use. Exits with 1 if something is wrong."""
-    problems = journal.check(path)
+    """Check the file of an embedded store.
+
+    The file may be in use. Exits with 1 if a check fails.
+    """
+    problems = sqlite_file.check(path)
     for problem in problems:
         typer.echo(f"✗ {problem}")
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"✓ {path} is well")
+    typer.echo(f"✓ {path} is healthy")
 
 
 @app.command()
 def backup(
     path: FilePath,
-    target: Annotated[Path | None, typer.Argument(help="where to; default: beside it")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(help="target file (default: a new file beside the store)")
+    ] = None,
 ) -> None:
-    """Copy a store's file as of one instant; it may be in use."""
+    """Back up the file of an embedded store.
+
+    The copy is consistent even if the store is in use.
+    """
     target = target or path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
     if os.path.lexists(target):
-        raise InvalidRequest(f"{target} exists: name another file")
-    journal.backup(path, target)
-    typer.echo(f"{target} is a copy of {path}")
+        raise InvalidRequest(f"{target} exists: choose another file")
+    sqlite_file.backup(path, target)
+    typer.echo(f"copied {path} to {target}")
 
 
 @app.command(name="export")
 def export_keys(
     store: StoreOption = "",
-    start: Annotated[str, typer.Option("--prefix", help="only keys that start so")] = "",
-    leased: Annotated[bool, typer.Option(help="also keys that hang on a lease")] = False,
-    file: Annotated[Path | None, typer.Argument(help="default, or -: standard output")] = None,
+    start: Annotated[str, typer.Option("--prefix", help="only keys with this prefix")] = "",
+    leased: Annotated[bool, typer.Option(help="include keys that are attached to a lease")] = False,
+    file: Annotated[
+        Path | None, typer.Argument(help="output file (default: standard output)")
+    ] = None,
 ) -> None:
-    """Write keys as JSON lines."""
+    """Export keys as JSON lines."""
     with named_or_local(store) as url:
         where = parse(url)
         if where.scheme == "sqlite" and not os.path.exists(where.file):
-            raise InvalidRequest(f"{where.file} is not there: name the file of a store")
+            raise InvalidRequest(f"{where.file} not found: name the file of a store")
         run(_export(where, os.fsencode(start), leased, _unless_dash(file)))
 
 
 @app.command(name="import")
 def import_keys(
     store: StoreOption = "",
-    file: Annotated[Path | None, typer.Argument(help="default, or -: standard input")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="input file (default: standard input)")
+    ] = None,
 ) -> None:
-    """Write exported keys into a store. Keys that are there already are overwritten."""
-    puts = list(puts_of(_read(_unless_dash(file))))  # all is read before anything is written
+    """Import exported keys into a store.
+
+    Existing keys are overwritten.
+    """
+    puts = list(puts_of(_read(_unless_dash(file))))  # reads everything before the first write
     with named_or_local(store) as url:
         run(_import(parse(url), puts))
 
@@ -92,7 +107,9 @@ def _read(file: Path | None) -> str:
     except OSError as error:
         raise InvalidRequest(f"{name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{name} is no text in UTF-8, so not what was exported") from error
+        raise InvalidRequest(
+            f"{name} is not UTF-8 text: expected the output of `mooring store export`"
+        ) from error
 
 
 async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
@@ -110,9 +127,9 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
                         output.write(line_of(entry) + "\n")
                         written += 1
                 report(written, None)
-    left_out = f", {skipped} on a lease left out (--leased takes them)" if skipped else ""
+    left_out = f", skipped {skipped} on a lease (--leased includes them)" if skipped else ""
     if own:
-        left_out += f", {own} of Mooring's servers left out (they are of use in this store only)"
+        left_out += f", skipped {own} of Mooring's servers (valid in this store only)"
     typer.echo(count_of(written, "key") + left_out, err=True)
 
 

@@ -1,4 +1,4 @@
-"""`mooring token`: who may use the API and the console."""
+"""`mooring token` and `mooring login`."""
 
 from __future__ import annotations
 
@@ -27,25 +27,32 @@ from mooring.tenants.keys import MAX_ID
 
 ROLES = ("viewer", "operator", "admin", "service")
 
-app = typer.Typer(help="Who may use the API and the console.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke API tokens.", no_args_is_help=True)
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="who it is for; the audit says so")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="name of the token, shown in the audit log")
+    ],
     role: Annotated[
         str,
-        typer.Option(metavar="ROLE", help="viewer, operator, admin, or service (registers)"),
+        typer.Option(
+            metavar="ROLE", help="viewer, operator, admin, or service (may register instances)"
+        ),
     ],
     group: Annotated[
-        list[str] | None, typer.Option("--group", metavar="GROUP", help="only in this group")
+        list[str] | None,
+        typer.Option("--group", metavar="GROUP", help="restrict to this group; repeatable"),
     ] = None,
     tenant: Annotated[
         list[int] | None,
-        typer.Option("--tenant", metavar="ID", min=1, max=MAX_ID, help="only for this tenant"),
+        typer.Option(
+            "--tenant", metavar="ID", min=1, max=MAX_ID, help="restrict to this tenant; repeatable"
+        ),
     ] = None,
     expires: Annotated[
-        str, typer.Option(metavar="DURATION", help="after how long: 30d, 12h, never")
+        str, typer.Option(metavar="DURATION", help="lifetime: 30d, 12h, never")
     ] = "90d",
     as_json: JSONOption = False,
     data: DataOption = None,
@@ -55,7 +62,10 @@ def create(
     key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Make a token and print it, once."""
+    """Create a token and print its secret.
+
+    The secret is shown only once.
+    """
     if role not in ROLES:
         raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
     if expires != "never":
@@ -76,7 +86,7 @@ def create(
     typer.echo(printable(made["token"]))
     until = f"until {made['expires']}" if made["expires"] else "for ever"
     note(
-        f"{made['id']} is good {until}. This is shown once: keep it where nobody else reads it. "
+        f"{made['id']} is valid {until}. The secret is shown only once: store it safely. "
         f"`mooring token revoke {made['id']}` ends it"
     )
 
@@ -91,7 +101,7 @@ def list_(
     key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """List the tokens, without what opens the door."""
+    """List tokens, without their secrets."""
     found: list[dict[str, Any]] = []
     asked = reach(data, server, TLS(ca, cert, key), insecure=insecure)
     while page := asked.ask("GET", f"/admin/tokens?limit=1000&after={_last(found)}"):
@@ -117,7 +127,9 @@ def list_(
 
 @app.command()
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="as `mooring token list` shows it")],
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="token id, as listed by `mooring token list`")
+    ],
     data: DataOption = None,
     server: ServerOption = "",
     ca: CAOption = None,
@@ -125,10 +137,10 @@ def revoke(
     key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Revoke a token, and end the sessions that began with it."""
+    """Revoke a token and end the sessions that were started with it."""
     asked = reach(data, server, TLS(ca, cert, key), insecure=insecure)
     gone = asked.ask("DELETE", f"/admin/tokens/{quote(id, safe='')}")
-    note(f"{gone['id']} ({gone['name']}) is good for nothing any more")
+    note(f"revoked {gone['id']} ({gone['name']})")
 
 
 def _last(found: list[dict[str, Any]]) -> str:
@@ -148,12 +160,12 @@ def login(
     key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Print a link that logs its opener into the console, once and within ten minutes.
+    """Print a one-time login link for the console.
 
-    With --server and MOORING_TOKEN it is a link for the holder of that token.
+    The link is valid for ten minutes. With --server and MOORING_TOKEN, it logs in as that token.
     """
-    told = reach(data, server, TLS(ca, cert, key), insecure=insecure).ask(
+    link = reach(data, server, TLS(ca, cert, key), insecure=insecure).ask(
         "POST", "/admin/login-codes"
     )
-    typer.echo(printable(told["url"]))
-    note("it is good once, for ten minutes: open it in a browser that can reach the server")
+    typer.echo(printable(link["url"]))
+    note("the link works once, within ten minutes, in a browser that can reach the server")

@@ -1,4 +1,4 @@
-"""`mooring watch`: the changes of a service as they happen."""
+"""`mooring watch`: follow a service and print its changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIGNS: Mapping[Action, tuple[str, str]] = {
     "removed": ("-", typer.colors.RED),
     "updated": ("~", typer.colors.YELLOW),
 }
-_LOOK = 0.5  # seconds between two looks at whether the store is still heard
+_LOOK = 0.5  # seconds between two checks for staleness
 _DEFAULTS = {"healthy": "yes", "enabled": "yes", "weight": "1", "protocol": "tcp"}
 
 
@@ -43,9 +43,10 @@ def watch(
     layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Print the changes of a service as they happen.
+    """Follow a service and print its changes.
 
-    It begins with who is there: `+ ID` came, `- ID` went, `~ ID` changed. Metrics are not told.
+    Starts with the present instances. `+ ID` was added, `- ID` was removed, `~ ID` changed.
+    Changes of metrics are not printed.
     """
     hear("mooring.registry.kv.feeds", "mooring.registry.redis.service_feed")
     run_command(_watch(service, store, registry, layout, as_json))
@@ -71,30 +72,30 @@ async def _watch(service: str, store: str, registry: str, layout: str, as_json: 
                 pass
             except StopAsyncIteration:
                 return
-            stale = _told_stale(view, stale)
+            stale = _report_staleness(view, stale)
             _print(arrived, service, as_json)
 
 
-def _told_stale(view: View, before: bool) -> bool:
-    """Whether the list may be old; said once when that begins, and once when it ends."""
+def _report_staleness(view: View, before: bool) -> bool:
+    """Whether the list is stale. Prints a note when that begins and when it ends."""
     if view.stale and not before:
-        silence = f"nothing heard of the store for {durations.show(view.age)}"
+        silence = f"no contact with the store for {durations.show(view.age)}"
         note(f"{view.service}: stale: {view.seen.reason or silence}")
     elif before and not view.stale:
-        note(f"{view.service}: followed again")
+        note(f"{view.service}: live again")
     return view.stale
 
 
 class Event(NamedTuple):
     action: Action
     instance: Instance
-    """As it is, or as it was before it went."""
+    """The present state, or the last one before removal."""
     changed: Mapping[str, tuple[str, str]]
-    """What it was, and what it is."""
+    """Field → (old value, new value)."""
 
 
 def event_of(change: Change[str, Instance]) -> Event | None:
-    """What a change means to people, secrets masked; None where it means nothing to them."""
+    """A change as an event, secrets masked; None if nothing that is printed has changed."""
     if change.after is None:
         gone = change.before
         return None if gone is None else Event("removed", without_secrets(gone), {})
@@ -104,17 +105,16 @@ def event_of(change: Change[str, Instance]) -> Event | None:
     shown = without_secrets(change.after)
     was, now = _facts(without_secrets(change.before)), _facts(shown)
     changed = {
-        told: (was.get(told, ""), now.get(told, ""))
+        label: (was.get(label, ""), now.get(label, ""))
         for name in {**before, **after}
         if before.get(name) != after.get(name)
-        for told in [name if name in was or name in now else MASK]
+        for label in [name if name in was or name in now else MASK]
     }
     return Event("updated", shown, changed) if changed else None
 
 
 def _facts(instance: Instance) -> dict[str, str]:
-    """What is worth telling of an instance, by name; its metrics change all the time."""
-    told = instance.config.values
+    """The printed fields of an instance, without metrics, which change all the time."""
     return {
         "state": instance.status.state,
         "healthy": "yes" if instance.status.healthy else "no",
@@ -125,7 +125,7 @@ def _facts(instance: Instance) -> dict[str, str]:
         "protocol": instance.protocol,
         **{f"ports.{name}": str(port) for name, port in instance.ports.items()},
         **{f"metadata.{name}": value for name, value in instance.metadata.items()},
-        **{f"config.{name}": words(value) for name, value in told.items()},
+        **{f"config.{name}": words(value) for name, value in instance.config.values.items()},
         "incarnation": instance.incarnation[:8],
     }
 

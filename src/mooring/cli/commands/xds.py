@@ -1,4 +1,4 @@
-"""`mooring xds`: the files that Envoy and gRPC start with."""
+"""`mooring xds`: bootstrap files for Envoy and gRPC."""
 
 from __future__ import annotations
 
@@ -11,53 +11,62 @@ import yaml
 
 from mooring.errors import MissingExtra
 
-app = typer.Typer(help="Envoy and xds:/// channels of gRPC: bootstrap.", no_args_is_help=True)
+app = typer.Typer(
+    help="Write bootstrap files for Envoy and gRPC xDS clients.", no_args_is_help=True
+)
 
 
 @app.callback()
 def xds() -> None:
-    """Envoy and xds:/// channels of gRPC."""
+    """Write bootstrap files for Envoy and gRPC xDS clients."""
 
 
 @app.command()
 def bootstrap(
-    grpc: Annotated[
-        bool, typer.Option("--grpc", help="JSON, for the file that GRPC_XDS_BOOTSTRAP names")
-    ] = False,
-    envoy: Annotated[bool, typer.Option("--envoy", help="YAML, for envoy -c")] = False,
+    grpc: Annotated[bool, typer.Option("--grpc", help="print JSON for GRPC_XDS_BOOTSTRAP")] = False,
+    envoy: Annotated[bool, typer.Option("--envoy", help="print YAML for `envoy -c`")] = False,
     server: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="where `mooring serve --xds` is"),
+        typer.Option(metavar="HOST:PORT", help="address of `mooring serve --xds`"),
     ] = "127.0.0.1:18000",
     node_id: Annotated[
-        str, typer.Option(metavar="NAME", help="who it is in logs; default: this machine's name")
+        str, typer.Option(metavar="NAME", help="node id in logs (default: the host name)")
     ] = "",
     zone: Annotated[
-        str, typer.Option(metavar="ZONE", help="instances there are called first")
+        str, typer.Option(metavar="ZONE", help="zone of the client; instances there are preferred")
     ] = "",
     listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="where Envoy takes calls; or PORT, or unix:/path"),
+        typer.Option(
+            metavar="HOST:PORT", help="listen address of Envoy: HOST:PORT, PORT or unix:/path"
+        ),
     ] = "127.0.0.1:10000",
     admin: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="where Envoy's console is; default: nowhere")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="address of Envoy's admin interface (default: none)"
+        ),
     ] = "",
     service: Annotated[
         str,
-        typer.Option(metavar="SERVICE", help="all calls go there, whatever host is called"),
+        typer.Option(metavar="SERVICE", help="route all calls to this service, whatever the host"),
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="the control plane speaks TLS")] = False,
-    ca: Annotated[str, typer.Option(metavar="FILE", help="who signed its certificate")] = "",
-    cert: Annotated[str, typer.Option(metavar="FILE", help="the client's own certificate")] = "",
-    key: Annotated[str, typer.Option(metavar="FILE", help="and its key")] = "",
+    tls: Annotated[
+        bool, typer.Option("--tls", help="connect to the control plane over TLS")
+    ] = False,
+    ca: Annotated[
+        str, typer.Option(metavar="FILE", help="CA certificate of the control plane")
+    ] = "",
+    cert: Annotated[str, typer.Option(metavar="FILE", help="client certificate")] = "",
+    key: Annotated[str, typer.Option(metavar="FILE", help="key of the client certificate")] = "",
 ) -> None:
-    """Print the file that a client of `mooring serve --xds` starts with."""
+    """Print the bootstrap file of a client of `mooring serve --xds`."""
     if grpc == envoy:
-        raise typer.BadParameter("name one of --grpc and --envoy", param_hint="--grpc")
+        raise typer.BadParameter("give either --grpc or --envoy", param_hint="--grpc")
     if bool(cert) != bool(key):
         raise typer.BadParameter("--cert and --key go together", param_hint="--cert")
     if grpc and (service or admin):
-        raise typer.BadParameter("only Envoy has these", param_hint="--service and --admin")
+        raise typer.BadParameter("only valid with --envoy", param_hint="--service and --admin")
     try:
         from mooring.xds.bootstrap import Identity, for_envoy, for_grpc
     except ImportError as error:
@@ -69,5 +78,5 @@ def bootstrap(
         typer.echo(json.dumps(for_grpc(server, identity), indent=2))
         return
     listen = listen if ":" in listen else f"127.0.0.1:{listen}"
-    told = for_envoy(server, identity, listen=listen, admin=admin, service=service)
-    typer.echo(yaml.safe_dump(told, sort_keys=False), nl=False)
+    bootstrap = for_envoy(server, identity, listen=listen, admin=admin, service=service)
+    typer.echo(yaml.safe_dump(bootstrap, sort_keys=False), nl=False)

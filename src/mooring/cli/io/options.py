@@ -1,4 +1,4 @@
-"""Options that the registry's commands share, and how what is typed is read."""
+"""Options and arguments that several commands share, and parsers for their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StoreOption = Annotated[
         "--store",
         envvar="MOORING_STORE",
         metavar="URL",
-        help="URL of the store; default: the local `mooring serve`",
+        help="URL of the store (default: the local `mooring serve`)",
     ),
 ]
 RegistryOption = Annotated[
@@ -27,7 +27,7 @@ RegistryOption = Annotated[
         "--registry",
         envvar="MOORING_REGISTRY",
         metavar="URL",
-        help="where the registry is, if not in the store: redis://…",
+        help="URL of a Redis registry, if the registry is not in the store",
     ),
 ]
 LayoutOption = Annotated[
@@ -35,11 +35,11 @@ LayoutOption = Annotated[
     typer.Option(
         envvar="MOORING_LAYOUT",
         metavar="NAME",
-        help="tree, hprose, plain:ROOT/ or endpoints:ROOT/",
+        help="key layout: tree, hprose, plain:ROOT/ or endpoints:ROOT/",
     ),
 ]
-RevealOption = Annotated[bool, typer.Option("--reveal", help="secrets in clear text")]
-JSONOption = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+RevealOption = Annotated[bool, typer.Option("--reveal", help="show secrets in clear text")]
+JSONOption = Annotated[bool, typer.Option("--json", help="print JSON, one object per line")]
 
 NamespaceOption = Annotated[
     str,
@@ -47,40 +47,48 @@ NamespaceOption = Annotated[
         "--namespace",
         envvar=NAMESPACE_VARIABLE,
         metavar="NAME",
-        help="the key prefix of the tenants",
+        help="key prefix of the tenants",
     ),
 ]
 
-ServiceArgument = Annotated[str, typer.Argument(metavar="SERVICE", help="group/name, or name")]
+ServiceArgument = Annotated[str, typer.Argument(metavar="SERVICE", help="GROUP/NAME or NAME")]
 InstanceOption = Annotated[
-    str, typer.Option("--instance", metavar="ID", help="one instance, not the whole service")
+    str,
+    typer.Option("--instance", metavar="ID", help="apply to this instance instead of the service"),
 ]
-ZoneOption = Annotated[str, typer.Option(help="the caller's zone: preferred", metavar="ZONE")]
-VersionOption = Annotated[str, typer.Option(help="this version alone", metavar="VERSION")]
+ZoneOption = Annotated[
+    str, typer.Option(help="zone of the caller; instances there are preferred", metavar="ZONE")
+]
+VersionOption = Annotated[
+    str, typer.Option(help="only instances of this version", metavar="VERSION")
+]
 TagOption = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="metadata that it must have")
+    list[str] | None,
+    typer.Option(
+        "--tag", metavar="KEY=VALUE", help="only instances with this metadata; repeatable"
+    ),
 ]
 
 
 def pairs(what: str, typed: Iterable[str] | None) -> dict[str, str]:
-    """What was typed as `KEY=VALUE`, in order. `what` names the option in errors."""
-    found: dict[str, str] = {}
+    """Parse `KEY=VALUE` arguments, in order. `what` names the option in errors."""
+    parsed: dict[str, str] = {}
     for text in typed or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{quoted(text)} is not KEY=VALUE", param_hint=what)
-        if name in found:
+        if name in parsed:
             raise typer.BadParameter(f"{quoted(name)} is given twice", param_hint=what)
         try:
             text.encode()
         except UnicodeEncodeError:
             raise typer.BadParameter(f"{quoted(text)} is not UTF-8", param_hint=what) from None
-        found[name] = value
-    return found
+        parsed[name] = value
+    return parsed
 
 
 def seconds(what: str, typed: str) -> float:
-    """The duration that was typed: `15s`, `1m30s`."""
+    """Parse a duration: `15s`, `1m30s`."""
     try:
         return durations.parse(typed)
     except InvalidRequest as error:

@@ -12,7 +12,7 @@ from mooring.cli.commands.tenant import publish as publishing
 from mooring.cli.commands.tenant import resolve as resolving
 
 app = typer.Typer(
-    help="Tenants: list, show, resolve, diff, publish, export, delete, history, rollback, rekey.",
+    help="Publish, inspect, roll back and delete tenant configuration.",
     no_args_is_help=True,
 )
 app.command(name="list")(looking.list_tenants)
