@@ -84,7 +84,7 @@ ENDPOINTS = (
         "/admin/audit",
         need("admin", "everything"),
         audit,
-        "Who did what, the newest first",
+        "List audit entries, newest first",
         query=AuditQuery,
         answers={200: list[Entry]},
     ),

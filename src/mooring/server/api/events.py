@@ -98,7 +98,7 @@ ENDPOINTS = (
         "/admin/events",
         READING,
         _events,
-        "What changes, as it changes (server-sent events)",
+        "Stream changes as server-sent events",
         query=Wanted,
         answers={200: None},
         media=MEDIA,

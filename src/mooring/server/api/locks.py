@@ -151,7 +151,10 @@ ENDPOINTS = (
         "/admin/locks",
         LOOKING,
         list_locks,
-        "Who holds locks, leads elections, and waits for them. 409 with Redis alone",
+        (
+            "List locks and elections with their holders and waiters. 409: the server has "
+            "no store, only Redis"
+        ),
         query=Listed,
         answers={200: list[LockShown]},
         fails=(_NO_STORE,),
@@ -161,7 +164,7 @@ ENDPOINTS = (
         LOCK,
         LOOKING,
         show_lock,
-        "A lock with its holders, those who wait in their order, and what is left of the leases",
+        ("Get a lock with its holders, its waiters in order, and the remaining lease times"),
         answers={200: LockDetail},
         fails=(_NO_STORE,),
     ),
@@ -170,7 +173,7 @@ ENDPOINTS = (
         LOCK,
         OPERATING,
         release_lock,
-        "Take a lock from its holder, who learns that it is lost; the next in line has it then",
+        ("Release a lock forcibly; its holder is notified and the next waiter acquires it"),
         query=Releasing,
         answers={200: ContenderShown},
     ),

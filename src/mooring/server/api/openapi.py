@@ -32,7 +32,7 @@ ENDPOINTS = (
         "/admin/openapi.json",
         Need(frozenset(ROLES)),
         openapi,
-        "This description",
+        "Get this OpenAPI document",
         answers={200: dict[str, Any]},
     ),
 )

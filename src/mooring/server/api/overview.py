@@ -140,7 +140,7 @@ ENDPOINTS = (
         "/admin/overview",
         READING,
         _overview,
-        "How everything is: health, what is wrong, and what happened",
+        "Get health, current problems and recent events",
         answers={200: Overview},
     ),
 )

@@ -276,7 +276,7 @@ ENDPOINTS = (
         "/prometheus/targets",
         READING,
         _targets,
-        "The instances to scrape, for Prometheus' http_sd_configs",
+        "List scrape targets for Prometheus' http_sd_configs",
         query=Wanted,
         answers={200: list[Targets]},
     ),

@@ -299,7 +299,7 @@ ENDPOINTS = (
         "/admin/registry/health",
         READING,
         whole_health,
-        "How everything is that the caller may see",
+        "Get the health of all services the caller may see",
         answers={200: Health},
     ),
     Endpoint(
@@ -307,7 +307,7 @@ ENDPOINTS = (
         SERVICES,
         READING,
         services,
-        "The services, with what can be said of their instances",
+        "List services with their summaries",
         query=ServicesQuery,
         answers={200: list[ServiceSummary]},
     ),
@@ -316,7 +316,7 @@ ENDPOINTS = (
         SERVICE,
         LOOKING,
         service,
-        "A service with its instances",
+        "Get a service with its instances",
         answers={200: ServiceDetail},
     ),
     Endpoint(
@@ -324,7 +324,7 @@ ENDPOINTS = (
         f"{SERVICE}/health",
         LOOKING,
         service_health,
-        "How a service is",
+        "Get the health of a service",
         answers={200: Health},
     ),
     Endpoint(
@@ -332,17 +332,19 @@ ENDPOINTS = (
         INSTANCES,
         DISCOVERING,
         instances,
-        "The instances of a service",
+        "List the instances of a service",
         query=InstancesQuery,
         answers={200: list[InstanceDetail]},
     ),
-    Endpoint("GET", INSTANCE, DISCOVERING, instance, "An instance", answers={200: InstanceDetail}),
+    Endpoint(
+        "GET", INSTANCE, DISCOVERING, instance, "Get an instance", answers={200: InstanceDetail}
+    ),
     Endpoint(
         "GET",
         f"{INSTANCE}/metrics",
         LOOKING,
         metrics,
-        "What an instance tells of itself, and when it did",
+        "Get the metrics of an instance with their times",
         answers={200: InstanceMetrics},
     ),
     Endpoint(
@@ -350,7 +352,7 @@ ENDPOINTS = (
         f"{SERVICE}/timeline",
         LOOKING,
         service_timeline,
-        "What happened to a service and its instances, the newest last",
+        "List events of a service and its instances, oldest first",
         answers={200: Sequence[EventShown]},
     ),
     Endpoint(
@@ -358,7 +360,7 @@ ENDPOINTS = (
         f"{INSTANCE}/timeline",
         LOOKING,
         instance_timeline,
-        "What happened to an instance, the newest last",
+        "List events of an instance, oldest first",
         answers={200: Sequence[EventShown]},
     ),
     Endpoint(
@@ -366,7 +368,7 @@ ENDPOINTS = (
         f"{INSTANCE}/history",
         LOOKING,
         history,
-        "The metrics of an instance over a while, the newest last",
+        "List recent metric samples of an instance, oldest first",
         answers={200: Sequence[SampleShown]},
     ),
     Endpoint(
@@ -374,7 +376,7 @@ ENDPOINTS = (
         f"{SERVICE}/explain",
         LOOKING,
         explanation,
-        "For each instance, why a caller would or would not call it",
+        "Explain for each instance why it is or is not in rotation",
         query=ExplainQuery,
         answers={200: Sequence[Explained]},
     ),

@@ -247,7 +247,7 @@ ENDPOINTS = (
         "/admin/search",
         READING,
         search,
-        "Find services, instances, tenants and locks by whatever they are known as",
+        "Search services, instances, tenants and locks",
         query=Asked,
         answers={200: list[Found]},
     ),

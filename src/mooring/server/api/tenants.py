@@ -329,7 +329,7 @@ ENDPOINTS = (
         "/admin/tenants",
         READING,
         list_tenants,
-        "The tenants that the caller may see, by id. 409 with Redis alone",
+        ("List the tenants the caller may see, by id. 409: the server has no store, only Redis"),
         query=Filter,
         answers={200: list[TenantSummary]},
         fails=(NO_STORE,),
@@ -339,7 +339,7 @@ ENDPOINTS = (
         TENANT,
         LOOKING,
         show_tenant,
-        "All that is configured for a tenant, secrets masked",
+        "Get the configuration of a tenant, secrets masked",
         query=Unmasking,
         answers={200: TenantShown},
         fails=(NO_STORE,),
@@ -349,9 +349,10 @@ ENDPOINTS = (
         TENANT,
         PUBLISHING,
         publish,
-        "Make a tenant what a document says. 409: changed since `base`, a name is taken, or what "
-        "passwords need is not installed; 412: it is no longer what If-Match names, or it exists "
-        "and If-None-Match is `*`",
+        (
+            "Publish a tenant. 409: changed since `base`, a name is taken, or password "
+            "encryption is not installed; 412: If-Match or If-None-Match does not hold"
+        ),
         query=Publishing,
         body=TenantDocument,
         answers={200: PublishedShown, 201: PublishedShown},
@@ -362,7 +363,7 @@ ENDPOINTS = (
         f"{TENANT}/diff",
         PUBLISHING,
         diff,
-        "What publishing a document would change; nothing is written, but the audit has it",
+        "Preview a publish; nothing is written except an audit entry",
         body=TenantDocument,
         answers={200: PublishedShown},
     ),
@@ -371,7 +372,7 @@ ENDPOINTS = (
         TENANT,
         PUBLISHING,
         delete,
-        "Delete a tenant with all that leads to it; its history stays. 409, 412: see PUT",
+        "Delete a tenant with its indexes; the history is kept. 409, 412: see PUT",
         query=Publishing,
         answers={200: PublishedShown},
         fails=(412,),

@@ -1,4 +1,4 @@
-"""Who may do what. Pure: a principal has a role and a scope, an endpoint has a need."""
+"""Authorization: roles and scopes of principals, requirements of endpoints. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ROLES: tuple[Role, ...] = ("viewer", "operator", "admin", "service")
 _RANK = {"viewer": 1, "operator": 2, "admin": 3}
 
 Within = Literal["anywhere", "group", "tenant", "everything"]
-"""Where a role must hold: nowhere in particular (a list, which shows only what the caller may see),
-in the group of the service that the path names, for the tenant that it names, or everywhere."""
+"""The scope in which a role must hold: any (lists show only what the caller may see), the group of
+the service in the path, the tenant in the path, or everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an endpoint asks of its caller."""
+    """What an endpoint requires of its caller."""
 
     roles: frozenset[Role] | None
-    """One of these; None: nobody need say who it is."""
+    """One of these roles; None: no authentication."""
     within: Within = "anywhere"
 
 
@@ -32,28 +32,28 @@ def need(role: Role, within: Within = "anywhere") -> Need:
     if role == "service":
         return Need(frozenset({"service", "operator", "admin"}), within)
     return Need(
-        frozenset(each for each in ROLES if _RANK.get(each, 0) >= _RANK[role]),
+        frozenset(other for other in ROLES if _RANK.get(other, 0) >= _RANK[role]),
         within,
     )
 
 
 OPEN = Need(None)
-"""For the few that tell nothing: probes, the console's own files, the login."""
+"""For endpoints without data: probes, the files of the console, login."""
 
 READING = need("viewer")
 DISCOVERING = Need(frozenset(ROLES), "group")
-"""The instances of a service, also for other services."""
+"""Discovery: also open to tokens of services."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks."""
+    """An authenticated caller."""
 
     name: str
-    """For the audit: the token's name."""
+    """The name of the token, for the audit."""
     role: Role
     groups: frozenset[str] | None = None
-    """The groups that it is scoped to; None: all. See `scope`."""
+    """The groups it is scoped to; None: all. See `scope`."""
     tenants: frozenset[int] | None = None
     token: str = ""
     """The id of the token behind it."""
@@ -70,8 +70,8 @@ class Principal:
 def scope(
     groups: Collection[str], tenants: Collection[int]
 ) -> tuple[frozenset[str] | None, frozenset[int] | None]:
-    """The groups and tenants of a principal. Who is scoped to groups has no tenants, and the other
-    way round, unless both are named; who is scoped to neither has all."""
+    """The groups and tenants of a principal. A token scoped to groups sees no tenants, and vice
+    versa, unless both are given; a token without a scope sees everything."""
     if not groups and not tenants:
         return None, None
     return frozenset(groups), frozenset(tenants)
@@ -80,17 +80,17 @@ def scope(
 def objection(
     principal: Principal, wanted: Need, *, service: str = "", tenant: int | None = None
 ) -> str:
-    """Why a principal may not, in words; empty where it may."""
+    """Why a principal is not allowed; empty if it is."""
     if wanted.roles is not None and principal.role not in wanted.roles:
-        least = next((each for each in ROLES if each in wanted.roles), "admin")
+        least = next((role for role in ROLES if role in wanted.roles), "admin")
         article = "an" if principal.role[0] in "aeiou" else "a"
-        return f"{principal.name} is {article} {principal.role}: this takes the role {least}"
+        return f"{principal.name} is {article} {principal.role}: this requires the role {least}"
     if wanted.within == "group" and not (service and principal.sees_service(service)):
-        return f"{principal.name} may not touch {service or 'this'}: it is outside of its groups"
+        return f"{principal.name} may not access {service or 'this'}: outside its groups"
     if wanted.within == "tenant" and (tenant is None or not principal.sees_tenant(tenant)):
-        return f"{principal.name} may not touch tenant {tenant}: it is outside of its tenants"
+        return f"{principal.name} may not access tenant {tenant}: outside its tenants"
     if wanted.within == "everything" and not (
         principal.groups is None and principal.tenants is None
     ):
-        return f"{principal.name} is scoped to some groups or tenants: this is about everything"
+        return f"{principal.name} is scoped to groups or tenants: this requires an unscoped token"
     return ""

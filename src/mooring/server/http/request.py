@@ -1,4 +1,4 @@
-"""A request, as a handler sees it: who asks, for what, with everything checked."""
+"""Requests as handlers see them: authenticated, with path, query and body parsed; and paging."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from mooring.server.dependencies import Parts
 
 NOBODY = Principal("nobody", "viewer", frozenset(), frozenset())
-"""Who asks for what is open to all, and did not say who it is."""
+"""The principal of requests without credentials to open endpoints."""
 
 
 DEEPEST = 64
-"""Objects and lists of a body within one another."""
+"""Nesting depth of a request body."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one without an end, to be linear
 _TURNS = bytes.maketrans(b"[{]}", b"\2\2\0\0")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
@@ -41,15 +41,15 @@ class Call:
     """The parameters of the path."""
     principal: Principal = NOBODY
     query: Any = None
-    """What the endpoint's `query` says, filled."""
+    """The parsed query, of the type `endpoint.query`."""
     body: Any = None
-    """What the endpoint's `body` says, filled."""
+    """The parsed body, of the type `endpoint.body`."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the audit shall say beside who asked for what: a reason, what it was before."""
+    """Extra fields of the audit entry: a reason, the previous value."""
 
     @property
     def client(self) -> str:
-        """The address of who asks."""
+        """The address of the client."""
         return self.request.client.host if self.request.client else ""
 
     @property
@@ -70,15 +70,16 @@ class Call:
 def tenant_id(text: str) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) < 20
     if not digits or int(text) >= 2**63:
-        raise Refused(400, "bad_request", f"{quoted(text, 40)} is no tenant's id: it is a number")
+        raise Refused(
+            400, "bad_request", f"{quoted(text, 40)} is not a tenant id: expected a number"
+        )
     return int(text)
 
 
 def parse_query(endpoint: Endpoint, query: bytes) -> Any:
-    """What a query says. Raises `Refused` (400) for what is not asked for here, is said twice, or
-    cannot be."""
+    """Parse the query. Raises `Refused` (400) for unknown, repeated or invalid parameters."""
     try:
-        told = urllib.parse.parse_qsl(
+        pairs = urllib.parse.parse_qsl(
             query.decode("ascii"),
             keep_blank_values=True,
             strict_parsing=bool(query),
@@ -86,10 +87,10 @@ def parse_query(endpoint: Endpoint, query: bytes) -> Any:
             max_num_fields=50,
         )
     except ValueError as error:
-        raise Refused(400, "bad_query", f"the query cannot be read: {error}") from error
-    fields = dict(told)
-    if len(fields) != len(told):
-        raise Refused(400, "bad_query", "a parameter of the query is said twice")
+        raise Refused(400, "bad_query", f"invalid query string: {error}") from error
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise Refused(400, "bad_query", "a query parameter is given twice")
     if endpoint.query is None:
         if fields:
             raise Refused(400, "bad_query", f"unknown query parameter {quoted(next(iter(fields)))}")
@@ -108,8 +109,8 @@ def parse_query(endpoint: Endpoint, query: bytes) -> Any:
 
 
 async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
-    """The body of a request. Raises `Refused` for one that is too large (413), does not call itself
-    JSON (415), or is not what is asked for here (400)."""
+    """Read and parse the body. Raises `Refused` if it is too large (413), not marked as JSON (415)
+    or invalid (400)."""
     received = bytearray()
     try:
         async for chunk in request.stream():
@@ -120,14 +121,14 @@ async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
         raise Refused(400, "bad_request", "the request body was truncated") from None
     if endpoint.body is None:
         if bytes(received).strip() not in (b"", b"{}"):
-            raise Refused(400, "bad_request", "this takes no body")
+            raise Refused(400, "bad_request", "this endpoint takes no body")
         return None
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise Refused(415, "bad_media", "the body must be JSON: Content-Type: application/json")
-    if (found := depth(received)) > DEEPEST:
+    if (nesting := depth(received)) > DEEPEST:
         raise Refused(
-            400, "bad_request", f"the body nests {found} deep: at most {DEEPEST} are taken"
+            400, "bad_request", f"the body is nested {nesting} levels deep: the limit is {DEEPEST}"
         )
     try:
         return msgspec.json.decode(bytes(received), type=endpoint.body)
@@ -136,8 +137,8 @@ async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
 
 
 def depth(body: bytes | bytearray) -> int:
-    """How deep a text of JSON nests; where it has fewer brackets than may nest, just how many it
-    has. What is read as it stands, deep down in a call, may be more than can be written there."""
+    """The nesting depth of JSON text, or just the number of opening brackets if that is within the
+    limit. The limit keeps what was parsed encodable: encoding recurses."""
     opened = body.count(b"[") + body.count(b"{")
     if opened <= DEEPEST:
         return opened
@@ -148,11 +149,11 @@ def depth(body: bytes | bytearray) -> int:
 T = TypeVar("T")
 
 LIMIT = 1000
-"""What a page has at the most, and where nothing is said."""
+"""Default and maximum size of a page."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Query parameters of a list; add filters by making a subclass."""
+    """Query parameters of a list. Subclasses add filters."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT)] = LIMIT
     after: Annotated[str, msgspec.Meta(max_length=1000)] = ""
@@ -161,20 +162,20 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 def cut(
     items: Iterable[T], page: Page, name: Callable[[T], str], *, path: str
 ) -> tuple[Sequence[T], dict[str, str]]:
-    """One page of items that are in the order of their names, and the headers that tell of the
-    rest. `path` is the list's own."""
+    """One page of items, which are sorted by name, and headers with the total and the next page.
+    `path` is the path of the list."""
     everything = list(items)
     rest = [item for item in everything if name(item) > page.after] if page.after else everything
     some = rest[: page.limit]
     headers = {"X-Total-Count": str(len(everything))}
     if len(rest) > len(some):
-        query = {**_told(page), "limit": str(page.limit), "after": name(some[-1])}
+        query = {**_filters(page), "limit": str(page.limit), "after": name(some[-1])}
         headers["Link"] = f'<{path}?{urllib.parse.urlencode(query)}>; rel="next"'
     return some, headers
 
 
-def _told(page: Page) -> Mapping[str, str]:
-    """The filters of a query, as they were asked for."""
+def _filters(page: Page) -> Mapping[str, str]:
+    """The filters of a query that differ from their defaults."""
     return {
         field.name: str(value).lower() if isinstance(value, bool) else str(value)
         for field in msgspec.structs.fields(page)

@@ -1,4 +1,4 @@
-"""What a handler gives back."""
+"""Responses: JSON bodies, ETags, and errors as `{"error": {"code": …, "message": …}}`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def shown(moment: datetime.datetime | None) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Answer:
     value: Any = None
-    """Written as JSON, unless it is bytes already; None with a status that has no body."""
+    """Encoded as JSON, unless it is bytes; None if the status has no body."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     etag: str = ""
-    """What tells this answer from a later one, where that is not all of it: times go on."""
+    """Input of the ETag, if not the whole body: times in the body change with every request."""
     media: str = "application/json"
     stream: AsyncIterator[bytes] | None = None
-    """In place of a value, for as long as the client listens."""
+    """Replaces `value`; sent until the client disconnects."""
 
     def body(self) -> bytes:
         if isinstance(self.value, bytes):
@@ -55,8 +55,8 @@ def tag(body: bytes) -> str:
 
 def matches(header: str, etag: str) -> bool:
     """Whether an `If-None-Match` names this ETag."""
-    named = [each.strip().removeprefix("W/") for each in header.split(",")]
-    return "*" in named or etag.removeprefix("W/") in named
+    etags = [item.strip().removeprefix("W/") for item in header.split(",")]
+    return "*" in etags or etag.removeprefix("W/") in etags
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -95,18 +95,16 @@ _STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
     (errors.StoreError, 503, "unavailable"),
     (errors.MooringError, 409, "refused"),
 )
-"""The first that fits counts."""
-
-STATUSES = {status: code for _, status, code in reversed(_STATUS)}
+"""The first match applies."""
 
 
 def refusal(error: errors.MooringError) -> Refused:
-    """How an error of ours is answered."""
+    """The response to an error of Mooring."""
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else None
             return Refused(status, code, str(error), headers=headers)
-    raise AssertionError("unreachable: the last one is the root of the tree")
+    raise AssertionError("unreachable: the last entry is the root of the error tree")
 
 
 def answer(refused: Refused) -> Answer:
