@@ -1,0 +1,154 @@
+"""The documentation site: it builds, requests nothing from other hosts, and can be searched."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from playwright.async_api import async_playwright
+from prometheus_client import REGISTRY
+from tools import build_docs, reference, reference_sources
+
+from tests.acceptance.console.chromium import FLAGS, find_chromium
+
+pytestmark = pytest.mark.real_time
+
+CHINESE = "# 入门教程\n\n每个实例定期发送心跳，锁带有围栏令牌，租户配置保存在存储中。\n"
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]+
+    |<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|dns-prefetch|modulepreload))
+     [^>]*\bhref=["']?(?:https?:)?//[^"'\s>]+
+    |@import\s+(?:url\()?["']?(?:https?:)?//[^"')\s]+
+    |url\(["']?(?:https?:)?//[^"')\s]+""",
+    re.VERBOSE,
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of this checkout, with one more page in Chinese."""
+    folder = tmp_path_factory.mktemp("site")
+    docs = folder / "source"
+    shutil.copytree(build_docs.ROOT / "docs", docs)
+    (docs / "zh").mkdir(exist_ok=True)
+    (docs / "zh" / "search-test.md").write_text(CHINESE, encoding="utf-8")
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    assert build_docs.build(scratch, folder / "site", docs) == 0
+    return folder / "site"
+
+
+def test_a_broken_link_fails_the_build(tmp_path):
+    docs = tmp_path / "source"
+    shutil.copytree(build_docs.ROOT / "docs", docs)
+    with (docs / "tutorial.md").open("a") as page:
+        page.write("\n[missing](missing-page.md)\n")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert build_docs.build(scratch, tmp_path / "site", docs) != 0
+    assert not (tmp_path / "site").exists()
+
+
+def test_no_page_loads_anything_from_another_host(site):
+    found = {}
+    for file in site.rglob("*"):
+        if file.suffix in (".html", ".css", ".js"):
+            urls = LOADED.findall(file.read_text(encoding="utf-8"))
+            # A namespace of SVG is a name, not an address.
+            if urls := [url for url in urls if "www.w3.org/" not in url]:
+                found[str(file.relative_to(site))] = urls
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text", ['<script src="https://x.test/a.js">', '<link rel="stylesheet" href="//x.test/a.css">']
+)
+def test_the_search_for_external_files_finds_them(text):
+    assert LOADED.search(text)
+
+
+def test_every_page_of_the_repository_is_in_the_site(site):
+    for page in (build_docs.ROOT / "docs").rglob("*.md"):
+        if page.name in ("README.md", "index.md"):
+            continue
+        path = page.relative_to(build_docs.ROOT / "docs").with_suffix("")
+        assert (site / path / "index.html").exists(), path
+
+
+def test_the_search_index_has_chinese_text(site):
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    assert [i["location"] for i in items if "围栏令牌" in i["text"]] == ["zh/search-test/"]
+
+
+async def test_a_browser_finds_a_chinese_word_and_asks_no_other_host(site, tmp_path):
+    chromium = find_chromium(tmp_path)
+    with served(site) as base:
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(
+                executable_path=chromium.path, args=list(FLAGS), env=dict(chromium.environment)
+            )
+            page = await browser.new_page(viewport={"width": 1280, "height": 800})
+            requested: list[str] = []
+            page.on("request", lambda request: requested.append(request.url))
+            for word, location in (("令牌", "zh/search-test/"), ("heartbeat", "heartbeat/")):
+                await page.goto(base)
+                await page.locator("button.md-search__button").click()
+                await page.keyboard.type(word)
+                result = page.locator(f'a[href*="{location}"][href*="?h="]').first
+                await result.wait_for(timeout=20_000)
+                assert location in unquote(await result.get_attribute("href") or "")
+            await browser.close()
+    assert [url for url in requested if not url.startswith((base, "data:", "blob:"))] == []
+
+
+def test_every_name_that_mooring_exports_is_in_the_reference():
+    listed = {name for group in reference_sources.GROUPS for name, _ in public(group)}
+    assert reference_sources.exported() <= listed
+
+
+def test_every_command_is_in_the_reference_with_its_options():
+    text = reference.commands_page()
+    assert "## mooring serve" in text
+    assert "### mooring token create" in text
+    assert "`--config" in text
+
+
+def test_metrics_in_the_reference_are_those_that_the_process_exposes():
+    described = {metric.name: metric for metric in reference.metrics()}
+    for metric in REGISTRY.collect():
+        if metric.name.startswith("mooring_"):
+            assert described[metric.name].text == metric.documentation
+            assert described[metric.name].kind == metric.type
+
+
+def public(group: str) -> list[tuple[str, str]]:
+    return list(reference_sources.public_names(group))
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None: ...
+
+
+class served:
+    """The site on a free port of loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        handler = functools.partial(Quiet, directory=str(folder))
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __exit__(self, *failure: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,139 @@
+"""What the reference pages are generated from. Only this tool imports the internals of `mooring`.
+
+If a module moves, adapt this file; `tools/reference.py` only formats what these functions return.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mooring
+import mooring.sync
+from mooring import errors
+from mooring.cli import app
+from mooring.cli.commands import Unloaded
+from mooring.heartbeat.settings import RegistrySettings
+from mooring.server.api import endpoints
+from mooring.server.http.openapi import describe
+from mooring.server.settings import ServerSettings
+from mooring.sync.api import API
+
+PACKAGE = Path(mooring.__file__).parent
+VERSION: str = mooring.__version__
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Hub": (
+        "mooring.connect",
+        "mooring.Hub",
+        "mooring.until_stopped",
+        *("Session", "Mirror"),
+    ),
+    "Registration": (
+        "mooring.Registration",
+        *("mooring.Instance", "mooring.Service", "mooring.Group"),
+        *("mooring.Config", "mooring.Status"),
+        "Registry",
+        "mooring.heartbeat",
+    ),
+    "Discovery": ("View", "Pick", "mooring.Resilience", "RetryBudget"),
+    "Locks": (
+        *("mooring.Lock", "mooring.Held", "ReadWriteLock", "Semaphore"),
+        *("Election", "Campaign", "mooring.Leadership", "Leaders", "Barrier"),
+    ),
+    "Tenants": ("Provider", "mooring.tenants"),
+    "Store": ("mooring.store",),
+    "Blocking API": ("mooring.sync.connect", "mooring.sync.timeout", "mooring.sync.until_stopped"),
+    "Edges": (
+        *("mooring.asgi", "mooring.wsgi", "mooring.httpx", "mooring.grpc", "mooring.grpc.aio"),
+        *("mooring.hprose", "mooring.xds"),
+    ),
+}
+"""The public names by page. A package stands for everything in its `__all__`. A name without a
+module is one that `mooring.sync` has too, and the reference shows its async form."""
+
+
+def public_names(group: str) -> Iterator[tuple[str, str]]:
+    """Each public name of a group, and the path at which the source defines it."""
+    for name in GROUPS[group]:
+        if name in API:
+            yield name, f"{API[name]}.{name}"
+            continue
+        module, _, attribute = name.rpartition(".")
+        parent = importlib.import_module(module)
+        if attribute in getattr(parent, "__all__", ()) and not _is_module(name):
+            yield name, _definition(getattr(parent, attribute), name)
+            continue
+        package = importlib.import_module(name)
+        for member in package.__all__:
+            path = f"{name}.{member}"
+            if not _is_module(path):
+                yield path, _definition(getattr(package, member), path)
+
+
+def blocking_names() -> list[str]:
+    """The types that `mooring.sync` has a blocking form of."""
+    return sorted(API)
+
+
+def exported() -> set[str]:
+    """What `mooring` exports, apart from its version and the errors."""
+    names = set(mooring.__all__) - {"__version__"}
+    return {f"mooring.{name}" for name in names if not hasattr(errors, name)}
+
+
+def command() -> Any:
+    """The click group of the command `mooring`."""
+    return app
+
+
+def loaded(command: Any) -> Any:
+    """The command itself, for one that is only loaded when it is called."""
+    return command.load() if isinstance(command, Unloaded) else command
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of the server, with the console."""
+    listed = endpoints(console=True)
+    return describe(listed, title="Mooring", version=VERSION, cookie="mooring_session")
+
+
+def settings() -> dict[str, type]:
+    """The types of the settings, by the section of the YAML that they describe."""
+    return {"": ServerSettings, "registry": RegistrySettings}
+
+
+HIDDEN_SETTINGS = ("registry_settings",)
+"""Fields that the YAML has no setting for: they hold a section that is read apart."""
+
+
+def error_types() -> list[type[errors.MooringError]]:
+    """The errors, in the order in which the module defines them."""
+    return [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, errors.MooringError)
+        and kind.__module__ == errors.__name__
+    ]
+
+
+def _is_module(path: str) -> bool:
+    """Whether a path names a module, not something of the same name in its package."""
+    package, _, name = path.rpartition(".")
+    value = vars(importlib.import_module(package)).get(name)
+    if value is not None:
+        return inspect.ismodule(value)
+    return importlib.util.find_spec(path) is not None
+
+
+def _definition(value: object, path: str) -> str:
+    """Where the source defines an object. A constant is shown at its public path."""
+    if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith(
+        "mooring"
+    ):
+        return f"{value.__module__}.{value.__qualname__}"
+    return path
