@@ -10,7 +10,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all test-unit test-changed coverage prepare check fmt bench soak
-.PHONY: tools clean
+.PHONY: tools docs release clean
+
+# Old packages without pyproject.toml are built like the others, so pip prints no deprecation notice.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --use-pep517 -c constraints.txt
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,14 +21,23 @@ help:  ## list the targets
 setup: $(VENV)/.installed  ## prepare .venv, with the command `mooring` in it
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
-	touch $@
+	@echo 'Creating $(VENV) and installing Mooring and its dependencies (about a minute) ...'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -e '.[all]'
+	@touch $@
+	@echo 'Done. Start Mooring with: make run'
 
 $(VENV)/.developing: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	touch $(VENV)/.installed $@
+	@echo 'Creating $(VENV) and installing the tools for development (about two minutes) ...'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -e '.[all,dev]'
+	@touch $(VENV)/.installed $(VENV)/.documenting $@
+
+$(VENV)/.documenting: pyproject.toml constraints.txt
+	@echo 'Creating $(VENV) and installing the tools for the documentation ...'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -e '.[all,docs]'
+	@touch $(VENV)/.installed $@
 
 run: setup  ## start Mooring on the embedded store
 	$(BIN)/mooring serve
@@ -67,5 +79,12 @@ soak: tools  ## long fault campaigns; SOAK=10m says how long
 tools: $(VENV)/.developing  ## download what the tests need beside wheels: etcd, Redis, Chromium, Envoy …
 	@$(BIN)/python tools/fetch.py
 
+docs: $(VENV)/.documenting  ## build the documentation site into site/
+	$(BIN)/python -m tools.build_docs
+
+release: $(VENV)/.installed  ## build the sdist and the wheel in dist/, and check both
+	@$(INSTALL) --quiet -e '.[all,release]'
+	$(BIN)/python tools/release.py
+
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) .tools .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf $(VENV) .tools .bench dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
