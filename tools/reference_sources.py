@@ -15,11 +15,11 @@ import mooring
 import mooring.sync
 from mooring import errors
 from mooring.cli import app
-from mooring.cli.commands import Unloaded
-from mooring.heartbeat.settings import RegistrySettings
+from mooring.cli.lazy import Unloaded
 from mooring.server.api import endpoints
 from mooring.server.http.openapi import describe
 from mooring.server.settings import ServerSettings
+from mooring.settings.registry import RegistrySettings
 from mooring.sync.api import API
 
 PACKAGE = Path(mooring.__file__).parent
