@@ -11,11 +11,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,15 +37,25 @@ from tests.acceptance.serving import Served
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-TRANSLATED = ROOT / "README.zh-CN.md"
-"""Its blocks are those of the README, as tests/unit/test_readme_zh.py checks."""
+CHINESE = ROOT / "docs" / "zh"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TRANSLATED = {ROOT / "README.zh-CN.md", *CHINESE.glob("**/*.md")}
+"""Their blocks are those of the English pages, as tests/unit/test_translations.py checks."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = {"text", "json", "yaml"}
-NAMED = re.compile(r"# ([\w-]+\.yaml)\n")
+NAMED = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
 """How a block begins that is a file, which the commands below it read."""
+OWN_PORTS = re.compile(r"\b(?:800\d|12379|17480|50051)\b")
+"""The ports of the servers that a page starts: each is a free one here."""
+PROGRAMS = {"cp", "etcdctl", "mv", "openssl", "python", "redis-cli"}
+"""What runs in the foreground as it is written."""
 OF_THE_PROCESS = ("os.kill", "os.environ")
 """Python code with these changes its process, so it gets one of its own."""
+
+
+def name(page: Path) -> str:
+    """A page's name for people, such as `locks.md` or `guides/grpc.md`."""
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -111,17 +122,21 @@ class Reader:
         self._serves = False
         self._python: dict[str, object] = {}
         self._envoy = f"127.0.0.1:{free_port()}"
+        self._ports: dict[str, int] = {}
+        self._jobs: list[Forked | subprocess.Popen[bytes]] = []
+        self._store_is_exported = False
         self._begun, self._registered, self._patience = 0, 0, 0.0
         self.started = contextlib.ExitStack()
         self._set = pytest.MonkeyPatch()
         self.started.callback(self._set.undo)
         self._set.setenv("ETCDCTL_API", "3")
         self._set.setenv("no_proxy", "*")
+        self._set.setenv("XDG_DATA_HOME", str(folder / "share"))
         self._set.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
     def follow(self, language: str, code: str) -> None:
         if (file := NAMED.match(code)) is not None:
-            (self.folder / file[1]).write_text(code)
+            (self.folder / file[1]).write_text(self.here(code))
         elif language == "python":
             code = self.here(code)
             self.try_out(lambda: self.run_python(code))
@@ -134,17 +149,20 @@ class Reader:
         if program == "make":
             targets = (ROOT / "Makefile").read_text()
             assert re.search(rf"^{arguments[0]}:", targets, re.MULTILINE), line
-        if line == "make run" or arguments[:1] == ["serve"]:
+        if line == "make run" or (arguments[:1] == ["serve"] and arguments[-1] != "&"):
             self.serve()
         elif program == "make" or line == ". .venv/bin/activate":
             pass  # where the tests run it is done
         elif program == "export":
             name = arguments[0].partition("=")[0]
+            self._store_is_exported |= name == "MOORING_STORE"
             self._set.setenv(name, self.run("sh", "-c", f'{line} && printf %s "${name}"'))
         elif line == "mooring demo":
             self.begin(program, *arguments)
         elif arguments[-1] == "&":
             self.begin(program, *arguments[:-1])
+        elif program == "kill":
+            self.stop(int(arguments[0].removeprefix("%")))
         elif program == "mooring" and "watch" in arguments:
             self.follow_service(program, *arguments)
         elif program == "mooring":
@@ -158,7 +176,7 @@ class Reader:
             self.try_out(lambda: self.run("sh", "-c", line))
         elif program == "etcdctl" and "watch" in arguments:
             self.watch(program, *arguments)
-        elif program in ("etcdctl", "redis-cli"):
+        elif program in PROGRAMS:
             self.run(program, *arguments)
         else:
             pytest.fail(f"no way is known to run {line!r}")
@@ -183,7 +201,11 @@ class Reader:
         for address, real in addresses.items():
             if address in text:
                 text = text.replace(address, real())
-        return text
+        return OWN_PORTS.sub(lambda port: str(self.port(port[0])), text)
+
+    def port(self, written: str) -> int:
+        """The free port that a page's own server listens at here."""
+        return self._ports.setdefault(written, free_port())
 
     def run_python(self, code: str) -> None:
         """As a program of its own; or on top of the block above, if it imports nothing."""
@@ -203,7 +225,7 @@ class Reader:
             arguments += ["--server", "127.0.0.1:18000"]  # as it is by default
         words = [self.here(word) for word in arguments]
         with pytest.MonkeyPatch.context() as patch:
-            if not {"--store", "--registry"} & set(arguments):
+            if self.asks_the_store(arguments):
                 patch.setenv("MOORING_STORE", f"etcd://{self.store()}")
             patch.chdir(self.folder)
             done = self._command(*words)
@@ -211,6 +233,11 @@ class Reader:
         assert done.code == 0 or differs, f"{arguments}\n{done.stdout}{done.stderr}"
         if into:
             (self.folder / into).write_text(done.stdout)
+
+    def asks_the_store(self, arguments: Sequence[str]) -> bool:
+        """Whether a command goes to the store of the page: it names no other."""
+        named = {"--store", "--registry", "--config"} & set(arguments)
+        return not (self._store_is_exported or named)
 
     def run(self, *command: str) -> str:
         """A program in the foreground; what it prints."""
@@ -233,9 +260,14 @@ class Reader:
         with output.open("w") as shown, contextlib.chdir(self.folder):
             process: Forked | subprocess.Popen[bytes]
             if program == "mooring":
-                process = Forked(*words, environment=os.environ, stdout=shown, stderr=shown)
+                environment = dict(os.environ)
+                if "serve" in words:  # the variables would win over its settings
+                    environment.pop("MOORING_STORE", None)
+                    environment.pop("MOORING_DATA", None)
+                process = Forked(*words, environment=environment, stdout=shown, stderr=shown)
             else:
                 process = subprocess.Popen([program, *words], stdout=shown, stderr=shown)
+        self._jobs.append(process)
         self.started.callback(process.wait)
         self.started.callback(process.terminate)
         if "register" in command:
@@ -247,9 +279,18 @@ class Reader:
             )  # all is registered
             if self._serves:
                 until(self.shows_the_demo, within=60)
+        elif "serve" in command:
+            until(lambda: "\nready" in output.read_text(), within=60)
         elif command[0] == "envoy" or "bridge" in command:
             self._patience = 60.0
         return output
+
+    def stop(self, job: int) -> None:
+        """The command that was started in the background as the first, the second, …"""
+        process = self._jobs[job - 1]
+        process.terminate()
+        code = process.wait(timeout=40)
+        assert code in (0, -signal.SIGTERM), f"job {job} ended with {code}"
 
     def shows_the_demo(self) -> bool:
         """Whether the server has heard of all instances."""
@@ -280,7 +321,7 @@ class Reader:
     def prepared(self, program: str, *arguments: str) -> list[str]:
         """A command with the programs and addresses that are real here."""
         command = [self.here(word) for word in arguments]
-        if program == "mooring":
+        if program == "mooring" and self.asks_the_store(arguments):
             self._set.setenv("MOORING_STORE", f"etcd://{self.store()}")
         elif program == "etcdctl":
             program = str(find_etcdctl("3.5"))
@@ -390,9 +431,7 @@ def servers(all_servers: Servers) -> Iterator[Servers]:
     all_servers.clear()
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page != TRANSLATED], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in TRANSLATED], ids=name)
 def test_its_code_runs(
     page: Path,
     servers: Servers,
@@ -413,7 +452,7 @@ def test_its_code_runs(
     gc.collect()  # a connection that the page left open is reported for this page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_its_links_lead_somewhere(page: Path):
     for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
         there = page.parent / target if target else page

@@ -1,0 +1,27 @@
+"""A page in Chinese shows the same code and commands as the page in English, in the same order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CODE = re.compile(r"^```(?:sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TRANSLATIONS = sorted((DOCS / "zh").glob("**/*.md"))
+
+
+def test_the_commands_of_the_quick_start_are_those_of_the_readme():
+    english = CODE.findall((ROOT / "README.md").read_text())
+    chinese = CODE.findall((ROOT / "README.zh-CN.md").read_text())
+    assert chinese
+    assert [block for block in english if block in chinese] == chinese
+
+
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_blocks_of_a_translation_are_those_of_the_page(page: Path):
+    english = DOCS / page.relative_to(DOCS / "zh")
+    assert BLOCK.findall(page.read_text()) == BLOCK.findall(english.read_text())
