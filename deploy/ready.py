@@ -1,8 +1,9 @@
-"""The health check of the container: exits with 0 while `/readyz` answers 200.
+"""The health check of the container: exits with 0 if `/readyz` returns 200.
 
-It asks at 127.0.0.1:7480, without TLS and then with it; its own server's certificate it need not
-check. Where the server wants certificates of its clients (`client_ca`), MOORING_PROBE_CERT and
-MOORING_PROBE_KEY name the files of one. Another place to ask is MOORING_PROBE, as HOST:PORT.
+It connects to 127.0.0.1:7480, first without TLS and then with it, and does not verify the
+certificate, since the server is in the same container. MOORING_PROBE sets another
+address, as HOST:PORT. If the server requires client certificates (`client_ca`),
+MOORING_PROBE_CERT and MOORING_PROBE_KEY name the files of one.
 """
 
 import os
@@ -24,6 +25,6 @@ for scheme in ("http", "https"):
         sys.exit(0)
     except urllib.error.HTTPError as error:
         sys.exit(f"{error.code} {error.read().decode(errors='replace').strip()}")
-    except (OSError, HTTPException) as error:  # it speaks the other of the two, or is not there
+    except (OSError, HTTPException) as error:  # wrong scheme, or no server
         problem = error
 sys.exit(str(problem))
