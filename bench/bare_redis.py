@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from bench.population import instance
 from bench.processes import output
 from mooring.model import Instance
-from mooring.registry.contract import Enrolment
+from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis.connection import Argument, Connection
 from mooring.registry.redis.keys import Keys
 from mooring.registry.redis.pipeline import Script
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     """An instance that is registered."""
 
     instance: Instance
-    enrolment: Enrolment
+    record: InstanceRecord
 
 
 @contextmanager
@@ -71,7 +71,7 @@ async def register(registry: RedisRegistry, numbers: Iterable[int]) -> list[Memb
     members = []
     for number in numbers:
         ready, _ = registry.prepare(instance(number))
-        members.append(Member(ready, registry.enrol(ready)))
+        members.append(Member(ready, registry.instance_record(ready)))
     await put(members)
     return members
 
@@ -79,7 +79,7 @@ async def register(registry: RedisRegistry, numbers: Iterable[int]) -> list[Memb
 async def put(members: Sequence[Member]) -> None:
     for first in range(0, len(members), _TOGETHER):
         some = members[first : first + _TOGETHER]
-        await asyncio.gather(*(each.enrolment.put(each.instance, fresh=True) for each in some))
+        await asyncio.gather(*(each.record.put(each.instance, fresh=True) for each in some))
 
 
 def number_in(server: RedisServer, section: str, name: str) -> int:

@@ -22,7 +22,7 @@ from bench.load import in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, per_second, ratio
 from bench.population import SERVICE, instance
 from mooring.registry.redis import codec as fields
-from mooring.registry.redis.heartbeat_batches import Beat, Beating, send
+from mooring.registry.redis.heartbeat_batches import Beat, HeartbeatBatches, send
 from mooring.registry.redis.live_service import message_head
 from mooring.registry.redis.pipeline import HEARTBEAT
 from mooring.registry.redis.registry import RedisRegistry
@@ -85,7 +85,7 @@ def _sending(registry: RedisRegistry) -> Callable[[list[Beat]], Awaitable[list[s
 async def _in_flight(
     plan: Plan, server: RedisServer, registry: RedisRegistry, bare: Redis, beats: list[Beat]
 ) -> list[Line]:
-    beating = Beating(registry.connection, registry.keys, registry.keys.of(SERVICE))
+    beating = HeartbeatBatches(registry.connection, registry.keys, registry.keys.of(SERVICE))
     calls: dict[str, Call] = {
         "ours": await _ours(registry, beats),
         "redis-py": await _theirs(registry, bare, beats),

@@ -79,7 +79,7 @@ async def _beat(members: Sequence[Member], seconds: float) -> float:
     """Beats a second, in as many whole rounds as fit, and at least one."""
     started, done = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
-        beats = (each.enrolment.beat(each.instance, update=False) for each in members)
+        beats = (each.record.beat(each.instance, update=False) for each in members)
         await asyncio.gather(*beats)
         done += len(members)
     return done / elapsed

@@ -25,7 +25,7 @@ from tests.admin import Admin
 
 from mooring.locks.ordering import EXCLUSIVE, Card, written
 from mooring.model import JSON, Instance
-from mooring.registry.contract import Entered
+from mooring.registry.contract import RemoteRegistration
 from mooring.store import Put
 
 IMAGES = Path("docs/images")
@@ -79,7 +79,7 @@ TENANTS: Mapping[int, Mapping[str, Any]] = {
 class Actor:
     """An instance that beats, with metrics that wander."""
 
-    entered: Entered
+    entered: RemoteRegistration
     chance: random.Random
     cpu: float = 35.0
     memory: float = 210e6

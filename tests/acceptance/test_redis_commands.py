@@ -97,10 +97,10 @@ async def left_behind(hub: Hub, *ids: str, service: str = "orders", **fields: ob
     for id in ids:
         name = Instance(service, "10.0.0.1", 80, id=id, **fields)  # type: ignore[arg-type]
         instance, _ = hub.registry.prepare(name)
-        enrolment = hub.registry.enrol(instance)
-        enrolment.open()
-        await enrolment.put(instance, fresh=True)
-        await enrolment.aclose(within=1)
+        record = hub.registry.instance_record(instance)
+        record.open()
+        await record.put(instance, fresh=True)
+        await record.aclose(within=1)
 
 
 class TestTheRegistry:

@@ -14,7 +14,7 @@ import mooring
 from mooring import Instance
 from mooring.hub import Hub
 from mooring.registry.redis import codec as fields
-from mooring.registry.redis.instance_record import RedisEnrolment
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.pipeline import HEARTBEAT, LIST
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisServer
@@ -42,22 +42,22 @@ async def hub(server: RedisServer, space: str) -> AsyncIterator[Hub]:
 async def test_a_heartbeat_carries_no_metadata(server: RedisServer, hub: Hub):
     registry = hub.registry
     me, _ = registry.prepare(Instance("echo", "10.0.0.1", 1, metadata=MUCH))
-    enrolment = registry.enrol(me)
-    enrolment.open()
-    await enrolment.put(me, fresh=True)
+    record = registry.instance_record(me)
+    record.open()
+    await record.put(me, fresh=True)
 
     def received() -> int:
         told = str(server.command("INFO", "stats"))
         return int(told.split("total_net_input_bytes:")[1].split()[0])
 
-    await enrolment.beat(me, update=False)
+    await record.beat(me, update=False)
     before = received()
     for _ in range(20):
-        await enrolment.beat(me, update=False)
+        await record.beat(me, update=False)
     assert received() - before < 20 * 2000
     assert (await registry.instances("echo")).instances[0].metadata == MUCH
-    await enrolment.withdraw()
-    await enrolment.aclose(within=1)
+    await record.withdraw()
+    await record.aclose(within=1)
 
 
 async def test_a_beat_that_puts_health_right_tells_of_the_instance(
@@ -113,7 +113,7 @@ async def test_large_metadata_holds_up_nobody(fresh_redis: Callable[..., RedisSe
             beats = [
                 member._as_beat(one, {**fields.encode(one), "incarnation": member._incarnation})
                 for member, one in zip(live._members, made, strict=True)
-                if isinstance(member, RedisEnrolment)
+                if isinstance(member, RedisInstanceRecord)
             ]
             assert await asyncio.gather(*map(live.beating.beat, beats)) == ["ok"] * 60
             assert len((await registry.instances("echo")).instances) == 60

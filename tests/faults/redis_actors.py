@@ -19,7 +19,7 @@ from mooring.model import JSON, Instance, Status, new_incarnation
 from mooring.registry.redis.cleanup import Sweeper
 from mooring.registry.redis.codec import flattened, from_pairs
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.instance_record import RedisEnrolment
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.keys import Keys
 from mooring.registry.redis.live_service import LiveService, message_head
 from mooring.registry.redis.pubsub import Changes
@@ -99,7 +99,7 @@ async def crash(registrations: Iterable[Any]) -> None:
     """No further sign of life of these, and no farewell."""
     for registration in registrations:
         await registration._tasks.aclose()
-        registration._enrolment._service.leave(registration._enrolment)
+        registration._record._service.leave(registration._record)
         registration._closing = asyncio.Event()
         registration._closing.set()
 
@@ -224,13 +224,13 @@ class Process:
         self.instance = Instance(
             world.service, "10.0.0.1", 1, id=id, incarnation=new_incarnation(), **fields
         )
-        self.enrolment = RedisEnrolment(live, self.instance, most=65536, leave=_nothing)
+        self.record = RedisInstanceRecord(live, self.instance, most=65536, leave=_nothing)
         self.state = "new"
 
     @property
     def registered(self) -> int:
         """When it registered, as the server said."""
-        return int(self.enrolment._registered or 0)
+        return int(self.record._registered or 0)
 
     @property
     def age(self) -> tuple[int, str]:
@@ -251,11 +251,11 @@ class Process:
             return self.state
         instance = self.telling(metrics or {})
         try:
-            if self.state == "new" or self.enrolment.disturbed:
+            if self.state == "new" or self.record.disturbed:
                 fresh, self.state = self.state == "new", "registered"
-                await self.enrolment.put(instance, fresh=fresh)
+                await self.record.put(instance, fresh=fresh)
             else:
-                await self.enrolment.beat(instance, update=update)
+                await self.record.beat(instance, update=update)
         except Superseded:
             self.state = "superseded"
         except Removed:
@@ -271,7 +271,7 @@ class Process:
     async def leave(self) -> None:
         if self.state not in ("superseded", "removed", "left"):
             self.state = "left"
-            await self.enrolment.withdraw()
+            await self.record.withdraw()
 
 
 async def _nothing() -> None: ...

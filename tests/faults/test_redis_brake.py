@@ -14,7 +14,7 @@ import mooring
 from mooring import Instance
 from mooring.discovery.view import View
 from mooring.hub import Hub
-from mooring.registry.redis.cleanup import Swept
+from mooring.registry.redis.cleanup import CleanupReport
 from mooring.settings.registry import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
@@ -72,7 +72,7 @@ async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.Log
         registry = registry_of(hub)
         keys = registry.keys.of("echo")
 
-        async def last_heard(ago: float) -> Swept:
+        async def last_heard(ago: float) -> CleanupReport:
             moment = (await registry.reader.state(keys)).now - ago * 1000
             for one in echo:
                 words = ("ZADD", keys.heartbeats, moment, one.instance.id)
@@ -340,8 +340,8 @@ async def test_persistent_instances_are_marked_and_recover(url: str):
         await eventually(lambda: sum(not i.status.healthy for i in view.instances) == 4)
         async with connect(url) as again:
             for one in dying:  # the very same process, after a long sleep
-                enrolment = one._enrolment
-                await enrolment.beat(one.instance, update=False)
+                record = one._record
+                await record.beat(one.instance, update=False)
             found = (await again.registry.instances("echo")).instances
             assert all(each.status.healthy for each in found)
             await eventually(lambda: all(i.status.healthy for i in view.instances))
@@ -376,7 +376,7 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             sweeper._settings = msgspec.structs.replace(settings.cleanup, brake_least=1000)
             oldest = await sweeper._now(keys) - 60_000
             first = [f"i{number}" for number in range(100)]
-            await sweeper._call(keys, first, Swept(), oldest)  # and it is gone
+            await sweeper._call(keys, first, CleanupReport(), oldest)  # and it is gone
             assert await kept(hub) == 151
             removed: list[tuple[str, str]] = []
 

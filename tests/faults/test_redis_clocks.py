@@ -143,7 +143,7 @@ async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
         ahead = int(time.time() * 1000) + 3_600_000
         key = world.keys.of("echo").instance("a")
         await world.call("HSET", key, "registrationTime", ahead)
-        older.enrolment._registered = str(ahead)
+        older.record._registered = str(ahead)
         await newer.step()
         assert newer.registered > ahead
         assert await older.settle() == "superseded"

@@ -19,7 +19,7 @@ from mooring.errors import StoreError
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.redis.cluster import Cluster
-from mooring.registry.redis.instance_record import RedisEnrolment
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.testing.redis import CommandFailed, RedisCluster, RedisServer, SentinelGroup
 from tests.faults.redis_actors import counted_looks, fleet, quick, registry_of
 from tests.waiting import PATIENCE, eventually
@@ -327,13 +327,13 @@ async def test_pauses_between_tries_grow_and_it_is_back_within_a_heartbeat(
     fresh_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ):
     tries: list[float] = []
-    put = RedisEnrolment.put
+    put = RedisInstanceRecord.put
 
-    async def counted(self: RedisEnrolment, instance: Instance, *, fresh: bool) -> None:
+    async def counted(self: RedisInstanceRecord, instance: Instance, *, fresh: bool) -> None:
         tries.append(time.monotonic())
         await put(self, instance, fresh=fresh)
 
-    monkeypatch.setattr(RedisEnrolment, "put", counted)
+    monkeypatch.setattr(RedisInstanceRecord, "put", counted)
     server, beat = fresh_redis(), 3.0
     settings = quick(beat=beat, timeout=30.0, connection_timeout=0.1)
     async with mooring.connect(server.url, settings=settings) as hub, fleet(hub, 1) as made:

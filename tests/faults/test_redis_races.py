@@ -13,7 +13,7 @@ import pytest
 
 from mooring.errors import Removed
 from mooring.model import JSON
-from mooring.registry.redis.cleanup import Swept
+from mooring.registry.redis.cleanup import CleanupReport
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.heartbeat_batches import send
 from mooring.testing.redis import RedisCluster, RedisServer
@@ -49,8 +49,8 @@ async def test_a_beat_of_one_that_was_cleaned_up_makes_nothing(world: World):
     await expire(world, "a")
     assert (await world.sweeper().sweep()).removed == [("echo", "a")]
     for update in (False, True):
-        await one.enrolment.beat(one.telling({}), update=update)
-        assert one.enrolment.disturbed
+        await one.record.beat(one.telling({}), update=update)
+        assert one.record.disturbed
         await world.check()
         assert await world.hashes() == set()
     assert await one.step() == "registered"
@@ -66,7 +66,7 @@ async def test_cleanup_leaves_alone_what_changed_since_it_listed_the_overdue(wor
         await expire(world, each.id)
     await one.step()
     assert (await world.sweeper().sweep()).removed == [("echo", "b")]
-    swept, oldest = Swept(), int(time.time() * 1000) - 60_000
+    swept, oldest = CleanupReport(), int(time.time() * 1000) - 60_000
     await world.sweeper()._call(world.keys.of("echo"), ["a", "b"], swept, oldest)
     assert (swept.removed, swept.orphans) == ([], [])
     assert await world.hashes() == {"a"}
@@ -79,7 +79,7 @@ async def test_a_registration_that_arrives_after_its_own_withdrawal_is_refused(w
     await one.leave()
     for fresh in (False, True):
         with pytest.raises(Removed):
-            await one.enrolment.put(one.instance, fresh=fresh)
+            await one.record.put(one.instance, fresh=fresh)
     assert await world.hashes() == set()
     await world.check()
 
@@ -89,7 +89,7 @@ async def test_the_same_instance_may_register_again_after_it_left(world: World):
     await one.step()
     await one.leave()
     again = world.process("a")
-    again.enrolment._incarnation = one.incarnation
+    again.record._incarnation = one.incarnation
     again.instance = one.instance
     assert await again.step() == "registered"
     assert (await world.record("a"))["incarnation"] == one.incarnation
@@ -98,18 +98,18 @@ async def test_the_same_instance_may_register_again_after_it_left(world: World):
 async def test_a_first_registration_that_is_repeated_brings_back_nothing(world: World):
     """The reply to the first was lost, and an operator was faster than the repeat."""
     one = world.process("a")
-    await one.enrolment.put(one.instance, fresh=True)
+    await one.record.put(one.instance, fresh=True)
     assert await world.remove("a")
     with pytest.raises(Removed):
-        await one.enrolment.put(one.instance, fresh=True)
+        await one.record.put(one.instance, fresh=True)
     assert await world.hashes() == set()
 
 
 async def test_a_withdrawal_whose_registration_was_never_answered_takes_it_out(world: World):
     one = world.process("a")
-    await one.enrolment.put(one.instance, fresh=True)
-    one.enrolment._registered, one.enrolment._entered = "", False  # as if the reply had been lost
-    await one.enrolment.withdraw()
+    await one.record.put(one.instance, fresh=True)
+    one.record._registered, one.record._entered = "", False  # as if the reply had been lost
+    await one.record.withdraw()
     assert await world.hashes() == set()
     await world.check()
 
@@ -170,7 +170,7 @@ async def test_a_clock_that_is_behind_moves_no_score(world: World, ephemeral: bo
     assert await unmoved()
     await one.step(update=True)
     assert await unmoved()
-    one.enrolment.disturbed = True
+    one.record.disturbed = True
     await one.step()
     assert await unmoved()
     swept = await world.sweeper().sweep()
@@ -204,10 +204,10 @@ async def test_a_beat_for_a_hash_without_its_member_makes_nothing(world: World, 
     keys = world.keys.of("echo")
     await world.call("ZREM", keys.heartbeats, "a")
     before = await world.record("a")
-    beats = [each.enrolment._as_beat(each.instance) for each in (one, other)]
+    beats = [each.record._as_beat(each.instance) for each in (one, other)]
     assert await send(world.connection, world.keys, keys, beats) == ["gone", "ok"]
-    await one.enrolment.beat(one.telling({"load": 1}), update=update)
-    assert one.enrolment.disturbed
+    await one.record.beat(one.telling({"load": 1}), update=update)
+    assert one.record.disturbed
     assert await world.record("a") == before
     assert [*await world.scores()] == ["b"]
     assert await one.step() == "registered"
@@ -220,7 +220,7 @@ async def test_its_time_counts_from_when_the_heartbeat_was_sent(
 ):
     """For a registration and for a heartbeat: Redis counts from then, however late its reply is."""
     one, run, delay = world.process("a"), world.connection.run, 0.0
-    one.enrolment._service.timeout = 1
+    one.record._service.timeout = 1
 
     async def late(*arguments: Any, **options: Any) -> Any:
         reply = await run(*arguments, **options)
@@ -231,21 +231,21 @@ async def test_its_time_counts_from_when_the_heartbeat_was_sent(
     for _ in range(2):
         delay = 1.1
         assert await one.step() == "registered"
-        assert one.enrolment.expired
+        assert one.record.expired
         delay = 0.0
         await one.step()
-        assert not one.enrolment.expired
+        assert not one.record.expired
 
 
 async def unhealthy_after_a_look(world: World) -> None:
     one = world.process("a")
     await one.step()
     ill = one.telling({}, healthy=False)
-    await asyncio.gather(one.enrolment.beat(ill, update=True), one.enrolment.look())
+    await asyncio.gather(one.record.beat(ill, update=True), one.record.look())
     assert (await world.record("a"))["healthy"] == "false"
-    await one.enrolment.look()
+    await one.record.look()
     assert (await world.record("a"))["healthy"] == "false"
-    assert not one.enrolment.disturbed
+    assert not one.record.disturbed
 
 
 async def test_a_look_does_not_undo_what_is_said_meanwhile(world: World):
@@ -280,7 +280,7 @@ async def test_a_bad_record_costs_its_neighbours_nothing(world: World):
     for fields in ({}, {"metadataJson": "{}", "metricsJson": "{}", "metadata_x": "1"}):
         before = await world.scores()
         await asyncio.sleep(0.002)
-        beats = [one.enrolment._as_beat(one.instance, dict(fields)) for one in processes]
+        beats = [one.record._as_beat(one.instance, dict(fields)) for one in processes]
         results = await send(world.connection, world.keys, keys, beats)
         assert results[0] == results[3] == "ok"
         assert "WRONGTYPE" in results[1]
@@ -358,7 +358,7 @@ class Round:
         """A repair that is under way while its process leaves."""
         if one.state == "registered":
             try:
-                await one.enrolment.put(one.instance, fresh=False)
+                await one.record.put(one.instance, fresh=False)
             except Exception:  # noqa: BLE001 - whatever it is told, it is told to nobody
                 return
 
@@ -372,13 +372,13 @@ class Round:
         for _ in range(self.random.randint(1, 4)):
             overdue = self.random.random() < 0.5
             oldest = int(time.time() * 1000) + (60_000 if overdue else -60_000)
-            await sweeper._call(self.world.keys.of("echo"), ["a", "b"], Swept(), oldest)
+            await sweeper._call(self.world.keys.of("echo"), ["a", "b"], CleanupReport(), oldest)
             await self.pause()
 
     async def batch(self) -> None:
         """Many beats in one call."""
         for _ in range(self.random.randint(1, 4)):
-            beats = [one.enrolment._as_beat(one.instance) for one in self.processes]
+            beats = [one.record._as_beat(one.instance) for one in self.processes]
             if beats:
                 keys = self.world.keys.of("echo")
                 await send(self.world.connection, self.world.keys, keys, beats)

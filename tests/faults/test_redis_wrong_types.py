@@ -13,7 +13,7 @@ import mooring
 from mooring.discovery.view import View
 from mooring.mirror import Mirror
 from mooring.model import Instance
-from mooring.registry.redis.all_services_feed import EverythingFeed
+from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.service_feed import ServiceFeed
 from mooring.testing.redis import RedisServer
 from tests.faults.redis_actors import counted_looks, fleet, namespaced, quick, registry_of
@@ -103,7 +103,7 @@ async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
             name = f"echo-{kind}"
             key = getattr(registry_of(hub).keys.of(name), kind)
             every = hub.registry.follow_all()
-            assert isinstance(every, EverythingFeed)
+            assert isinstance(every, AllServicesFeed)
             async with fleet(hub, 2, service=name), Mirror(every) as mirror:
                 server.command("SET", key, "something else")
                 await eventually(lambda: mirror.stale, within=5)

@@ -15,7 +15,7 @@ async def test_a_doubt_that_comes_and_goes_unseen_leaves_it_registered():
         mooring.connect(layout="plain:/services/") as hub,
         hub.register(Instance("echo", "10.0.0.1", 80)) as one,
     ):
-        mirror = one._enrolment._mirror  # type: ignore[attr-defined]
+        mirror = one._record._mirror  # type: ignore[attr-defined]
         last = (await hub.store.read(everything())).revision
         await eventually(lambda: mirror.mark == last, what="it hears of nothing else")
         mirror.error = Unavailable("a connection that was cut for a moment")

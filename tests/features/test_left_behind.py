@@ -97,7 +97,7 @@ async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(
         seen: list[Change[str, Instance]] = []
         async with hub.register(Instance("echo", "10.0.0.2", 2)):
             kept = (await other.store.read(folder)).entries
-        mirror = one._enrolment._vicinity.mirror  # type: ignore[attr-defined]
+        mirror = one._record._host_watch.mirror  # type: ignore[attr-defined]
         await eventually(lambda: mirror.loaded)
         proxy.refuse()
         await other.store.commit(*(Put(e.key, e.value, e.lease) for e in kept))
@@ -114,7 +114,7 @@ async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(
 
 async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub):
     async with hub.register(at(1)) as one:
-        lease = one._enrolment._lease  # type: ignore[attr-defined]
+        lease = one._record._lease  # type: ignore[attr-defined]
         before = lease.current
         hub.registry._returned()  # type: ignore[attr-defined]
         assert lease.current is before
@@ -136,8 +136,8 @@ async def test_descriptions_are_made_again_where_the_store_may_be_another(hub: H
 
 async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):
     async with hub.register(at(1)) as one:
-        lease = one._enrolment._lease  # type: ignore[attr-defined]
-        lease.owe([b"/registry/default/echo/10.0.0.1:2/data"])
+        lease = one._record._lease  # type: ignore[attr-defined]
+        lease.delete_later([b"/registry/default/echo/10.0.0.1:2/data"])
         async with hub.register(at(2)):
             await asyncio.sleep(0.6)
             assert await ports(hub) == [1, 2]
@@ -148,7 +148,7 @@ async def test_one_who_comes_as_the_last_neighbour_goes_is_watched_over(hub: Hub
     for turns in range(30):
         service = f"s{turns}"
         goes = await hub.register(Instance(service, "10.0.0.1", 1)).__aenter__()
-        await eventually(lambda goes=goes: goes._enrolment._vicinity.mirror.loaded)  # type: ignore[misc]
+        await eventually(lambda goes=goes: goes._record._host_watch.mirror.loaded)  # type: ignore[misc]
         leaving = asyncio.ensure_future(goes.aclose())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -195,24 +195,24 @@ async def test_a_debt_does_not_wait_for_the_last_look_at_another(
     monkeypatch.setattr(leases, "_LOOKS", (60.0, 0.01))
     folder = b"/registry/default/echo/10.0.0.1:"
     async with hub.register(at(1)) as one:
-        lease = one._enrolment._lease  # type: ignore[attr-defined]
-        lease.owe([folder + b"2/data"])
-        await eventually(lambda: lease._owed[folder + b"2/data"].looks == 1)
+        lease = one._record._lease  # type: ignore[attr-defined]
+        lease.delete_later([folder + b"2/data"])
+        await eventually(lambda: lease._to_delete[folder + b"2/data"].looks == 1)
         await hub.store.commit(Put(folder + b"3/data", b"{}", lease.current.lease))
         assert await ports(hub) == [1, 3]
-        lease.owe([folder + b"3/data"])
+        lease.delete_later([folder + b"3/data"])
         await only(hub, 1)
 
 
 async def test_a_dead_lease_of_one_does_not_cost_another_his(hub: Hub):
     async with hub.register(at(1), ttl=5) as short, hub.register(at(2), ttl=60) as long:
-        dead = short._enrolment._lease.current.lease  # type: ignore[attr-defined]
-        alive = long._enrolment._lease.current.lease  # type: ignore[attr-defined]
+        dead = short._record._lease.current.lease  # type: ignore[attr-defined]
+        alive = long._record._lease.current.lease  # type: ignore[attr-defined]
         await hub.store.revoke(dead)
         for each in (short, long):
             each.update(metadata={"a": "b"})
         await only(hub, 1, 2)
-        assert long._enrolment._lease.current.lease == alive  # type: ignore[attr-defined]
+        assert long._record._lease.current.lease == alive  # type: ignore[attr-defined]
 
 
 async def test_a_subscriber_that_raises_costs_no_neighbour(hub: Hub):
@@ -250,7 +250,7 @@ async def test_a_config_that_a_layout_fails_on_keeps_no_record_from_repair(
 async def test_a_registration_that_cannot_tell_the_operator_s_word_is_repaired(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def fails(enrolment: object) -> Config:
+    def fails(record: object) -> Config:
         raise ZeroDivisionError("a mistake")
 
     silent = parse({"registry": {"metrics": {"enabled-metrics": []}}})
@@ -259,7 +259,7 @@ async def test_a_registration_that_cannot_tell_the_operator_s_word_is_repaired(
         hub.register(at(1)) as one,
         hub.register(at(2)),
     ):
-        monkeypatch.setattr(type(one._enrolment), "config", property(fails))
+        monkeypatch.setattr(type(one._record), "config", property(fails))
         await hub.store.commit(Delete(prefix(b"/registry/default/echo/")))
         await only(hub, 1, 2)
 
@@ -311,7 +311,7 @@ async def test_a_successor_does_not_bring_back_whom_an_operator_took_out():
             async with new.register(at(1)):
                 pass
             keep.start(one._keep(), name="healed")
-            one._enrolment.disturbed = True
+            one._record.disturbed = True
             # It is "superseded" if its watch still shows the process that registered in between.
             await eventually(lambda: one.state in ("removed", "superseded"))
             assert await ports(new) == []
@@ -381,10 +381,10 @@ async def test_a_hub_closes_its_registrations_together(
 
 
 async def test_what_is_deleted_with_a_dead_lease_s_write_is_deleted(hub: Hub):
-    from mooring.registry.kv.commit_batches import Batches
+    from mooring.registry.kv.commit_batches import CommitBatches
 
     await hub.store.commit(Put(b"/k", b""))
-    batches = Batches(hub.store)
+    batches = CommitBatches(hub.store)
     results = await asyncio.gather(
         batches.commit(Put(b"/first", b"")),
         batches.commit(Delete(key(b"/k"))),

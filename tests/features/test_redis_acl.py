@@ -115,7 +115,7 @@ async def test_the_rules_suffice_for_all_that_each_does(server: Guarded):
             await eventually(gone)
             assert await sweeps.brakes() == {}
             assert not await sweeps.release("echo")
-            await stays[0]._enrolment.beat(stays[0].instance, update=False)
+            await stays[0]._record.beat(stays[0].instance, update=False)
         async with fleet(provider, 4, service="many") as many:
             await silence(operator, many)
 

@@ -482,14 +482,14 @@ async def test_who_closes_it_while_it_is_closed_waits_until_it_is(
     async with mooring.connect(url) as hub:
         one = await hub.register(ONE).__aenter__()
         held, at_work = asyncio.Event(), asyncio.Event()
-        withdraw = one._enrolment.withdraw
+        withdraw = one._record.withdraw
 
         async def slow() -> None:
             at_work.set()
             await held.wait()
             await withdraw()
 
-        monkeypatch.setattr(one._enrolment, "withdraw", slow)
+        monkeypatch.setattr(one._record, "withdraw", slow)
         first = asyncio.ensure_future(one.aclose())
         await at_work.wait()
         second = asyncio.ensure_future(one.aclose())
@@ -537,14 +537,14 @@ async def test_to_close_it_while_it_drains_waits_until_it_has_left(
     async with mooring.connect() as hub:
         one = await hub.register(ONE).__aenter__()
         held, at_work = asyncio.Event(), asyncio.Event()
-        put = one._enrolment.put
+        put = one._record.put
 
         async def slow(instance: Instance, *, fresh: bool) -> None:
             at_work.set()
             await held.wait()
             await put(instance, fresh=fresh)
 
-        monkeypatch.setattr(one._enrolment, "put", slow)
+        monkeypatch.setattr(one._record, "put", slow)
         draining = asyncio.ensure_future(one.drain(linger=0.1))
         await at_work.wait()
         closing = asyncio.ensure_future(one.aclose())

@@ -18,14 +18,14 @@ from mooring.errors import (
     Unavailable,
 )
 from mooring.hub import open_store
-from mooring.registry.kv.commit_batches import Batches
+from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.store import Put, absent, everything, key
 from tests.waiting import eventually
 
 
 async def test_those_that_come_together_share_a_revision(tmp_path: Path):
     async with open_store(f"sqlite://{tmp_path}/store") as store:
-        batches = Batches(store)
+        batches = CommitBatches(store)
         revisions = await asyncio.gather(
             *(batches.commit(Put(b"/%d" % n, b""), Put(b"/x%d" % n, b"")) for n in range(100))
         )
@@ -36,7 +36,7 @@ async def test_those_that_come_together_share_a_revision(tmp_path: Path):
 async def test_one_that_conflicts_holds_up_nobody():
     async with open_store("memory://") as store:
         await store.commit(Put(b"/3", b"there"))
-        batches = Batches(store)
+        batches = CommitBatches(store)
         results = await asyncio.gather(
             *(
                 batches.commit(Put(b"/%d" % n, b"new"), require=[absent(b"/%d" % n)])
@@ -53,7 +53,7 @@ async def test_one_that_conflicts_holds_up_nobody():
 
 async def test_large_values_go_in_several_and_too_large_ones_alone():
     async with open_store("memory://") as store:
-        batches = Batches(store)
+        batches = CommitBatches(store)
         sizes = [300_000] * 5 + [2_000_000]
         results = await asyncio.gather(
             *(batches.commit(Put(b"/%d" % n, bytes(size))) for n, size in enumerate(sizes)),
@@ -77,7 +77,7 @@ async def test_one_that_may_not_be_written_holds_up_nobody(
             return await whole(*writes, **rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store, "commit", commit)
-        batches = Batches(store)
+        batches = CommitBatches(store)
         results = await asyncio.gather(
             *(batches.commit(Put(b"/%d" % n, b"")) for n in range(10)), return_exceptions=True
         )
@@ -99,7 +99,7 @@ async def test_what_is_the_store_s_own_trouble_is_not_tried_for_each(
             raise error
 
         monkeypatch.setattr(store, "commit", commit)
-        batches = Batches(store)
+        batches = CommitBatches(store)
         results = await asyncio.gather(
             *(batches.commit(Put(b"/%d" % n, b"")) for n in range(10)), return_exceptions=True
         )
@@ -120,7 +120,7 @@ async def test_who_waits_as_it_is_closed_is_told_and_not_cancelled(
             raise AssertionError
 
         monkeypatch.setattr(store, "commit", commit)
-        batches = Batches(store)
+        batches = CommitBatches(store)
         waiting = [asyncio.ensure_future(batches.commit(Put(b"/%d" % n, b""))) for n in range(3)]
         await eventually(lambda: sent == [1, 2])
         await batches.aclose()
@@ -131,7 +131,7 @@ async def test_who_waits_as_it_is_closed_is_told_and_not_cancelled(
 
 async def test_a_failure_of_the_store_is_everybody_s():
     async with open_store("memory://") as store:
-        batches = Batches(store)
+        batches = CommitBatches(store)
         results = await asyncio.gather(
             *(batches.commit(Put(b"/%d" % n, b"", 77)) for n in range(3)), return_exceptions=True
         )
@@ -142,6 +142,6 @@ async def test_a_failure_of_the_store_is_everybody_s():
 
 async def test_many_more_than_fit_are_all_written():
     async with open_store("memory://") as store:
-        batches = Batches(store)
+        batches = CommitBatches(store)
         await asyncio.gather(*(batches.commit(Put(b"/%d" % n, b"")) for n in range(5000)))
         assert len((await store.read(everything())).entries) == 5000

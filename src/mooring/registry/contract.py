@@ -74,7 +74,7 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     gone."""
 
 
-class Enrolment(ABC):
+class InstanceRecord(ABC):
     """One instance's place in a registry, from `open` to `aclose`."""
 
     disturbed: bool
@@ -126,7 +126,7 @@ class Enrolment(ABC):
         not withdrawn is left to expire."""
 
 
-class Entered(NamedTuple):
+class RemoteRegistration(NamedTuple):
     """A registration whose beats come from elsewhere: see `Registry.enter`."""
 
     instance: Instance
@@ -154,12 +154,12 @@ class Registry(ABC):
         its fields that cannot be held. Raises `InvalidRequest`. No I/O."""
 
     @abstractmethod
-    def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
+    def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
         """A place for an instance that was prepared. Raises `InUse` where this registry object
         holds that place already."""
 
     @abstractmethod
-    async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
         """Register an instance of which nothing is kept here: whoever lives there sends the beats,
         through any process. Without an incarnation it is a new start, and the successor of whoever
         had its place; with one it comes back as that one, as a repair.

@@ -31,7 +31,7 @@ class Metrics(Protocol):
         """Call back when there are new ones; what is returned ends it."""
 
 
-class Record:
+class PublishedState:
     """The record of one instance, as it should be in the registry."""
 
     __slots__ = (

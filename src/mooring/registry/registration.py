@@ -26,7 +26,7 @@ from mooring.formatting import describe
 from mooring.heartbeat.policy import Beats, Decision, Policy
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registry
-from mooring.registry.published_state import Metrics, Record
+from mooring.registry.published_state import Metrics, PublishedState
 from mooring.registry.sigterm import close_on_sigterm
 from mooring.tasks import Backoff, Tasks, cleanup
 
@@ -64,7 +64,6 @@ class Registration:
         "_config",
         "_config_callbacks",
         "_end_metrics",
-        "_enrolment",
         "_entered",
         "_failed",
         "_fresh",
@@ -73,6 +72,7 @@ class Registration:
         "_metrics",
         "_phase",
         "_process",
+        "_published",
         "_reason",
         "_record",
         "_registry",
@@ -97,7 +97,7 @@ class Registration:
     ) -> None:
         if not instance.host:
             instance = msgspec.structs.replace(instance, host=reachable_host())
-        self._record = Record(registry, instance, metrics)
+        self._published = PublishedState(registry, instance, metrics)
         self._registry, self._ttl, self._wait = registry, ttl, wait
         self._beats = Beats(
             policy or Policy(),
@@ -122,12 +122,12 @@ class Registration:
         self._tasks = Tasks()
         self._process = os.getpid()
         self._end_metrics: Callable[[], None] = lambda: None
-        self._labels = (self._record.instance.service, self._record.instance.id)
+        self._labels = (self._published.instance.service, self._published.instance.id)
 
     @property
     def instance(self) -> Instance:
         """The instance as it is registered: with its id, incarnation and status."""
-        return self._record.as_of_now()
+        return self._published.as_of_now()
 
     @property
     def state(self) -> RegistrationState:
@@ -144,7 +144,7 @@ class Registration:
 
     @property
     def _is_expired(self) -> bool:
-        return self._state == "registered" and self._enrolment.expired
+        return self._state == "registered" and self._record.expired
 
     @property
     def config(self) -> Config:
@@ -176,7 +176,7 @@ class Registration:
         `metrics` are the service's own, beside those that are collected.
         """
         fields = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
-        self._record.update(healthy=healthy, metrics=metrics, fields=fields)
+        self._published.update(healthy=healthy, metrics=metrics, fields=fields)
         self._wake.set()
 
     async def __aenter__(self) -> Self:
@@ -185,12 +185,12 @@ class Registration:
         if self._metrics is not None:
             self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())
-        enrolment = self._registry.enrol(self._record.instance, ttl=self._ttl)
-        self._record.tell_lost()
-        self._enrolment, self._entered = enrolment, True
+        record = self._registry.instance_record(self._published.instance, ttl=self._ttl)
+        self._published.tell_lost()
+        self._record, self._entered = record, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
-        enrolment.subscribe(self._look)
-        enrolment.open()
+        record.subscribe(self._look)
+        record.open()
         if self._metrics is not None:
             self._end_metrics = self._metrics.subscribe(self._collected)
         self._enter("registering")
@@ -212,7 +212,7 @@ class Registration:
         return self
 
     def _collected(self) -> None:
-        self._record.collected()
+        self._published.collected()
         self._wake.set()
 
     async def registered(self) -> None:
@@ -285,11 +285,11 @@ class Registration:
 
     async def _stay(self) -> None:
         """Beat until something is wrong with the record."""
-        while not self._enrolment.disturbed:
+        while not self._record.disturbed:
             self._wake.clear()
             moment = time.monotonic()
-            decision = self._beats.decide(moment, self._record.metrics)
-            if self._record.changed:
+            decision = self._beats.decide(moment, self._published.metrics)
+            if self._published.changed:
                 decision = Decision.METADATA_UPDATE
             if decision is not Decision.NO_UPDATE:
                 await self._send(decision)
@@ -302,31 +302,31 @@ class Registration:
                 timer.cancel()
 
     async def _send(self, decision: Decision, *, put: bool = False) -> None:
-        metrics, changed = self._record.metrics, self._record.changed
+        metrics, changed = self._published.metrics, self._published.changed
         moment = time.monotonic()
-        self._record.changed = False
+        self._published.changed = False
         self._beats.began()
         try:
-            record = self._record.as_of_now()
+            record = self._published.as_of_now()
             if put:
-                await self._enrolment.put(record, fresh=self._fresh)
+                await self._record.put(record, fresh=self._fresh)
                 self._fresh = False
             else:
                 update = decision is Decision.METADATA_UPDATE
-                await self._enrolment.beat(record, update=update)
+                await self._record.beat(record, update=update)
         except BaseException:
             self._beats.failed()
-            self._record.changed = self._record.changed or changed
+            self._published.changed = self._published.changed or changed
             raise
         crowded = put or time.monotonic() - moment > _CROWDED
         self._beats.sent(moment, decision, metrics, crowded=crowded)
 
     def _look(self) -> None:
-        """The enrolment has something to tell."""
-        if self._enrolment.disturbed:  # before all that may fail
+        """The state of the record may have changed."""
+        if self._record.disturbed:  # before all that may fail
             self._wake.set()
-        self._show(self._enrolment.suspended)
-        config = self._enrolment.config
+        self._show(self._record.suspended)
+        config = self._record.config
         if config != self._config:
             self._config = config
             for callback in self._config_callbacks:
@@ -336,10 +336,10 @@ class Registration:
                     log.exception("%s %s: a subscriber failed", *self._labels)
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
-        if self._record.state == "draining" and phase in _STANDING:
+        if self._published.state == "draining" and phase in _STANDING:
             phase = "draining"
         self._phase = phase
-        self._show(self._enrolment.suspended if phase == "registered" else "", why)
+        self._show(self._record.suspended if phase == "registered" else "", why)
 
     def _say_trouble(self, trouble: str) -> None:
         """Of one that has yet to begin nobody else tells: to its session all may be well."""
@@ -388,7 +388,7 @@ class Registration:
             try:
                 await self._tasks.aclose()
                 self._enter("draining")
-                self._record.state = "draining"
+                self._published.state = "draining"
                 await cleanup(self._leave(), within=grace / 2)
             finally:
                 self._leaving.set()
@@ -409,7 +409,7 @@ class Registration:
                 await self._send(Decision.METADATA_UPDATE, put=True)
                 stands = True
             else:
-                await self._enrolment.withdraw()
+                await self._record.withdraw()
         except (Superseded, Removed) as error:
             self._end("superseded" if isinstance(error, Superseded) else "removed", error)
             return
@@ -445,14 +445,14 @@ class Registration:
         try:
             if self._phase in _STANDING:
                 async with asyncio.timeout(within / 2):
-                    await self._enrolment.withdraw()
+                    await self._record.withdraw()
         except (StoreError, TimeoutError) as error:
             reason = str(error) or "the store does not answer"
             log.info("%s %s: left to expire: %s", *self._labels, reason)
         self._phase = "closed" if self._failed is None else self._phase
         self._show("")
         telemetry.REGISTRATIONS.hide(*self._labels, self)
-        await self._enrolment.aclose(within=max(deadline - time.monotonic(), 0.1))
+        await self._record.aclose(within=max(deadline - time.monotonic(), 0.1))
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

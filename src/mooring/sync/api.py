@@ -38,7 +38,7 @@ INNER: frozenset[str] = frozenset(
         "mooring.discovery.rotation.Rotation",
         "mooring.mirror.Feed",
         "mooring.registry.contract.InstanceFeed",
-        "mooring.registry.contract.Enrolment",
+        "mooring.registry.contract.InstanceRecord",
         "mooring.tenants.keys.Keys",
         "mooring.tenants.publish.retention.Sweeper",
     }

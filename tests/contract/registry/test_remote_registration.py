@@ -8,7 +8,7 @@ import pytest
 from mooring import Instance
 from mooring.errors import InvalidRequest, Removed, Superseded, TooLarge
 from mooring.hub import Hub
-from mooring.registry.contract import Entered, Registry
+from mooring.registry.contract import Registry, RemoteRegistration
 from tests.contract.registries import Hands
 from tests.contract.registry.conftest import named
 from tests.waiting import eventually
@@ -36,17 +36,17 @@ async def ports(registry: Registry) -> list[int]:
     return sorted(instance.port for instance in (await registry.instances("echo")).instances)
 
 
-async def beat(registry: Registry, entered: Entered, **said: object) -> bool:
+async def beat(registry: Registry, entered: RemoteRegistration, **said: object) -> bool:
     who = entered.instance
     return await registry.beat("echo", who.id, who.incarnation, **said)  # type: ignore[arg-type]
 
 
-async def back(registry: Registry, entered: Entered) -> Entered:
+async def back(registry: Registry, entered: RemoteRegistration) -> RemoteRegistration:
     """Enter again as the same."""
     return await registry.enter(entered.instance)
 
 
-async def leave(registry: Registry, entered: Entered) -> bool:
+async def leave(registry: Registry, entered: RemoteRegistration) -> bool:
     return await registry.leave("echo", entered.instance.id, entered.instance.incarnation)
 
 

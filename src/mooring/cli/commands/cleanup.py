@@ -24,7 +24,7 @@ from mooring.settings.registry import RegistrySettings, load, parse
 from mooring.tasks import Tasks
 
 if TYPE_CHECKING:
-    from mooring.registry.redis.cleanup import Swept
+    from mooring.registry.redis.cleanup import CleanupReport
     from mooring.registry.redis.liveness import Brake
     from mooring.registry.redis.registry import RedisRegistry
 
@@ -100,7 +100,7 @@ async def _cleanup(
 
 async def _sweep(redis: RedisRegistry, settings: RegistrySettings, as_json: bool) -> None:
     """Run until a signal stops it. Each pass logs what it did."""
-    passes: asyncio.Queue[Swept | None] = asyncio.Queue()
+    passes: asyncio.Queue[CleanupReport | None] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
     hear("mooring.registry.redis.cleanup")
@@ -128,7 +128,7 @@ def in_words(settings: RegistrySettings) -> str:
     )
 
 
-def _record(swept: Swept) -> dict[str, JSON]:
+def _record(swept: CleanupReport) -> dict[str, JSON]:
     def places(ids: list[tuple[str, str]]) -> JSON:
         return [{"service": service, "id": id} for service, id in ids]
 

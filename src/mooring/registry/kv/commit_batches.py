@@ -29,7 +29,7 @@ class _Commit(NamedTuple):
         return sum(len(w.key) + len(w.value) for w in self.writes if isinstance(w, Put))
 
 
-class Batches:
+class CommitBatches:
     """Commits of different owners, who touch keys of their own. What one asks for happens whole or
     not at all, and where it cannot be written nobody else is held up by it."""
 

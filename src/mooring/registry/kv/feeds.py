@@ -24,7 +24,7 @@ K = TypeVar("K")
 FOREIGN = "is not a key of this layout"
 
 
-class Assembly:
+class ServiceInstances:
     """The keys of one service, put together into instances; one change costs one instance.
 
     Problems are kept, by key, for as long as the value that makes them stands.
@@ -158,8 +158,8 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, Malformed) else f"is not valid: {describe(error)}"
 
 
-class Gathered(Protocol[K]):
-    """Keys that are put together into instances: an `Assembly`, or `everything.Everything`."""
+class KeyIndex(Protocol[K]):
+    """Keys that are put together into instances: an `ServiceInstances`, or `AllInstances`."""
 
     instances: dict[K, Instance]
 
@@ -182,23 +182,23 @@ class InstancesFeed(Generic[K]):
     """
 
     def __init__(
-        self, store: Store, ranges: Sequence[Range], gathered: Gathered[K], *, name: str
+        self, store: Store, ranges: Sequence[Range], index: KeyIndex[K], *, name: str
     ) -> None:
         self.name = f"{store.url} {name}"
-        self._gathered = gathered
+        self._index = index
         self._feeds = [RangeFeed(store, range) for range in ranges]
         self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
         self._marks = [0] * len(self._feeds)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return tuple(self._gathered.problems.values())
+        return tuple(self._index.problems.values())
 
     async def snapshot(self) -> tuple[dict[K, Instance], int]:
         for number, feed in enumerate(self._feeds):
             self._held[number], self._marks[number] = await feed.snapshot()
-        self._gathered.replace(entry for held in self._held for entry in held.values())
-        return dict(self._gathered.instances), max(self._marks)
+        self._index.replace(entry for held in self._held for entry in held.values())
+        return dict(self._index.instances), max(self._marks)
 
     @asynccontextmanager
     async def follow(
@@ -222,8 +222,8 @@ class InstancesFeed(Generic[K]):
                 held.pop(key, None)
             else:
                 held[key] = entry
-            touched |= self._gathered.put(key, entry)
-        return Step(max(self._marks), self._gathered.build(touched))
+            touched |= self._index.put(key, entry)
+        return Step(max(self._marks), self._index.build(touched))
 
 
 class ServiceFeed(InstancesFeed[str]):
@@ -233,7 +233,9 @@ class ServiceFeed(InstancesFeed[str]):
     kept = ()
 
     def __init__(self, store: Store, layout: Layout, service: str) -> None:
-        super().__init__(store, layout.ranges(service), Assembly(layout, service), name=service)
+        super().__init__(
+            store, layout.ranges(service), ServiceInstances(layout, service), name=service
+        )
         self._store, self._layout = store, layout
         self._graves = tombstones_of(layout, service)
 
@@ -295,14 +297,14 @@ Where: TypeAlias = tuple[str, str]
 """A service and the id of an instance."""
 
 
-class Everything:
+class AllInstances:
     """The keys of all services, put together; one change costs one instance, however many services
     there are."""
 
     def __init__(self, layout: Layout) -> None:
         self.instances: dict[Where, Instance] = {}
         self._layout = layout
-        self._services: dict[str, Assembly] = {}
+        self._services: dict[str, ServiceInstances] = {}
         self._emptied: set[str] = set()
         """Services without keys. They are dropped after a whole step: an earlier change of the same
         step may have touched their instances."""
@@ -327,7 +329,7 @@ class Everything:
         if assembly is None:
             if entry is None:
                 return set()
-            assembly = self._services[place.service] = Assembly(self._layout, place.service)
+            assembly = self._services[place.service] = ServiceInstances(self._layout, place.service)
         touched = assembly.take(place, key, entry)
         if not assembly.entries:
             self._emptied.add(place.service)
@@ -380,4 +382,4 @@ class Everything:
 def everything_feed(store: Store, layout: Layout) -> InstancesFeed[Where]:
     """All instances, by service and id. Raises `InvalidRequest` where the layout cannot tell its
     services from other keys."""
-    return InstancesFeed(store, layout.roots(), Everything(layout), name="every service")
+    return InstancesFeed(store, layout.roots(), AllInstances(layout), name="every service")

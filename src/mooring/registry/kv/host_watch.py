@@ -10,7 +10,7 @@ from mooring.registry.kv.layouts.layout import Layout
 from mooring.store.contract import Entry, Range, Store
 
 
-class Neighbour(Protocol):
+class WatchedInstance(Protocol):
     def hear(self, *, anew: bool) -> None:
         """Something happened to this one's keys. `anew`: the store may be another, whose revisions
         mean something else."""
@@ -19,7 +19,7 @@ class Neighbour(Protocol):
         """The operator's word on the service changed."""
 
 
-class Vicinity:
+class HostWatch:
     """Neighbours come with `join` and go with `leave`; each hears of its own keys alone, and of the
     service's `config`. `returned`: called when the store is there again."""
 
@@ -37,7 +37,7 @@ class Vicinity:
         )
         self.config = config
         self._layout = layout
-        self._neighbours: dict[str, Neighbour] = {}
+        self._instances: dict[str, WatchedInstance] = {}
         self.mirror.subscribe(self._hear)
         self._end_config = config.subscribe(self._hear_config) if config else lambda: None
 
@@ -47,29 +47,29 @@ class Vicinity:
         if self.config is not None:
             self.config.start()
 
-    def join(self, id: str, neighbour: Neighbour) -> None:
-        self._neighbours[id] = neighbour
+    def join(self, id: str, instance: WatchedInstance) -> None:
+        self._instances[id] = instance
 
     def leave(self, id: str) -> bool:
         """Whether it was the last: then nobody may join any more, and it is to be closed."""
-        self._neighbours.pop(id, None)
-        return not self._neighbours
+        self._instances.pop(id, None)
+        return not self._instances
 
     async def aclose(self) -> None:
         self._end_config()
         await self.mirror.aclose()
 
     def _hear_config(self, _: Update[bytes, Entry]) -> None:
-        for neighbour in tuple(self._neighbours.values()):
-            neighbour.configured()
+        for instance in tuple(self._instances.values()):
+            instance.configured()
 
     def _hear(self, update: Update[bytes, Entry]) -> None:
         if update.resync:
-            touched: Iterable[str] = tuple(self._neighbours)
+            touched: Iterable[str] = tuple(self._instances)
         else:
             places = map(self._layout.locate, (change.key for change in update.changes))
             touched = {place.id for place in places if place is not None}
         anew = update.resync and self.mirror.resyncs > 0
         for id in touched:
-            if (neighbour := self._neighbours.get(id)) is not None:
-                neighbour.hear(anew=anew)
+            if (instance := self._instances.get(id)) is not None:
+                instance.hear(anew=anew)

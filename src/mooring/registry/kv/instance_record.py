@@ -20,9 +20,9 @@ from mooring.errors import (
     TooLarge,
 )
 from mooring.model import NO_CONFIG, Config, Instance
-from mooring.registry.contract import Enrolment
-from mooring.registry.kv.commit_batches import Batches
-from mooring.registry.kv.host_watch import Vicinity
+from mooring.registry.contract import InstanceRecord
+from mooring.registry.kv.commit_batches import CommitBatches
+from mooring.registry.kv.host_watch import HostWatch
 from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import Layout
 from mooring.registry.kv.removal import tombstone_key
@@ -99,37 +99,37 @@ def repair(
     return Repair(writes, checks)
 
 
-class Shared(NamedTuple):
+class SharedState(NamedTuple):
     """What the registrations of one registry share."""
 
     store: Store
     layout: Layout
-    batches: Batches
+    batches: CommitBatches
     revisions: Revisions
     described: set[str]
     """Services whose descriptions are known to be there."""
-    leave: Callable[[Instance, Range, Vicinity], Awaitable[None]]
+    leave: Callable[[Instance, Range, HostWatch], Awaitable[None]]
     """Called when the place of an instance is free again."""
 
 
-class StoreEnrolment(Enrolment):
+class StoreInstanceRecord(InstanceRecord):
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedState,
         lease: SharedLease,
-        vicinity: Vicinity,
+        host_watch: HostWatch,
         instance: Instance,
         home: Range,
     ) -> None:
         self.disturbed = False
         self.lease = 0
-        self._shared, self._lease, self._vicinity = shared, lease, vicinity
+        self._shared, self._lease, self._host_watch = shared, lease, host_watch
         self._instance, self._home = instance, home
         self._labels = (instance.service, instance.id)
-        self._mirror = vicinity.mirror
+        self._mirror = host_watch.mirror
         self._tombstone = tombstone_key(shared.layout, instance)
         self._config_key = (
-            shared.layout.config_key(instance.service, instance.id) if vicinity.config else b""
+            shared.layout.config_key(instance.service, instance.id) if host_watch.config else b""
         )
         self._said: Entry | None = None
         """The operator's word as it was last told."""
@@ -147,11 +147,11 @@ class StoreEnrolment(Enrolment):
 
     def open(self) -> None:
         self._lease.acquire(self)
-        self._vicinity.join(self._instance.id, self)
+        self._host_watch.join(self._instance.id, self)
 
     async def aclose(self, *, within: float) -> None:
-        await self._shared.leave(self._instance, self._home, self._vicinity)
-        self._lease.owe(self._sent)
+        await self._shared.leave(self._instance, self._home, self._host_watch)
+        self._lease.delete_later(self._sent)
         await self._lease.release(self, within=within)
 
     @property
@@ -174,9 +174,9 @@ class StoreEnrolment(Enrolment):
     @property
     def config(self) -> Config:
         own = self._decode(self._mirror.items.get(self._config_key))
-        if self._vicinity.config is None:
+        if self._host_watch.config is None:
             return own
-        return own.over(self._decode(next(iter(self._vicinity.config.items.values()), None)))
+        return own.over(self._decode(next(iter(self._host_watch.config.items.values()), None)))
 
     def _decode(self, entry: Entry | None) -> Config:
         try:
@@ -311,7 +311,7 @@ class StoreEnrolment(Enrolment):
             finally:
                 self._writing = False
         self._desired, self._written, self.lease = desired, revision, session.lease
-        self._vicinity.start()  # not before: nobody shall wait for it
+        self._host_watch.start()  # not before: nobody shall wait for it
         if self._mirror.loaded:
             self._look()
 

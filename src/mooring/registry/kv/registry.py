@@ -16,21 +16,21 @@ from mooring.mirror import Feed, Mirror, RangeFeed
 from mooring.model import JSON, Group, Instance, Service, State, new_incarnation
 from mooring.names import check_name
 from mooring.registry.contract import (
-    Enrolment,
-    Entered,
     InstanceFeed,
+    InstanceRecord,
     Listing,
     Registry,
     RegistryGuarantees,
+    RemoteRegistration,
     ServiceCount,
 )
-from mooring.registry.kv.commit_batches import Batches
-from mooring.registry.kv.feeds import Assembly, Everything, ServiceFeed, everything_feed
-from mooring.registry.kv.host_watch import Vicinity
-from mooring.registry.kv.instance_record import Shared, StoreEnrolment
+from mooring.registry.kv.commit_batches import CommitBatches
+from mooring.registry.kv.feeds import AllInstances, ServiceFeed, ServiceInstances, everything_feed
+from mooring.registry.kv.host_watch import HostWatch
+from mooring.registry.kv.instance_record import SharedState, StoreInstanceRecord
 from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import Layout, Malformed, Place
-from mooring.registry.kv.remote_registrations import BEATS, Said, StoreRemote
+from mooring.registry.kv.remote_registrations import BEATS, StatusReport, StoreRemoteRegistrations
 from mooring.registry.kv.removal import KEPT, forget, tombstone_key, tombstone_value
 from mooring.registry.kv.shared_lease import Revisions, SharedLease
 from mooring.store.contract import (
@@ -64,12 +64,14 @@ class StoreRegistry(Registry):
         self.layout = layout
         self.store = store
         self._leases: dict[float, SharedLease] = {}
-        self._enrolled: set[bytes] = set()
-        self._shared = Shared(
-            *(store, layout, Batches(store), Revisions(store)), described=set(), leave=self._leave
+        self._registered_here: set[bytes] = set()
+        self._shared = SharedState(
+            *(store, layout, CommitBatches(store), Revisions(store)),
+            described=set(),
+            leave=self._leave,
         )
-        self._remote = StoreRemote(store, layout)
-        self._vicinities: dict[Range, Vicinity] = {}
+        self._remote = StoreRemoteRegistrations(store, layout)
+        self._host_watches: dict[Range, HostWatch] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()
 
@@ -100,34 +102,36 @@ class StoreRegistry(Registry):
                 f"perhaps: a store takes {MAX_REQUEST_BYTES} in one commit"
             )
 
-    def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
+    def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
         ttl = self.layout.ttl if ttl is None else ttl
         check_ttl(ttl)
         home = self.layout.home(instance)
-        if home.start in self._enrolled:
+        if home.start in self._registered_here:
             raise InUse(
                 f"{instance.service} {instance.id} is registered here already: close that "
                 "registration first"
             )
-        self._enrolled.add(home.start)
+        self._registered_here.add(home.start)
         lease = self._leases.get(ttl)
         if lease is None:
             lease = self._leases[ttl] = SharedLease(self.store, ttl)
-        around = self.layout.vicinity(instance)
-        vicinity = self._vicinities.get(around)
-        if vicinity is None:
+        around = self.layout.host_range(instance)
+        host_watch = self._host_watches.get(around)
+        if host_watch is None:
             config = self._service_config(instance.service)
-            vicinity = self._vicinities[around] = Vicinity(
+            host_watch = self._host_watches[around] = HostWatch(
                 self.store, self.layout, around, config, self._returned
             )
-        return StoreEnrolment(self._shared, lease, vicinity, instance, home)
+        return StoreInstanceRecord(self._shared, lease, host_watch, instance, home)
 
-    async def _leave(self, instance: Instance, home: Range, vicinity: Vicinity) -> None:
-        self._enrolled.discard(home.start)
-        if vicinity.leave(instance.id):
-            del self._vicinities[vicinity.range]  # at once: who comes meanwhile needs a live one
+    async def _leave(self, instance: Instance, home: Range, host_watch: HostWatch) -> None:
+        self._registered_here.discard(home.start)
+        if host_watch.leave(instance.id):
+            del self._host_watches[
+                host_watch.range
+            ]  # at once: who comes meanwhile needs a live one
             self._shared.described.discard(instance.service)  # somebody may have it forgotten
-            await vicinity.aclose()
+            await host_watch.aclose()
             await self._leave_config(instance.service)
 
     def _returned(self) -> None:
@@ -136,7 +140,7 @@ class StoreRegistry(Registry):
             lease.replace()
 
     def _service_config(self, service: str) -> Mirror[bytes, Entry] | None:
-        """The operator's word on a service, live; one mirror for all its vicinities here."""
+        """The operator's word on a service, live; one mirror for all its host watches here."""
         if "config" not in self.layout.carries:
             return None
         self._config_users[service] += 1
@@ -154,12 +158,12 @@ class StoreRegistry(Registry):
             if (mirror := self._configs.pop(service, None)) is not None:
                 await mirror.aclose()
 
-    async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
         ttl = self.layout.ttl if ttl is None else ttl
         check_ttl(ttl)
         ready, lost = self.prepare(instance)
         entered, stays = await self._remote.enter(ready, ttl=ttl, back=instance.incarnation)
-        return Entered(entered, stays, stays / BEATS, tuple(lost))
+        return RemoteRegistration(entered, stays, stays / BEATS, tuple(lost))
 
     async def beat(
         self,
@@ -171,7 +175,9 @@ class StoreRegistry(Registry):
         state: State | None = None,
         metrics: Mapping[str, JSON] | None = None,
     ) -> bool:
-        return await self._remote.beat(service, id, incarnation, Said(healthy, state, metrics))
+        return await self._remote.beat(
+            service, id, incarnation, StatusReport(healthy, state, metrics)
+        )
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
         return await self._remote.leave(service, id, incarnation)
@@ -188,7 +194,7 @@ class StoreRegistry(Registry):
 
     async def services(self, group: str = "") -> list[ServiceCount]:
         found = await self._of_services(group, values=True)
-        everything = Everything(self.layout)
+        everything = AllInstances(self.layout)
         everything.replace(entry for _, entry in found)
         counts = dict.fromkeys((place.service for place, _ in found), 0)
         for service, _ in everything.instances:
@@ -235,9 +241,9 @@ class StoreRegistry(Registry):
         listed = sorted(assembly.instances.values(), key=lambda instance: instance.id)
         return Listing(tuple(listed), mark, tuple(assembly.problems.values()))
 
-    async def _assembly(self, service: str) -> tuple[Assembly, int]:
+    async def _assembly(self, service: str) -> tuple[ServiceInstances, int]:
         """The keys of a service, and the revision from which on something may be missing."""
-        assembly = Assembly(self.layout, service)
+        assembly = ServiceInstances(self.layout, service)
         found = [await self.store.read(where) for where in self.layout.ranges(service)]
         assembly.replace(entry for part in found for entry in part.entries)
         return assembly, min(part.revision for part in found)

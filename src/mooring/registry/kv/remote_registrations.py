@@ -29,7 +29,7 @@ BEATS = 3
 """So many beats fit into the time that one stays without: two may be lost."""
 
 
-class Said(NamedTuple):
+class StatusReport(NamedTuple):
     """What an instance says of its status with a beat. None: as it was."""
 
     healthy: bool | None = None
@@ -37,7 +37,7 @@ class Said(NamedTuple):
     metrics: Mapping[str, JSON] | None = None
 
     def check(self, service: str) -> None:
-        """Raise `InvalidRequest` for what cannot be said."""
+        """Raise `InvalidRequest` for what cannot be report."""
         if self.metrics is not None:
             check_json(f"the metrics of {service}", self.metrics, finite=False)
 
@@ -56,7 +56,7 @@ class Said(NamedTuple):
         )
 
 
-_NOTHING = Said()
+_NOTHING = StatusReport()
 
 
 def check_incarnation(service: str, id: str, incarnation: str) -> None:
@@ -92,7 +92,7 @@ class _Present(NamedTuple):
         return self.files.get("data")
 
 
-class StoreRemote:
+class StoreRemoteRegistrations:
     def __init__(self, store: Store, layout: Layout) -> None:
         self._store, self._layout = store, layout
         self._named = "incarnation" in layout.carries
@@ -154,10 +154,10 @@ class StoreRemote:
         )
         return msgspec.structs.replace(instance, status=status)
 
-    async def beat(self, service: str, id: str, incarnation: str, said: Said) -> bool:
+    async def beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         """Whether it is still registered."""
         check_incarnation(service, id, incarnation)
-        said.check(service)
+        report.check(service)
         who = self._who(service, id, incarnation)
         while True:
             present = await self._present(who)
@@ -171,7 +171,7 @@ class StoreRemote:
                 return False
             try:
                 await self._store.renew(main.lease)
-                await self._say(who, main, present.files, said)
+                await self._say(who, main, present.files, report)
                 return True
             except LeaseNotFound:
                 return False
@@ -179,18 +179,18 @@ class StoreRemote:
                 continue  # somebody wrote it meanwhile: look who
 
     async def _say(
-        self, who: Instance, main: Entry, files: Mapping[File, Entry], said: Said
+        self, who: Instance, main: Entry, files: Mapping[File, Entry], report: StatusReport
     ) -> None:
         """Write what it says, and what of it is missing, unless it is no longer its own."""
         instance = self._layout.assemble(who.service, who.id, files).instance
         if instance is None:
             return
-        instance = msgspec.structs.replace(instance, status=said.over(instance.status))
+        instance = msgspec.structs.replace(instance, status=report.over(instance.status))
         there = {entry.key: entry for entry in files.values()}
         writes = [
             Put(name, value, main.lease)
             for name, value in self._layout.encode(instance).items()
-            if name != main.key and (not said.nothing or name not in there)
+            if name != main.key and (not report.nothing or name not in there)
         ]
         if writes:
             seen = [(put.key, there.get(put.key)) for put in writes]

@@ -20,7 +20,7 @@ _LOOKS = (15.0, 5.0, 1.0)
 """Seconds between looks at keys that should be gone, the last first."""
 
 
-class Debt(NamedTuple):
+class PendingDeletion(NamedTuple):
     """A key that should be gone: how many looks at it are left, and when the next is due."""
 
     looks: int
@@ -54,8 +54,8 @@ class SharedLease:
         self._replaced: set[Session] = set()
         self._awaiting: dict[Session, asyncio.Task[object]] = {}
         """Who waits for the loss of each that may still be lost."""
-        self._owed: dict[bytes, Debt] = {}
-        self._owes = asyncio.Event()
+        self._to_delete: dict[bytes, PendingDeletion] = {}
+        self._more_to_delete = asyncio.Event()
         self._tasks = Tasks()
 
     @property
@@ -74,7 +74,7 @@ class SharedLease:
     def acquire(self, user: User) -> None:
         if not self._users:
             self._tasks.start(self._beat(), name="pulse of a shared lease")
-            self._tasks.start(self._pay(), name="keys left behind")
+            self._tasks.start(self._delete_pending(), name="keys left behind")
         self._users[user] = None
 
     async def _beat(self) -> None:
@@ -146,46 +146,46 @@ class SharedLease:
                 self._replaced.discard(session)
                 self._tasks.start(self._give_up(session), name=f"end of lease {session.lease:x}")
 
-    def owe(self, names: Iterable[bytes]) -> None:
+    def delete_later(self, names: Iterable[bytes]) -> None:
         """Keys on this lease that should be gone and may not be: whoever left them could not reach
         the store, or was cut short. Others keep the lease alive, so they would never expire."""
-        self._owed.update(dict.fromkeys(names, Debt(len(_LOOKS), time.monotonic())))
-        self._owes.set()
+        self._to_delete.update(dict.fromkeys(names, PendingDeletion(len(_LOOKS), time.monotonic())))
+        self._more_to_delete.set()
 
     def claim(self, names: Iterable[bytes]) -> None:
         """Somebody has these keys again."""
         for name in names:
-            self._owed.pop(name, None)
+            self._to_delete.pop(name, None)
 
-    async def _pay(self) -> None:
+    async def _delete_pending(self) -> None:
         """Look several times: what was under way when its sender gave up may still arrive."""
         backoff = Backoff()
         while True:
-            self._owes.clear()
+            self._more_to_delete.clear()
             moment = time.monotonic()
-            for name, debt in tuple(self._owed.items()):
-                if debt.due > moment or name not in self._owed:
+            for name, pending in tuple(self._to_delete.items()):
+                if pending.due > moment or name not in self._to_delete:
                     continue
-                if await self._delete(name, backoff) and self._owed.get(name) is debt:
-                    self._looked(name, debt)
+                if await self._delete(name, backoff) and self._to_delete.get(name) is pending:
+                    self._looked(name, pending)
             await self._until_due()
 
-    def _looked(self, name: bytes, debt: Debt) -> None:
-        left = debt.looks - 1
+    def _looked(self, name: bytes, pending: PendingDeletion) -> None:
+        left = pending.looks - 1
         if left:
-            self._owed[name] = Debt(left, time.monotonic() + _LOOKS[left - 1])
+            self._to_delete[name] = PendingDeletion(left, time.monotonic() + _LOOKS[left - 1])
         else:
-            del self._owed[name]
+            del self._to_delete[name]
 
     async def _until_due(self) -> None:
         """Until the next look is due, or there is more to look at."""
         timer = None
-        if self._owed:
-            due = min(debt.due for debt in self._owed.values())
+        if self._to_delete:
+            due = min(pending.due for pending in self._to_delete.values())
             pause = max(due - time.monotonic(), 0.0)
-            timer = asyncio.get_running_loop().call_later(pause, self._owes.set)
+            timer = asyncio.get_running_loop().call_later(pause, self._more_to_delete.set)
         try:
-            await self._owes.wait()
+            await self._more_to_delete.wait()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -194,7 +194,7 @@ class SharedLease:
         """Whether it is certain that the key is gone, or somebody else's."""
         try:
             entry = (await self._store.read(key(name))).first
-            if entry is not None and name in self._owed and entry.lease in {0, *self.granted}:
+            if entry is not None and name in self._to_delete and entry.lease in {0, *self.granted}:
                 await self._store.commit(
                     Delete(key(name)), require=[unchanged(name, entry.modified)]
                 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from mooring.errors import Unavailable
 from mooring.model import Instance
-from mooring.registry.contract import Enrolment
+from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import translate
 from mooring.registry.redis.registry import RedisRegistry
@@ -30,7 +30,7 @@ class Trial:
         self._registry, self.masters = registry, masters
         named = Instance(SCRATCH, "doctor.invalid", 1, id=uuid.uuid4().hex, weight=0, enabled=False)
         self.instance, _ = registry.prepare(named)
-        self._enrolment: Enrolment | None = None
+        self._record: InstanceRecord | None = None
         self._registered = False
 
     async def read(self) -> None:
@@ -41,15 +41,15 @@ class Trial:
         await self._registry.names()
 
     async def register(self) -> None:
-        enrolment = self._registry.enrol(self.instance)
-        enrolment.open()
-        self._enrolment = enrolment
-        await enrolment.put(self.instance, fresh=True)
+        record = self._registry.instance_record(self.instance)
+        record.open()
+        self._record = record
+        await record.put(self.instance, fresh=True)
         self._registered = True
 
     async def beat(self) -> None:
-        assert self._enrolment is not None
-        await self._enrolment.beat(self.instance, update=False)
+        assert self._record is not None
+        await self._record.beat(self.instance, update=False)
 
     async def hear(self) -> float | None:
         """Listen to the changes, and make one; the seconds until it is heard. None where nothing
@@ -59,10 +59,10 @@ class Trial:
             async with asyncio.timeout(_PATIENCE), _listening(connection) as listening:
                 await listening.subscribe(keys.changes)
                 await _heard(listening, "subscribe")
-                if self._enrolment is None or not self._registered:
+                if self._record is None or not self._registered:
                     return None
                 started = time.monotonic()
-                await self._enrolment.beat(self.instance, update=True)
+                await self._record.beat(self.instance, update=True)
                 await _heard(listening, "message")
                 return time.monotonic() - started
         except TimeoutError as error:
@@ -88,13 +88,13 @@ class Trial:
 
     async def aclose(self) -> None:
         """Raises what a store raises where the instance could not be taken out."""
-        if self._enrolment is not None:
-            enrolment, self._enrolment = self._enrolment, None
+        if self._record is not None:
+            record, self._record = self._record, None
             try:
                 if self._registered:
-                    await enrolment.withdraw()
+                    await record.withdraw()
             finally:
-                await enrolment.aclose(within=1.0)
+                await record.aclose(within=1.0)
 
 
 @asynccontextmanager

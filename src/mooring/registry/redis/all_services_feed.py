@@ -25,9 +25,9 @@ from mooring.registry.redis.service_feed import (
     LOOK,
     LOOK_DEAF,
     SILENCE,
-    Attention,
     Changed,
-    Pulse,
+    LastAnswer,
+    PendingChanges,
     ServiceFeed,
 )
 from mooring.tasks import Tasks
@@ -47,7 +47,7 @@ _LOOKING = 250
 Where: TypeAlias = tuple[str, str]
 
 
-class EverythingFeed:
+class AllServicesFeed:
     """Instances by service and id. The mark is the server's time in ms.
 
     `names` tells which services have instances, `feed` makes what follows one.
@@ -56,12 +56,12 @@ class EverythingFeed:
     def __init__(
         self,
         names: Callable[[], Awaitable[list[str]]],
-        feed: Callable[[str, Pulse], ServiceFeed],
+        feed: Callable[[str, LastAnswer], ServiceFeed],
         *,
         where: str,
     ) -> None:
         self.name = f"{where} every service"
-        self.pulse = Pulse()
+        self.last_answer = LastAnswer()
         self.unread: dict[str, str] = {}
         """Services that cannot be read at present, and why."""
         self._away: dict[str, float] = {}
@@ -110,16 +110,16 @@ class EverythingFeed:
         """The services that have instances."""
         asked = time.monotonic()
         names = set(await self._names())
-        moment, answered = time.monotonic(), self.pulse.answered
+        moment, answered = time.monotonic(), self.last_answer.answered
         if moment - asked > STALL or (answered and moment - answered > SILENCE):
             for feed in self._feeds.values():
                 feed.broke()
-        self.pulse.answered = moment
+        self.last_answer.answered = moment
         return names
 
     def feed(self, name: str) -> ServiceFeed:
         if name not in self._feeds:
-            self._feeds[name] = self._make(name, self.pulse)
+            self._feeds[name] = self._make(name, self.last_answer)
         return self._feeds[name]
 
     def drop(self, name: str) -> None:
@@ -151,7 +151,7 @@ class EverythingFeed:
     def heard(self) -> float:
         """Where the node of some service does not answer, when that began; where no service can be
         read, when one last could."""
-        times = [self.pulse.answered, *self._away.values()]
+        times = [self.last_answer.answered, *self._away.values()]
         if self._feeds and self.unread.keys() >= self._feeds.keys():
             times.append(max(feed.read for feed in self._feeds.values()))
         return min(times)
@@ -171,20 +171,20 @@ class EverythingFeed:
 class _Followed:
     """One service among all."""
 
-    __slots__ = ("attention", "busy", "due", "end", "feed", "held")
+    __slots__ = ("busy", "due", "end", "feed", "held", "pending")
 
     def __init__(self, feed: ServiceFeed, wake: Callable[[], None]) -> None:
         self.feed = feed
         self.held: dict[str, Instance] = {}
         """What was told of it."""
-        self.attention = Attention(feed, wake)
+        self.pending = PendingChanges(feed, wake)
         self.busy = False
         self.due = 0.0
-        self.end = feed.listen(self.attention)
+        self.end = feed.listen(self.pending)
 
 
 class _Following:
-    def __init__(self, every: EverythingFeed, held: Mapping[Where, Instance]) -> None:
+    def __init__(self, every: AllServicesFeed, held: Mapping[Where, Instance]) -> None:
         self._every = every
         self._services: dict[str, _Followed] = {}
         self._pending: dict[str, None] = {}
@@ -229,7 +229,7 @@ class _Following:
         for name in self._listed:
             if name not in self._services:
                 followed = self._join(name)
-                followed.attention.whole = True
+                followed.pending.whole = True
                 self._pending[name] = None
         for name in [name for name in self._services if name not in self._listed]:
             followed = self._services[name]
@@ -281,7 +281,7 @@ class _Following:
             due, name = heapq.heappop(self._dues)
             followed = self._services.get(name)
             if followed is not None and followed.due == due:
-                followed.attention.whole = True
+                followed.pending.whole = True
                 self._pending[name] = None
         while self._pending and self._looking < _LOOKING:
             name = next(iter(self._pending))
@@ -293,9 +293,9 @@ class _Following:
                 self._tasks.start(self._look(name, followed), name=f"look at {name}")
 
     async def _look(self, name: str, followed: _Followed) -> None:
-        whole = followed.attention.whole
+        whole = followed.pending.whole
         try:
-            found = await followed.attention.look(followed.held)
+            found = await followed.pending.look(followed.held)
         except Closed as error:
             self._break(error)
         except StoreError as error:
@@ -311,7 +311,7 @@ class _Following:
         finally:
             followed.busy = False
             self._looking -= 1
-            if followed.attention.waiting:
+            if followed.pending.waiting:
                 self._pending[name] = None
             self._wake.set()
 

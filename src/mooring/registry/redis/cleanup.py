@@ -42,7 +42,7 @@ _SCAN_EVERY = 20
 
 
 @dataclass(slots=True)
-class Swept:
+class CleanupReport:
     """What a pass did."""
 
     services: int = 0
@@ -96,7 +96,7 @@ class Sweeper:
         self._looked: dict[str, float] = {}
         """By service, when its clock was last looked at."""
 
-    async def run(self, told: Callable[[Swept], None] = lambda _: None) -> None:
+    async def run(self, told: Callable[[CleanupReport], None] = lambda _: None) -> None:
         """Sweep at the interval, for ever. After a time in which Redis did not answer, or took no
         writes, or its clock jumped, nobody is taken out before all had time to beat again."""
         passes, backoff, due = 0, Backoff(1.0, self._settings.interval), 0.0
@@ -157,9 +157,9 @@ class Sweeper:
     def _calm_until(self, service: str = "") -> float:
         return max(self._calm.get("", 0.0), self._calm.get(service, 0.0))
 
-    async def sweep(self, *, orphans: bool = True) -> Swept:
+    async def sweep(self, *, orphans: bool = True) -> CleanupReport:
         """One pass over all services. Raises what a store raises."""
-        swept = Swept()
+        swept = CleanupReport()
         names = await self._connection.call(
             "SMEMBERS", self._keys.services, what="list of services"
         )
@@ -198,7 +198,7 @@ class Sweeper:
                 remains[service] = []
         return remains
 
-    async def _service(self, name: str, remains: Iterable[str], swept: Swept) -> None:
+    async def _service(self, name: str, remains: Iterable[str], swept: CleanupReport) -> None:
         try:
             keys = self._keys.of(name)
             swept.services += 1
@@ -218,7 +218,7 @@ class Sweeper:
             swept.problems.append(str(error))
             log.warning("%s", error)  # which says of what service
 
-    async def _expire(self, keys: ServiceKeys, remains: list[str], swept: Swept) -> bool:
+    async def _expire(self, keys: ServiceKeys, remains: list[str], swept: CleanupReport) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
         now, timeout = await self._now(keys), round(self._settings.global_timeout * 1000)
         oldest = now - timeout
@@ -234,7 +234,9 @@ class Sweeper:
         )
         return not left
 
-    async def _lower(self, keys: ServiceKeys, newest: int, swept: Swept, oldest: int) -> None:
+    async def _lower(
+        self, keys: ServiceKeys, newest: int, swept: CleanupReport, oldest: int
+    ) -> None:
         """Lower the heartbeats later than `newest` to now. A beat never lowers one: after a step of
         Redis' clock back, an instance that died would stay for as long as that step."""
         scores = (f"({newest}", "+inf")
@@ -250,7 +252,7 @@ class Sweeper:
             )
 
     async def _look_at(
-        self, keys: ServiceKeys, scores: tuple[str, str], swept: Swept, oldest: int
+        self, keys: ServiceKeys, scores: tuple[str, str], swept: CleanupReport, oldest: int
     ) -> None:
         """Let the script decide about those with such heartbeats, in batches."""
         offset = 0
@@ -269,7 +271,7 @@ class Sweeper:
         return [_text(id) for id in told]
 
     async def _call(
-        self, keys: ServiceKeys, ids: list[str], swept: Swept, oldest: int
+        self, keys: ServiceKeys, ids: list[str], swept: CleanupReport, oldest: int
     ) -> tuple[int, bool]:
         """How many of these no longer have such a heartbeat, and whether the brake holds. Who beat
         at `oldest`, in ms, or later, stays."""
@@ -301,7 +303,7 @@ class Sweeper:
             gone += self._outcome(keys.name, outcome.decode(), _shown(_text(id)), swept)
         return gone, braked
 
-    def _outcome(self, service: str, outcome: str, id: str, swept: Swept) -> bool:
+    def _outcome(self, service: str, outcome: str, id: str, swept: CleanupReport) -> bool:
         """Record what was done to an instance; whether it no longer has that heartbeat."""
         if outcome == "removed":
             swept.removed.append((service, id))
@@ -326,7 +328,7 @@ class Sweeper:
     def _timeout(self) -> str:
         return show(self._settings.global_timeout)
 
-    def _brake(self, service: str, state: str, brake: Brake, swept: Swept) -> bool:
+    def _brake(self, service: str, state: str, brake: Brake, swept: CleanupReport) -> bool:
         """Tell of a change of the brake, once; whether it holds."""
         holds = state in ("tripped", "holding")
         BRAKE.labels(service).set(holds)

@@ -51,7 +51,7 @@ class Beat(NamedTuple):
         return len(self.head) + sum(len(name) + len(value) for name, value in self.fields.items())
 
 
-class Beating:
+class HeartbeatBatches:
     def __init__(self, connection: Connection, keys: Keys, service: ServiceKeys) -> None:
         self._connection, self._keys, self._service = connection, keys, service
         self._waiting: list[tuple[Beat, asyncio.Future[str]]] = []
@@ -126,7 +126,7 @@ def batch(beats: Sequence[Beat]) -> int:
 async def send(
     connection: Connection, keys: Keys, service: ServiceKeys, beats: list[Beat]
 ) -> list[str]:
-    """Any number of beats in one call; of each, as `Beating.beat` gives it."""
+    """Any number of beats in one call; of each, as `HeartbeatBatches.beat` gives it."""
     tier1 = [] if keys.cluster else [keys.services]
     reply = await connection.run(
         HEARTBEAT,

@@ -12,7 +12,7 @@ import msgspec
 
 from mooring.errors import StoreError, TooLarge
 from mooring.model import NO_CONFIG, Config, Instance
-from mooring.registry.contract import Enrolment
+from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.errors import refused
 from mooring.registry.redis.heartbeat_batches import Beat
@@ -22,7 +22,7 @@ from mooring.session import clock
 log = logging.getLogger(__name__)
 
 
-class RedisEnrolment(Enrolment):
+class RedisInstanceRecord(InstanceRecord):
     def __init__(
         self,
         service: LiveService,

@@ -12,7 +12,7 @@ import msgspec
 from mooring.errors import OutcomeUnknown, Removed, StoreError, Superseded, Unavailable
 from mooring.model import Config, Instance
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.heartbeat_batches import Beating
+from mooring.registry.redis.heartbeat_batches import HeartbeatBatches
 from mooring.registry.redis.keys import Keys
 from mooring.registry.redis.pipeline import DEREGISTER, REGISTER
 from mooring.registry.redis.pubsub import Changes, Message
@@ -53,7 +53,7 @@ class LiveService:
         self._keys = keys.of(service)
         self.timeout = timeout
         self._members: list[Member] = []
-        self.beating = Beating(connection, keys, self._keys)
+        self.beating = HeartbeatBatches(connection, keys, self._keys)
         self._reader = Reader(connection, keys)
         self._tasks = Tasks()
         self._heard = False

@@ -15,22 +15,22 @@ from mooring.mirror import Feed
 from mooring.model import JSON, Group, Instance, Service, State, check_text, new_incarnation
 from mooring.names import check_name, split_service
 from mooring.registry.contract import (
-    Enrolment,
-    Entered,
     InstanceFeed,
+    InstanceRecord,
     Listing,
     Registry,
     RegistryGuarantees,
+    RemoteRegistration,
     ServiceCount,
 )
 from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import Malformed, Problem, said_by_the_operator
-from mooring.registry.kv.remote_registrations import Said
+from mooring.registry.kv.remote_registrations import StatusReport
 from mooring.registry.redis import codec as fields
-from mooring.registry.redis.all_services_feed import EverythingFeed
+from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import Sweeper
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.instance_record import RedisEnrolment
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.keys import Keys, check_service
 from mooring.registry.redis.leader_lease import LeaderLease
 from mooring.registry.redis.live_service import LiveService, drop_service, message_head
@@ -38,8 +38,8 @@ from mooring.registry.redis.liveness import overdue, standing
 from mooring.registry.redis.pipeline import EDIT, FORGET
 from mooring.registry.redis.pubsub import Changes
 from mooring.registry.redis.reader import Reader, of_each, with_config
-from mooring.registry.redis.remote_registrations import RedisRemote
-from mooring.registry.redis.service_feed import Pulse, ServiceFeed
+from mooring.registry.redis.remote_registrations import RedisRemoteRegistrations
+from mooring.registry.redis.service_feed import LastAnswer, ServiceFeed
 from mooring.settings.registry import RegistrySettings
 from mooring.store.validation import check_ttl
 
@@ -63,8 +63,8 @@ class RedisRegistry(Registry):
         self.reader = Reader(connection, keys)
         self._changes = Changes(connection, keys)
         self._services: dict[str, LiveService] = {}
-        self._enrolled: set[tuple[str, str]] = set()
-        self._remote = RedisRemote(
+        self._registered_here: set[tuple[str, str]] = set()
+        self._remote = RedisRemoteRegistrations(
             *(connection, keys, self.reader),
             timeout=settings.cleanup.global_timeout,
             most=settings.redis.metadata_limit,
@@ -93,7 +93,7 @@ class RedisRegistry(Registry):
             )
         return ready, said_by_the_operator(instance)
 
-    def enrol(self, instance: Instance, *, ttl: float | None = None) -> Enrolment:
+    def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
         if ttl is not None:
             check_ttl(ttl)
             log.info(
@@ -101,21 +101,23 @@ class RedisRegistry(Registry):
                 *(instance.service, instance.id, self.settings.heartbeat.heartbeat_interval),
             )
         place = (instance.service, instance.id)
-        if place in self._enrolled:
+        if place in self._registered_here:
             raise InUse(
                 f"{instance.service} {instance.id} is registered here already: close that "
                 "registration first"
             )
-        self._enrolled.add(place)
+        self._registered_here.add(place)
         live = self._live(instance.service)
 
         async def leave() -> None:
-            self._enrolled.discard(place)
+            self._registered_here.discard(place)
             if live.empty and self._services.get(live.name) is live:
                 del self._services[live.name]
                 await live.aclose()
 
-        return RedisEnrolment(live, instance, most=self.settings.redis.metadata_limit, leave=leave)
+        return RedisInstanceRecord(
+            live, instance, most=self.settings.redis.metadata_limit, leave=leave
+        )
 
     def _live(self, service: str) -> LiveService:
         live = self._services.get(service)
@@ -130,7 +132,7 @@ class RedisRegistry(Registry):
             timeout=self.settings.cleanup.global_timeout,
         )
 
-    async def enter(self, instance: Instance, *, ttl: float | None = None) -> Entered:
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
         """As everywhere; its time-to-live is that of cleanup, whatever is asked for."""
         if ttl is not None:
             check_ttl(ttl)
@@ -138,7 +140,7 @@ class RedisRegistry(Registry):
         live = self._apart(ready.service)
         await self._remote.enter(live, ready, back=bool(instance.incarnation))
         every = self.settings.heartbeat.heartbeat_interval
-        return Entered(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
+        return RemoteRegistration(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
 
     async def beat(
         self,
@@ -150,7 +152,9 @@ class RedisRegistry(Registry):
         state: State | None = None,
         metrics: Mapping[str, JSON] | None = None,
     ) -> bool:
-        return await self._remote.beat(service, id, incarnation, Said(healthy, state, metrics))
+        return await self._remote.beat(
+            service, id, incarnation, StatusReport(healthy, state, metrics)
+        )
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
         return await self._remote.leave(self._apart(check_service(service)), id, incarnation)
@@ -228,20 +232,20 @@ class RedisRegistry(Registry):
         ]
 
     def follow(self, service: str) -> InstanceFeed:
-        return self._feed(service, Pulse())
+        return self._feed(service, LastAnswer())
 
-    def _feed(self, service: str, pulse: Pulse) -> ServiceFeed:
+    def _feed(self, service: str, last_answer: LastAnswer) -> ServiceFeed:
         beats = self.settings.heartbeat.heartbeat_interval
         return ServiceFeed(
             *(self.reader, self._changes, self.keys.of(service)),
             where=self.url,
             timeout=self.timeout,
             grace=2 * beats + 5,
-            pulse=pulse,
+            last_answer=last_answer,
         )
 
     def follow_all(self) -> Feed[tuple[str, str], Instance]:
-        return EverythingFeed(self._inhabited, self._feed, where=self.url)
+        return AllServicesFeed(self._inhabited, self._feed, where=self.url)
 
     async def _inhabited(self) -> list[str]:
         """The services that have instances."""

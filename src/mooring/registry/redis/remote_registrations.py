@@ -11,7 +11,12 @@ import msgspec
 
 from mooring.errors import StoreError, TooLarge
 from mooring.model import JSON, Instance, check_text
-from mooring.registry.kv.remote_registrations import Said, check_incarnation, removed, superseded
+from mooring.registry.kv.remote_registrations import (
+    StatusReport,
+    check_incarnation,
+    removed,
+    superseded,
+)
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import refused
@@ -23,7 +28,7 @@ from mooring.registry.redis.reader import Reader
 log = logging.getLogger(__name__)
 
 
-class RedisRemote:
+class RedisRemoteRegistrations:
     """`timeout`: seconds without a heartbeat after which an instance counts as dead; `most`: bytes
     of what it may say of itself."""
 
@@ -50,24 +55,24 @@ class RedisRemote:
         )
 
     async def _metrics(self, instance: Instance) -> Mapping[str, JSON]:
-        """What it said last, if it is still there."""
+        """What it report last, if it is still there."""
         keys = self._keys.of(instance.service)
         held = (await self._reader.details(keys, [instance.id])).instances.get(instance.id)
         if held is None or held.incarnation != instance.incarnation:
             return {}
         return held.status.metrics
 
-    async def beat(self, service: str, id: str, incarnation: str, said: Said) -> bool:
+    async def beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         """Whether it is still registered."""
         check_incarnation(service, id, incarnation)
         check_text("id", id)
-        said.check(service)
+        report.check(service)
         keys = self._keys.of(service)
         beat = Beat(id, incarnation, "", None, "")
-        if not said.nothing:
+        if not report.nothing:
             instance = (await self._reader.details(keys, [id])).instances.get(id)
             if instance is not None and instance.incarnation == incarnation:
-                beat = self._update(instance, said)
+                beat = self._update(instance, report)
         (result,) = await send(self._connection, self._keys, keys, [beat])
         if result == "ok":
             await self._list(service)
@@ -81,8 +86,8 @@ class RedisRemote:
             raise removed(service, id)
         return False
 
-    def _update(self, instance: Instance, said: Said) -> Beat:
-        status = said.over(instance.status)
+    def _update(self, instance: Instance, report: StatusReport) -> Beat:
+        status = report.over(instance.status)
         instance = msgspec.structs.replace(instance, status=status)
         told = fields.encode(instance)
         if (size := fields.size(told)) > self._most:

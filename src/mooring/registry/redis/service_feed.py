@@ -41,7 +41,7 @@ def differing(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> 
     return changes + [(id, each) for id, each in after.items() if before.get(id) != each]
 
 
-class Pulse:
+class LastAnswer:
     """When Redis last answered to anything that was asked of it for the same purpose."""
 
     __slots__ = ("answered",)
@@ -66,7 +66,7 @@ class ServiceFeed:
         where: str,
         timeout: float,
         grace: float,
-        pulse: Pulse | None = None,
+        last_answer: LastAnswer | None = None,
     ) -> None:
         self.name = f"{where} {service.name}"
         self._reader, self._changes, self._service = reader, changes, service
@@ -77,7 +77,7 @@ class ServiceFeed:
         self._config: Mapping[str, Config] = {}
         self._problems: dict[str, Problem] = {}
         self._notes: tuple[Problem, ...] = ()
-        self._pulse = pulse or Pulse()
+        self._last_answer = last_answer or LastAnswer()
         self._breaks = changes.breaks
         self.gone: set[str] = set()
         """Those of whom it was heard that they left, and after which nobody looked yet."""
@@ -250,11 +250,11 @@ class ServiceFeed:
     def _hear_of_a_break(self, asked: float) -> None:
         """An answer has come to what was asked: was there a break before it?"""
         moment, breaks = time.monotonic(), self._changes.breaks
-        answered = self._pulse.answered
+        answered = self._last_answer.answered
         silent = answered and moment - answered > SILENCE
         if silent or moment - asked > STALL or breaks != self._breaks:
             self.broke()
-        self._pulse.answered, self._breaks = moment, breaks
+        self._last_answer.answered, self._breaks = moment, breaks
 
     def _hear_of_the_brake(self, state: State) -> None:
         self._notes, brake = state.problems, state.brake
@@ -287,7 +287,7 @@ class ServiceFeed:
         self, mark: int, held: Mapping[str, Instance], *, known: float
     ) -> AsyncIterator[Steps[str, Instance]]:
         following = _Following(self, held)
-        end = self.listen(following.attention)
+        end = self.listen(following.pending)
         try:
             if time.monotonic() - known > _FRESH:
                 await following.begin()  # a service that cannot be read is not followed
@@ -295,20 +295,20 @@ class ServiceFeed:
         finally:
             end()
 
-    def listen(self, attention: Attention) -> Callable[[], None]:
+    def listen(self, pending: PendingChanges) -> Callable[[], None]:
         """Let it hear of the changes; what is returned ends it."""
-        return self._changes.listen(self._service.name, attention.hear)
+        return self._changes.listen(self._service.name, pending.hear)
 
     def heard(self) -> float:
         hears = self._changes.hears(self._service.name)
-        return max(self._pulse.answered, self._changes.heard if hears else 0.0)
+        return max(self._last_answer.answered, self._changes.heard if hears else 0.0)
 
     @property
     def deaf(self) -> bool:
         return not self._changes.hears(self._service.name)
 
 
-class Attention:
+class PendingChanges:
     """What was heard of a service, and not yet looked after. `wake` is called when there is
     something."""
 
@@ -358,7 +358,7 @@ class _Following:
     def __init__(self, feed: ServiceFeed, held: Mapping[str, Instance]) -> None:
         self._feed, self._held = feed, held
         self._wake = asyncio.Event()
-        self.attention = Attention(feed, self._wake.set)
+        self.pending = PendingChanges(feed, self._wake.set)
         self._missed: Changed = []
         """What changed before it was followed."""
 
@@ -368,8 +368,8 @@ class _Following:
 
     async def begin(self) -> None:
         """Read everything."""
-        self.attention.whole = True
-        self._missed = await self.attention.look(self._held)
+        self.pending.whole = True
+        self._missed = await self.pending.look(self._held)
 
     async def __aiter__(self) -> AsyncIterator[Step[str, Instance]]:
         if self._missed:
@@ -380,9 +380,9 @@ class _Following:
             await self._wait(due)
             self._wake.clear()
             if time.monotonic() >= due:
-                self.attention.whole = True
-            whole = self.attention.whole
-            changes = await self.attention.look(self._held)
+                self.pending.whole = True
+            whole = self.pending.whole
+            changes = await self.pending.look(self._held)
             if whole:
                 due = time.monotonic() + (LOOK_DEAF if self._feed.deaf else LOOK)
             yield Step(self._feed.mark, changes)

@@ -134,7 +134,7 @@ class Layout(ABC):
     def home(self, instance: Instance) -> Range:
         """Where the keys of one instance lie, and nothing else."""
 
-    def vicinity(self, instance: Instance) -> Range:
+    def host_range(self, instance: Instance) -> Range:
         """Where the keys of this instance and those beside it on its host lie."""
         return self.home(instance)
 

@@ -48,7 +48,7 @@ class Rooted(Layout):
     def home(self, instance: Instance) -> Range:
         return key(f"{self._folder(instance.service)}{instance.address}".encode())
 
-    def vicinity(self, instance: Instance) -> Range:
+    def host_range(self, instance: Instance) -> Range:
         host = instance.address.removesuffix(str(instance.port))
         return prefix(f"{self._folder(instance.service)}{host}".encode())
 

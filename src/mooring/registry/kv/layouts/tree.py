@@ -56,7 +56,7 @@ class Tree(Layout):
     def home(self, instance: Instance) -> Range:
         return prefix(f"{_folder(instance.service)}{instance.address}/".encode())
 
-    def vicinity(self, instance: Instance) -> Range:
+    def host_range(self, instance: Instance) -> Range:
         host = instance.address.removesuffix(str(instance.port))
         return prefix(f"{_folder(instance.service)}{host}".encode())
 
