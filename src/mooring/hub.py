@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mooring.discovery.resilience import Resilience
     from mooring.discovery.rotation import Explanation
     from mooring.discovery.view import View
-    from mooring.heartbeat.collectors.collector import Collector
+    from mooring.heartbeat.collectors import Collector
     from mooring.locks.barrier import Barrier
     from mooring.locks.election import Election
     from mooring.locks.inspect import LockInfo

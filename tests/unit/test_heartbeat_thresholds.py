@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, changes, flatten, significant
+from mooring.heartbeat.thresholds import changes, flatten, significant
+from mooring.settings.heartbeat import THRESHOLDS, Threshold
 
 absolute = Threshold(10.0, "absolute")
 percentage = Threshold(10.0, "percentage")

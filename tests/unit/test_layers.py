@@ -23,7 +23,7 @@ LAYERS = [
     },
     {"addresses"},
     {"model"},
-    {"masking", "telemetry"},
+    {"masking", "settings", "telemetry"},
     {"store"},
     {"session", "mirror"},
     {"heartbeat", "locks", "tenants"},
@@ -73,8 +73,7 @@ def imports(file: Path) -> Iterator[str]:
 
 
 def part(file: Path) -> str:
-    name = file.relative_to(ROOT).parts[0].removesuffix(".py")
-    return "heartbeat" if name == "settings" else name
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 def level(name: str) -> int:
@@ -91,7 +90,7 @@ def test_arrows_point_down():
         for target in imports(file):
             if not target.startswith("mooring."):
                 continue
-            there = target.split(".")[1].replace("settings", "heartbeat")
+            there = target.split(".")[1]
             if there == "__version__" or there == here:
                 continue
             if level(there) >= level(here):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mooring.heartbeat.collectors.collector import Cost
+from mooring.heartbeat.collectors import Cost
 from mooring.model import JSON
 
 Verb = Literal["fail", "recover", "drain", "leave", "return"]

@@ -1,14 +1,15 @@
 """Smart heartbeats: when an instance beats, and when it tells its metrics with the beat.
 
-`policy` decides by `thresholds`, `collecting` runs the `collectors`, `settings` reads the YAML.
+`policy` decides by `thresholds`, and `scheduler` runs the `collectors`.
 """
 
 from typing import TYPE_CHECKING
 
-from mooring.heartbeat.collectors.collector import Collector, Cost
-from mooring.heartbeat.policy import Beats, Decision, Policy
+from mooring.heartbeat.collectors import Collector, Cost
+from mooring.heartbeat.policy import Beats, Decision
 from mooring.heartbeat.scheduler import Collecting
-from mooring.heartbeat.thresholds import Threshold, changes, flatten
+from mooring.heartbeat.thresholds import changes, flatten
+from mooring.settings.heartbeat import Policy, Threshold
 from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,

@@ -6,10 +6,10 @@ import enum
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, changes, has_values
+from mooring.heartbeat.thresholds import changes, has_values
+from mooring.settings.heartbeat import Policy
 
 
 class Decision(enum.StrEnum):
@@ -19,35 +19,6 @@ class Decision(enum.StrEnum):
     HEARTBEAT_ONLY = "heartbeat_only"
     METADATA_UPDATE = "metadata_update"
     """The metrics, and the beat with them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How often to send, in seconds, and what is worth sending sooner."""
-
-    heartbeat_interval: float = 10.0
-    metadata_interval: float = 60.0
-    thresholds: Mapping[str, Threshold] = field(default_factory=lambda: THRESHOLDS)
-    immediate: bool = True
-    """Send a significant change at once; otherwise it goes with the next beat."""
-    jitter: float = 0.2
-    """A send may come early by up to this share of its interval, never late: processes that started
-    in the same moment must not send in the same moment for ever."""
-
-    def __post_init__(self) -> None:
-        if not (self.heartbeat_interval > 0 and self.metadata_interval > 0):
-            raise InvalidRequest(
-                f"intervals of {self.heartbeat_interval} s and {self.metadata_interval} s make no "
-                "sense: both must be above 0"
-            )
-        if not 0 <= self.jitter < 1:
-            raise InvalidRequest(f"a jitter of {self.jitter} is not a share from 0 to below 1")
-
-    @property
-    def longest_retry(self) -> float:
-        """The bound of the pauses between tries while the registry is away, in seconds. An instance
-        is back within one heartbeat: half of it is for the try itself."""
-        return min(max(self.heartbeat_interval / 2, 1.0), 10.0)
 
 
 class Beats:

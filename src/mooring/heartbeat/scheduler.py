@@ -13,7 +13,7 @@ import msgspec
 
 from mooring.durations import show
 from mooring.formatting import describe
-from mooring.heartbeat.collectors.collector import Collector, Cost
+from mooring.heartbeat.collectors import Collector, Cost
 from mooring.settings.registry import MetricsSettings
 from mooring.tasks import Tasks
 

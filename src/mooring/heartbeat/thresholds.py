@@ -4,42 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-from mooring.errors import InvalidRequest
-
-Kind = Literal["absolute", "percentage", "any"]
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """A change of more than `threshold` is significant; under `any`, every difference is.
-
-    A percentage is of the old value; from 0 any other value is significant. What is no number
-    (a text, a boolean) is compared by equality whatever the type.
-    """
-
-    threshold: float
-    type: Kind
-
-    def __post_init__(self) -> None:
-        if not self.threshold >= 0:
-            raise InvalidRequest(f"a threshold of {self.threshold} makes no sense: give 0 or more")
-
-
-THRESHOLDS: Mapping[str, Threshold] = {
-    "memory.usagePercent": Threshold(10.0, "absolute"),
-    "cpu.processCpuLoad": Threshold(20.0, "absolute"),
-    "healthy": Threshold(0.0, "any"),
-}
-"""What is watched unless something else is said."""
-
-
-def canonical(path: str) -> str:
-    """The one spelling of a path: `health` and `healthy` are the same."""
-    head, dot, rest = path.partition(".")
-    return f"healthy{dot}{rest}" if head == "health" else path
+from mooring.settings.heartbeat import Threshold, canonical
 
 
 def flatten(metrics: Mapping[str, object]) -> dict[str, object]:

@@ -23,11 +23,12 @@ from mooring import telemetry
 from mooring.addresses import reachable_host
 from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreError, Superseded
 from mooring.formatting import describe
-from mooring.heartbeat.policy import Beats, Decision, Policy
+from mooring.heartbeat.policy import Beats, Decision
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registry
 from mooring.registry.published_state import Metrics, PublishedState
 from mooring.registry.sigterm import close_on_sigterm
+from mooring.settings.heartbeat import Policy
 from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)

@@ -21,11 +21,10 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.errors import InvalidRequest, MissingExtra
+from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
-from mooring.heartbeat.policy import Policy
-from mooring.heartbeat.thresholds import THRESHOLDS, Threshold, canonical
 from mooring.settings import loader as configuration
+from mooring.settings.heartbeat import THRESHOLDS, Policy, Threshold, canonical
 from mooring.settings.loader import Seconds
 from mooring.validation_errors import yaml_in_words
 
@@ -112,10 +111,8 @@ class RegistrySettings(_Section, frozen=True):
 
 def load(source: str | Path, environ: Mapping[str, str] | None = None) -> RegistrySettings:
     """The settings of a file (a `Path`) or of YAML text (a `str`), as `parse` reads them."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtra("reading YAML", "server") from error
+    import yaml  # slow to load, and most processes read no file
+
     where = str(source) if isinstance(source, Path) else "the YAML"
     try:
         document = yaml.safe_load(

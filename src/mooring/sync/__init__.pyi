@@ -10,7 +10,7 @@ import mooring.discovery.resilience
 import mooring.discovery.rotation
 import mooring.discovery.view
 import mooring.errors
-import mooring.heartbeat.collectors.collector
+import mooring.heartbeat.collectors
 import mooring.hub
 import mooring.locks.election
 import mooring.locks.held
@@ -72,7 +72,7 @@ def connect(
     registry: str = "",
     layout: str = "tree",
     settings: mooring.settings.registry.RegistrySettings | None = None,
-    collectors: collections.abc.Iterable[mooring.heartbeat.collectors.collector.Collector] = ...,
+    collectors: collections.abc.Iterable[mooring.heartbeat.collectors.Collector] = ...,
     cache: str | pathlib.Path | None = None,
     tenants_namespace: str = "",
 ) -> Hub: ...

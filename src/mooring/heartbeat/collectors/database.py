@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mooring.formatting import describe
-from mooring.heartbeat.collectors.collector import Cost
+from mooring.heartbeat.collectors import Cost
 
 log = logging.getLogger(__name__)
 

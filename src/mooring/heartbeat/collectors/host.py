@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from mooring.heartbeat.collectors.collector import Cost
+from mooring.heartbeat.collectors import Cost
 
 _FIRST = 0.1
 """Seconds to measure over when there is no earlier sample: a load is over a stretch of time."""

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import describe, quoted
-from mooring.heartbeat.collectors.collector import Collector
+from mooring.heartbeat.collectors import Collector
 from mooring.heartbeat.collectors.database import DatabaseCollector
 from mooring.heartbeat.collectors.host import (
     ApplicationCollector,
