@@ -45,7 +45,7 @@ async def run(plan: Plan) -> list[Section]:
                 await put(dead)
                 await _age(registry, dead)
                 started = time.monotonic()
-                swept = await registry.sweeper().sweep()
+                swept = await registry.evictions.sweep()
                 took = time.monotonic() - started
                 assert len(swept.removed) == EXPIRED, str(swept)
                 waited = await waits.longest(started, started + took)
@@ -54,7 +54,7 @@ async def run(plan: Plan) -> list[Section]:
                 await put(dead)
                 await _age(registry, dead)
                 with slow_log(server) as ran:
-                    await registry.sweeper().sweep()
+                    await registry.evictions.sweep()
                 return {"sweep": Pass(took, ran[0][0] if ran else 0.0, waited, at_rest)}
 
             taken = (await in_rounds(plan, "cleanup", sweep, _show))["sweep"]

@@ -150,9 +150,10 @@ class Twin:
 
     def __init__(self, source: Source, node: ast.ClassDef) -> None:
         self._source, self._node = source, node
+        self._body = [*_inherited(source, node), *node.body]
         self._methods = {
             each.name: each
-            for each in node.body
+            for each in self._body
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
         }
 
@@ -177,7 +178,7 @@ class Twin:
         yield from self._protocols()
 
     def _attributes(self) -> Iterator[tuple[str, ast.expr]]:
-        for each in self._node.body:
+        for each in self._body:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
                 yield each.target.id, each.annotation
         init = self._methods.get("__init__")
@@ -223,6 +224,14 @@ class Twin:
             )
             yield f"def open(self) -> {entered}: ..."
             yield "def close(self) -> None: ..."
+
+
+def _inherited(source: Source, node: ast.ClassDef) -> Iterator[ast.stmt]:
+    """The members of the base classes in the same module that have no twin of their own."""
+    names = {ast.unparse(base) for base in node.bases} - API.keys()
+    for base in source.tree.body:
+        if isinstance(base, ast.ClassDef) and base.name in names:
+            yield from base.body
 
 
 def is_own(module: str) -> bool:

@@ -376,7 +376,7 @@ async def left_to_a_successor(store: str, problem: str) -> None:
     """Wait until the server that calls the webhook has noted that it reported a problem."""
     async with mooring.connect(store) as hub:
         duty = (
-            DutyOnRedis(hub.registry.leader())
+            DutyOnRedis(hub.registry.leader_lease)
             if isinstance(hub.registry, RedisRegistry)
             else DutyOnStore(hub)
         )

@@ -16,7 +16,7 @@ import pytest
 from mooring.errors import Removed, Superseded
 from mooring.hub import Hub
 from mooring.model import JSON, Instance, Status, new_incarnation
-from mooring.registry.redis.cleanup import Sweeper
+from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.codec import flattened, from_pairs
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.instance_record import RedisInstanceRecord
@@ -82,10 +82,19 @@ async def fleet(
         yield made
 
 
+def evictions_of(registry: RedisRegistry) -> RedisEvictions:
+    """As another process has them: with a state of their own."""
+    settings = registry.settings
+    beat = settings.heartbeat.heartbeat_interval
+    return RedisEvictions(
+        registry.connection, registry.keys, registry.reader, settings.cleanup, beat=beat
+    )
+
+
 @contextlib.asynccontextmanager
 async def sweeping(hub: Hub, sweepers: int = 1) -> AsyncIterator[None]:
     """While so many run."""
-    running = [asyncio.ensure_future(registry_of(hub).sweeper().run()) for _ in range(sweepers)]
+    running = [asyncio.ensure_future(evictions_of(registry_of(hub)).run()) for _ in range(sweepers)]
     try:
         yield
     finally:
@@ -173,9 +182,9 @@ class World:
     def process(self, id: str, connection: Connection | None = None, **fields: Any) -> Process:
         return Process(self, id, self.live(connection), **fields)
 
-    def sweeper(self, connection: Connection | None = None) -> Sweeper:
+    def sweeper(self, connection: Connection | None = None) -> RedisEvictions:
         connection = connection or self.connection
-        return Sweeper(connection, self.keys, Reader(connection, self.keys), self.cleanup)
+        return RedisEvictions(connection, self.keys, Reader(connection, self.keys), self.cleanup)
 
     async def remove(self, id: str, connection: Connection | None = None) -> bool:
         """As an operator."""

@@ -14,12 +14,13 @@ import mooring
 from mooring import Instance
 from mooring.discovery.view import View
 from mooring.hub import Hub
-from mooring.registry.redis.cleanup import CleanupReport
+from mooring.registry.evictions import CleanupReport
 from mooring.settings.registry import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.backends import usual
 from tests.faults.redis_actors import (
+    evictions_of,
     fleet,
     namespaced,
     quick,
@@ -63,7 +64,7 @@ async def overdue(hub: Hub, count: int) -> bool:
 
 
 async def brakes(hub: Hub) -> set[str]:
-    return {*await registry_of(hub).sweeper().brakes()}
+    return {*await evictions_of(registry_of(hub)).brakes()}
 
 
 async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.LogCaptureFixture):
@@ -77,7 +78,7 @@ async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.Log
             for one in echo:
                 words = ("ZADD", keys.heartbeats, moment, one.instance.id)
                 await registry.connection.call(*words, what="the test")
-            return await registry.sweeper().sweep()
+            return await evictions_of(registry).sweep()
 
         assert (await last_heard(85)).brakes == {}
         assert "let registry.cleanup.global-timeout be twice as long" in caplog.text
@@ -215,7 +216,7 @@ async def test_the_brake_lets_go_after_its_time(url: str):
         fleet(hub, 4, first=5) as dying,
     ):
         await silence(hub, dying)
-        assert set((await registry_of(other).sweeper().sweep()).brakes) == {"echo"}
+        assert set((await evictions_of(registry_of(other)).sweep()).brakes) == {"echo"}
         assert await kept(other) == 6
 
         async def gone() -> bool:
@@ -247,13 +248,13 @@ async def test_an_operator_releases_the_brake_and_the_silent_go(
     ):
         await silence(hub, dying)
         await eventually(lambda: _holding(other))
-        assert await registry_of(other).sweeper().release("echo")
+        assert await evictions_of(registry_of(other)).release("echo")
 
         async def gone() -> bool:
             return await kept(other) == 2
 
         await eventually(gone)
-        assert not await registry_of(other).sweeper().release("echo")
+        assert not await evictions_of(registry_of(other)).release("echo")
         assert not await brakes(other)
 
 
@@ -262,7 +263,7 @@ async def test_a_brake_that_nobody_looks_after_ends(url: str):
     settings = quick(timeout=TIMEOUT, release=0.5)
     async with connect(url, settings) as hub, fleet(hub, 4) as dying:
         await silence(hub, dying)
-        assert set((await registry_of(hub).sweeper().sweep()).brakes) == {"echo"}
+        assert set((await evictions_of(registry_of(hub)).sweep()).brakes) == {"echo"}
 
         async def over() -> bool:
             return await listed(hub) == set()
@@ -275,7 +276,7 @@ async def test_a_scale_in_by_deregistration_trips_nothing(url: str):
         async with fleet(hub, 8, first=3):
             assert await kept(other) == 10
         for _ in range(3):
-            swept = await registry_of(other).sweeper().sweep()
+            swept = await evictions_of(registry_of(other)).sweep()
             assert (swept.removed, swept.brakes) == ([], {})
             assert await listed(other) == {1, 2}
             assert not await brakes(other)
@@ -372,8 +373,8 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
                 await registry.connection.call("HSET", record, "host", "h", what="t", writes=True)
                 command = ("ZADD", keys.heartbeats, number + 1, f"i{number}")
                 await registry.connection.call(*command, what="t", writes=True)
-            sweeper = registry.sweeper()
-            sweeper._settings = msgspec.structs.replace(settings.cleanup, brake_least=1000)
+            sweeper = evictions_of(registry)
+            sweeper.settings = msgspec.structs.replace(settings.cleanup, brake_least=1000)
             oldest = await sweeper._now(keys) - 60_000
             first = [f"i{number}" for number in range(100)]
             await sweeper._call(keys, first, CleanupReport(), oldest)  # and it is gone
@@ -381,8 +382,8 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             removed: list[tuple[str, str]] = []
 
             async def swept() -> bool:
-                other = registry.sweeper()  # one that saw Redis stall stops removing
-                other._settings = sweeper._settings
+                other = evictions_of(registry)  # one that saw Redis stall stops removing
+                other.settings = sweeper.settings
                 removed.extend((await other.sweep()).removed)
                 return bool(removed)
 

@@ -25,6 +25,7 @@ from tests.contract.registry.test_registry import at
 from tests.faults.redis_actors import (
     World,
     crash,
+    evictions_of,
     fleet,
     namespaced,
     quick,
@@ -65,7 +66,7 @@ async def main():
     reading = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reading), sys.stdin)
     async with mooring.connect(url, settings=quick(timeout=6.0, interval=0.3)) as hub:
-        sweeping = asyncio.ensure_future(registry_of(hub).sweeper().run())
+        sweeping = asyncio.ensure_future(evictions_of(registry_of(hub)).run())
         async with hub.register(Instance("echo", "10.0.0.2", 1)) as own:
             async with hub.discover("echo") as view:
                 while await reading.readline():
@@ -322,7 +323,7 @@ async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_a
     ):
         await crash((*dying, *staying))
         steppable.step_clock(-3600)
-        sweeper = registry_of(hub).sweeper()
+        sweeper = evictions_of(registry_of(hub))
         swept = await sweeper.sweep()
         assert sorted(swept.lowered) == [("echo", f"10.0.0.1:{port}") for port in (1, 2, 3, 4)]
         assert "4 heartbeats ahead of Redis' clock lowered" in str(swept)

@@ -21,7 +21,7 @@ from mooring.registry.contract import Listing
 from mooring.settings.registry import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import CommandFailed, RedisServer
-from tests.faults.redis_actors import fleet, namespaced, quick, registry_of, sweeping
+from tests.faults.redis_actors import evictions_of, fleet, namespaced, quick, registry_of, sweeping
 from tests.waiting import eventually
 
 SETTINGS = quick(beat=0.2, timeout=60.0)
@@ -197,7 +197,7 @@ async def test_a_service_that_cannot_be_read_keeps_its_consumers(
         server.command("SET", key, "junk")
         with pytest.raises(StoreError, match=f"{key} is a string and should be a hash"):
             await work.other.registry.instances("echo")
-        swept = await registry_of(work.other).sweeper().sweep()
+        swept = await evictions_of(registry_of(work.other)).sweep()
         if name == "brake":
             assert any(key in problem for problem in swept.problems)
         assert {each.state for each in work.echo} == {"registered"}
@@ -243,7 +243,7 @@ async def test_what_is_seldom_needed_is_missed_only_where_it_is_needed(
         server.command("RPUSH", key, "junk")
         await work.all_well()
         if name == "evictions":
-            swept = await registry_of(work.other).sweeper().sweep()
+            swept = await evictions_of(registry_of(work.other)).sweep()
             assert any(f"{key} is a list" in problem for problem in swept.problems)
         else:
             with pytest.raises(StoreError, match=f"{key} is a list"):
@@ -270,7 +270,7 @@ async def test_out_of_memory_signs_of_life_count_and_the_rest_is_refused(
         async with newcomer:
             assert "out of memory" in newcomer._trouble
             assert len(await work.beats("echo")) == 3
-            assert not (await registry_of(work.other).sweeper().sweep()).removed
+            assert not (await evictions_of(registry_of(work.other)).sweep()).removed
             leaving = work.rest[2]
             await leaving.aclose()  # what gives room is let through
             assert len(await work.beats("rest")) == 2
@@ -407,10 +407,10 @@ async def test_an_id_that_is_no_text_does_not_hide_which_key_is_wrong(
         keys = work.keys.of("echo")
         server.command("ZADD", keys.heartbeats, 1, b"\xff\xfe")
         server.command("RPUSH", keys.evictions, "junk")
-        swept = await registry_of(work.other).sweeper().sweep()
+        swept = await evictions_of(registry_of(work.other)).sweep()
         assert any(f"{keys.evictions} is a list" in problem for problem in swept.problems)
         server.command("DEL", keys.evictions)
-        swept = await registry_of(work.other).sweeper().sweep()
+        swept = await evictions_of(registry_of(work.other)).sweep()
         assert swept.problems == []
         assert swept.orphans == [("echo", r"\xff\xfe")]
 

@@ -15,6 +15,7 @@ from mooring.model import JSON
 from mooring.registry.redis.registry import RedisRegistry
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
+from tests.faults.redis_actors import evictions_of
 from tests.waiting import eventually
 
 ECHO = "/admin/registry/services/Common%2Fecho"
@@ -301,7 +302,7 @@ class TestBrakes:
             assert isinstance(registry, RedisRegistry)
             for port in (1, 2, 3, 4):
                 await registry.enter(Instance("Common/echo", "10.0.0.1", port))
-            sweeper = registry.sweeper()
+            sweeper = evictions_of(registry)
 
             async def holds() -> bool:
                 return bool((await sweeper.sweep()).brakes)

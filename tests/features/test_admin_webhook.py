@@ -258,7 +258,7 @@ async def alerting(url: str, wrong: Outlook, hook: str, *, ttl: float = 6.0) -> 
     """A server with a hub of its own, as in a process of its own."""
     async with mooring.connect(url) as hub:
         duty: Duty = (
-            DutyOnRedis(cast(RedisRegistry, hub.registry).leader(), ttl=ttl)
+            DutyOnRedis(cast(RedisRegistry, hub.registry).leader_lease, ttl=ttl)
             if url.startswith("redis")
             else DutyOnStore(hub, ttl=ttl)
         )
@@ -316,7 +316,7 @@ class TestOfSeveralServers:
     ):
         async with mooring.connect(store_url) as hub:
             if store_url.startswith("redis"):
-                lease = cast(RedisRegistry, hub.registry).leader()
+                lease = cast(RedisRegistry, hub.registry).leader_lease
                 async with DutyOnRedis(lease, ttl=60.0) as before:
                     await eventually(lambda: before.mine)
                     assert not await lease.lead("another", 2.0)

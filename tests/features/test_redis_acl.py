@@ -17,7 +17,7 @@ from mooring.errors import AccessDenied, Unavailable
 from mooring.hub import Hub
 from mooring.testing.redis import RedisServer
 from tests.backends import usual
-from tests.faults.redis_actors import fleet, quick, registry_of, silence
+from tests.faults.redis_actors import evictions_of, fleet, quick, registry_of, silence
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
@@ -103,7 +103,7 @@ async def test_the_rules_suffice_for_all_that_each_does(server: Guarded):
         assert await consumer.registry.config("echo") == {}
         async with fleet(provider, 1, first=5) as dying:
             await silence(operator, [*dying, *stays])
-            sweeps = registry_of(sweeper).sweeper()
+            sweeps = evictions_of(registry_of(sweeper))
             server.command("SET", f"{server.prefix}:services:echo:evictions", "0")
             server.command("HSET", f"{server.prefix}:services:echo:instance:zombie", "host", "h")
 

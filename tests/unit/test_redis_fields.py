@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
+from mooring.registry.evictions import Brake
 from mooring.registry.kv.layouts.layout import Malformed
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.keys import Keys
-from mooring.registry.redis.liveness import Brake, brake_of
+from mooring.registry.redis.liveness import brake_of
 
 NUMBERS = ["9" * 5000, "9" * 400, "inf", "nan", "-1", "1e5", "²", "\\xff"]
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Set
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from mooring.mirror import Feed
 from mooring.model import JSON, Config, Group, Instance, Service, State
 from mooring.registry.kv.layouts.layout import Problem
+
+if TYPE_CHECKING:
+    from mooring.registry.evictions import Evictions
 
 
 class InstanceFeed(Feed[str, Instance], Protocol):
@@ -62,8 +65,6 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     """How an instance that died goes away, in words."""
     renews: bool
     """Signs of life are given by the registry's own means: heartbeats alone need not be sent."""
-    pushes: bool
-    """Every change reaches consumers by itself; otherwise they also look at an interval."""
     describes: bool
     """Groups and services have descriptions, instances status and configuration."""
     keeps_names: bool = False
@@ -139,14 +140,10 @@ class RemoteRegistration(NamedTuple):
     """The fields that this registry cannot hold."""
 
 
-class Registry(ABC):
-    url: str
-    """Where it is, with any password masked."""
-    guarantees: RegistryGuarantees
+class Registrar(ABC):
+    """Registers instances: those of this process, and those that send heartbeats through it."""
 
-    @abstractmethod
-    def canonical(self, service: str) -> str:
-        """A service's name as this registry shows it. Raises `InvalidName` where it cannot be."""
+    guarantees: RegistryGuarantees
 
     @abstractmethod
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
@@ -187,6 +184,14 @@ class Registry(ABC):
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
         """Take out one that entered, never another incarnation. Whether it was there."""
 
+
+class Discovery(ABC):
+    """Reads and follows what is registered."""
+
+    @abstractmethod
+    def canonical(self, service: str) -> str:
+        """A service's name as this registry shows it. Raises `InvalidName` where it cannot be."""
+
     @abstractmethod
     async def groups(self) -> list[str]: ...
 
@@ -221,8 +226,12 @@ class Registry(ABC):
         on Redis its last heartbeat."""
 
     @abstractmethod
-    async def brakes(self) -> Mapping[str, str]:
-        """The services of which nobody expires at present, with the reason, in words."""
+    async def configured(self, service: str) -> bool:
+        """Whether an operator override exists for a service or for one of its instances."""
+
+
+class Operations(ABC):
+    """What an operator changes."""
 
     @abstractmethod
     async def deregister(self, service: str, id: str) -> bool:
@@ -257,9 +266,31 @@ class Registry(ABC):
         operator said of it and of those that it had. Whether that could be: not while somebody is
         registered there. Whom an operator took out stays out."""
 
-    @abstractmethod
-    async def sweep(self) -> str:
-        """Take out what is dead; what was done, in words."""
+
+class LeaderLease(Protocol):
+    """Elects one leader among the servers of a registry. For a moment there may be two leaders:
+    suitable for work that may be done twice. Each method raises `StoreError`."""
+
+    async def lead(self, id: str, ttl: float) -> bool:
+        """Whether this candidate leads for the next `ttl` seconds."""
+
+    async def resign(self, id: str) -> None:
+        """Let another candidate lead."""
+
+    async def note(self) -> bytes:
+        """The note of the last leader; empty if there is none."""
+
+    async def leave_note(self, id: str, note: bytes) -> bool:
+        """Leave a note to later leaders. Returns False if another candidate leads."""
+
+
+class Registry(Registrar, Discovery, Operations):
+    url: str
+    """The URL, with any password masked."""
+    evictions: Evictions | None = None
+    """Evicts dead instances; None if the leases of the store do."""
+    leader_lease: LeaderLease | None = None
+    """Elects a leader; None if the store has locks, which do that better."""
 
     @abstractmethod
     async def aclose(self) -> None: ...

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 from mooring.addresses import join
 from mooring.durations import show
@@ -16,6 +16,7 @@ from mooring.etcd_server.server import WireServer
 from mooring.etcd_server.tls import ServerTLS
 from mooring.hub import Hub, connect, open_host
 from mooring.locks.server_locks import Contests
+from mooring.registry.evictions import Evictions
 from mooring.server.alerts.current_problems import Outlook, StoreAlarms
 from mooring.server.alerts.notifier import Alerts
 from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
@@ -38,15 +39,11 @@ from mooring.store.url import REDIS
 from mooring.tasks import Tasks
 from mooring.xds.server import ControlPlane
 
-if TYPE_CHECKING:
-    from mooring.registry.redis.registry import RedisRegistry
-
 
 def _duty(parts: Parts) -> Duty:
-    """The duty lies where the registry is."""
-    if parts.settings.registry_url().scheme in REDIS:
-        return DutyOnRedis(cast("RedisRegistry", parts.hub.registry).leader())
-    return DutyOnStore(parts.hub)
+    """The election runs where the registry is."""
+    lease = parts.hub.registry.leader_lease
+    return DutyOnStore(parts.hub) if lease is None else DutyOnRedis(lease)
 
 
 @contextlib.asynccontextmanager
@@ -95,8 +92,8 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             await stack.enter_async_context(_retention(hub))
         if apart:
             say(f"registry {hub.registry.url}")
-        if settings.sweeps:
-            say(f"cleanup  {await stack.enter_async_context(_cleanup(hub))}")
+        if settings.sweeps and (evictions := hub.registry.evictions) is not None:
+            say(f"cleanup  {await stack.enter_async_context(_cleanup(evictions))}")
         if settings.etcd and settings.etcd != "off":
             wire = await stack.enter_async_context(_etcd(settings, tls))
             beside.append(wire.address)
@@ -150,14 +147,14 @@ def _hub(settings: ServerSettings) -> Hub:
 
 
 @contextlib.asynccontextmanager
-async def _cleanup(hub: Hub) -> AsyncIterator[str]:
+async def _cleanup(evictions: Evictions) -> AsyncIterator[str]:
     """Take out the dead of a registry on Redis; what is done, in words."""
-    registry = cast("RedisRegistry", hub.registry)
-    told = registry.settings.cleanup
+    settings = evictions.settings
     tasks = Tasks()
-    tasks.start(registry.sweeper().run(), name="cleanup")
+    tasks.start(evictions.run(), name="cleanup")
     try:
-        yield f"every {show(told.interval)}, after {show(told.global_timeout)} without a heartbeat"
+        interval, timeout = show(settings.interval), show(settings.global_timeout)
+        yield f"every {interval}, after {timeout} without a heartbeat"
     finally:
         await tasks.aclose()
 

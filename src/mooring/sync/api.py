@@ -39,6 +39,8 @@ INNER: frozenset[str] = frozenset(
         "mooring.mirror.Feed",
         "mooring.registry.contract.InstanceFeed",
         "mooring.registry.contract.InstanceRecord",
+        "mooring.registry.contract.LeaderLease",
+        "mooring.registry.evictions.Evictions",
         "mooring.tenants.keys.Keys",
         "mooring.tenants.publish.retention.Sweeper",
     }

@@ -9,24 +9,20 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import must_be_known, on_redis, reach, run_command
+from mooring.cli.io.connect import must_be_known, reach, run_command
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
 from mooring.cli.io.output import show, show_json
 from mooring.cli.io.stderr import hear, note
 from mooring.hub import Hub
 from mooring.model import JSON
+from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
 from mooring.tasks import Tasks
-
-if TYPE_CHECKING:
-    from mooring.registry.redis.cleanup import CleanupReport
-    from mooring.registry.redis.liveness import Brake
-    from mooring.registry.redis.registry import RedisRegistry
 
 app = typer.Typer(
     help="List and release mass-expiry brakes of a Redis registry.",
@@ -83,14 +79,14 @@ async def _cleanup(
 ) -> bool:
     """Whether every service could be checked."""
     async with reach(store, "tree", registry=registry, settings=settings) as hub:
-        redis = on_redis(hub)
-        if redis is None:
-            note(await hub.registry.sweep())
+        evictions = hub.registry.evictions
+        if evictions is None:
+            note(f"nothing to sweep: {hub.registry.guarantees.expires}")
             return True
         if not once:
-            await _sweep(redis, settings, as_json)
+            await _sweep(hub.registry.url, evictions, settings, as_json)
             return True
-        swept = await redis.sweeper().sweep()
+        swept = await evictions.sweep()
     if as_json:
         show_json(_record(swept))
     else:
@@ -98,16 +94,16 @@ async def _cleanup(
     return not swept.problems
 
 
-async def _sweep(redis: RedisRegistry, settings: RegistrySettings, as_json: bool) -> None:
+async def _sweep(url: str, evictions: Evictions, settings: RegistrySettings, as_json: bool) -> None:
     """Run until a signal stops it. Each pass logs what it did."""
     passes: asyncio.Queue[CleanupReport | None] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
     hear("mooring.registry.redis.cleanup")
-    note(f"{redis.url}: {in_words(settings)}; Ctrl-C stops it")
+    note(f"{url}: {in_words(settings)}; Ctrl-C stops it")
     tasks = Tasks()
     try:
-        running = tasks.start(redis.sweeper().run(passes.put_nowait), name="cleanup")
+        running = tasks.start(evictions.run(passes.put_nowait), name="cleanup")
         running.add_done_callback(lambda _: passes.put_nowait(None))
         while (swept := await passes.get()) is not None:
             if as_json:
@@ -152,14 +148,14 @@ def list_brakes(
 
 
 async def _list(store: str, registry: str, as_json: bool) -> None:
-    async with _braked(store, registry) as (_, redis):
-        if redis is None:
+    async with _braked(store, registry) as (_, evictions):
+        if evictions is None:
             return
         hear("mooring.registry.redis.cleanup")
-        brakes = await redis.sweeper().brakes()
+        brakes = await evictions.brakes()
         clock = 0
         for service in list(brakes)[:1]:
-            clock = (await redis.reader.state(redis.keys.of(service))).now
+            clock = await evictions.clock(service)
     if not brakes:
         note("no brake is on")
     show(
@@ -195,10 +191,10 @@ def release(
 async def _release(
     service: str, settings: RegistrySettings, store: str, registry: str, as_json: bool
 ) -> None:
-    async with _braked(store, registry, settings) as (hub, redis):
-        if redis is None:
+    async with _braked(store, registry, settings) as (hub, evictions):
+        if evictions is None:
             return
-        released = await redis.sweeper().release(service)
+        released = await evictions.release(service)
         if not released:
             await must_be_known(hub, service)
     if as_json:
@@ -212,13 +208,12 @@ async def _release(
 @contextlib.asynccontextmanager
 async def _braked(
     store: str, registry: str, settings: RegistrySettings | None = None
-) -> AsyncIterator[tuple[Hub, RedisRegistry | None]]:
-    """The hub and its Redis registry; None on a store, after a note that it has no brakes."""
+) -> AsyncIterator[tuple[Hub, Evictions | None]]:
+    """The hub and its evictions; None on a store, after a note that it has no brakes."""
     async with reach(store, "tree", registry=registry, settings=settings) as hub:
-        redis = on_redis(hub)
-        if redis is None:
+        if hub.registry.evictions is None:
             note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
-        yield hub, redis
+        yield hub, hub.registry.evictions
 
 
 def _brake_record(service: str, brake: Brake) -> dict[str, JSON]:

@@ -62,8 +62,10 @@ async def _looking(url: str) -> AsyncIterator[tuple[str, AsyncIterator[Finding]]
     """The URL and the findings of a store, or of the Redis of a registry."""
     if parse(url).scheme in REDIS:
         async with connect(url) as hub:
-            redis = reaching.on_redis(hub)
-            assert redis is not None
+            from mooring.registry.redis.registry import RedisRegistry
+
+            redis = hub.registry
+            assert isinstance(redis, RedisRegistry)
             yield redis.url, examine_redis(redis)
     else:
         async with open_store(url) as store:

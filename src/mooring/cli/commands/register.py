@@ -17,7 +17,7 @@ import typer
 
 from mooring import addresses
 from mooring.cli.io.child_process import Child, asking, not_started
-from mooring.cli.io.connect import START_ONE, on_redis, reach, run_command
+from mooring.cli.io.connect import START_ONE, reach, run_command
 from mooring.cli.io.options import (
     JSONOption,
     LayoutOption,
@@ -159,7 +159,7 @@ async def _register(
         stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if not as_json:
             hear("mooring.addresses", "mooring.registry")
-        if not instance.ephemeral and on_redis(hub) is None:
+        if not instance.ephemeral and hub.registry.evictions is None:
             warn("--persistent has no effect here: on a store, instances expire with their lease")
             instance = msgspec.structs.replace(instance, ephemeral=True)
         registration = hub.register(instance, ttl=ttl, wait=_WAIT)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import meant, must_be_known, on_redis, reach, run_command
+from mooring.cli.io.connect import meant, must_be_known, reach, run_command
 from mooring.cli.io.options import JSONOption, LayoutOption, RegistryOption, StoreOption, pairs
 from mooring.cli.io.output import show, show_json
 from mooring.cli.io.stderr import note, warn
@@ -15,9 +15,7 @@ from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.model import JSON, Group, Service
 from mooring.registry.contract import ServiceCount
-
-if TYPE_CHECKING:
-    from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.evictions import Evictions
 
 
 def groups(
@@ -58,8 +56,8 @@ async def _services(group: str, store: str, registry: str, layout: str, as_json:
         found = await hub.registry.services(group)
         if not found and group and group not in (known := await hub.registry.groups()):
             raise RegistryError(f"group {quoted(group)} not found{meant(group, known)}")
-        if (redis := on_redis(hub)) is not None:
-            await _warn_of_brakes(redis, found)
+        if (evictions := hub.registry.evictions) is not None:
+            await _warn_of_brakes(evictions, found)
     if not found:
         note(f"no services {f'in {group} ' if group else ''}yet")
     show(
@@ -70,9 +68,9 @@ async def _services(group: str, store: str, registry: str, layout: str, as_json:
     )
 
 
-async def _warn_of_brakes(redis: RedisRegistry, services: list[ServiceCount]) -> None:
+async def _warn_of_brakes(evictions: Evictions, services: list[ServiceCount]) -> None:
     try:
-        brakes = await redis.sweeper().brakes()
+        brakes = await evictions.brakes()
     except StoreError as error:
         return warn(f"could not check for mass-expiry brakes: {error}")
     for service in services:

@@ -6,7 +6,7 @@ import asyncio
 import difflib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar
 
 import typer
 
@@ -17,10 +17,6 @@ from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.names import join_service, split_service
 from mooring.settings.registry import RegistrySettings, parse
-from mooring.store.url import REDIS
-
-if TYPE_CHECKING:
-    from mooring.registry.redis.registry import RedisRegistry
 
 T = TypeVar("T")
 
@@ -88,13 +84,6 @@ def named_or_local(url: str) -> Iterator[str]:
         raise Unavailable(f"no store answers at {LOCAL}: {START_ONE}") from error
 
 
-def on_redis(hub: Hub) -> RedisRegistry | None:
-    """The registry as the one on Redis, which has sweepers and brakes; None where it is on a
-    store, which needs neither."""
-    scheme = hub.registry.url.partition("://")[0]
-    return cast("RedisRegistry", hub.registry) if scheme in REDIS else None
-
-
 async def listed(hub: Hub, service: str) -> tuple[Instance, ...]:
     """The instances of a service. Warns of what cannot be understood there; raises where there is
     no such service."""
@@ -109,14 +98,13 @@ async def listed(hub: Hub, service: str) -> tuple[Instance, ...]:
 async def must_be_known(hub: Hub, service: str) -> None:
     """Raise `RegistryError` where the registry has never heard of a service: it has no instances,
     no description, and no configuration."""
-    redis = on_redis(hub)
     try:
         known = await hub.registry.names()
     except InvalidRequest:
         return  # a layout without a root cannot tell which services there are
     if service in known or join_service(*split_service(service)) in known:
         return
-    if redis is None or not await redis.configured(service):
+    if not await hub.registry.configured(service):
         raise RegistryError(f"there is no service {quoted(service)}{meant(service, known)}")
 
 

@@ -57,7 +57,6 @@ class StoreRegistry(Registry):
         self.guarantees = RegistryGuarantees(
             expires="its lease runs out, and its keys are deleted with it",
             renews=True,
-            pushes=True,
             describes="config" in layout.carries,
             keeps_names=True,
         )
@@ -248,6 +247,18 @@ class StoreRegistry(Registry):
         assembly.replace(entry for part in found for entry in part.entries)
         return assembly, min(part.revision for part in found)
 
+    async def configured(self, service: str) -> bool:
+        service = self.layout.canonical(service)
+        parts = [
+            (await self.store.read(where, keys_only=True)).entries
+            for where in self.layout.ranges(service)
+        ]
+        places = (self.layout.locate(entry.key) for part in parts for entry in part)
+        return any(
+            place is not None and place.service == service and place.file == "config"
+            for place in places
+        )
+
     def follow(self, service: str) -> InstanceFeed:
         return ServiceFeed(self.store, self.layout, service)
 
@@ -283,9 +294,6 @@ class StoreRegistry(Registry):
         finally:
             waiting.clear()
         return found
-
-    async def brakes(self) -> Mapping[str, str]:
-        return {}
 
     async def deregister(self, service: str, id: str) -> bool:
         service = self.layout.canonical(service)
@@ -372,9 +380,6 @@ class StoreRegistry(Registry):
     async def forget(self, service: str) -> bool:
         self._shared.described.discard(self.layout.canonical(service))
         return await forget(self.store, self.layout, service)
-
-    async def sweep(self) -> str:
-        return "nothing to sweep: " + self.guarantees.expires
 
     async def aclose(self) -> None:
         for mirror in self._configs.values():

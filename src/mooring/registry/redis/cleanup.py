@@ -10,17 +10,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prometheus_client import Counter, Gauge
 
 from mooring.durations import show
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
+from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.keys import Keys, ServiceKeys, check_service
 from mooring.registry.redis.live_service import drop_service, message_head
-from mooring.registry.redis.liveness import Brake
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, of_each
 from mooring.settings.registry import CleanupSettings
@@ -41,37 +40,7 @@ _SCAN_EVERY = 20
 """Passes between looks for records that no list names: those go over the whole Redis."""
 
 
-@dataclass(slots=True)
-class CleanupReport:
-    """What a pass did."""
-
-    services: int = 0
-    removed: list[tuple[str, str]] = field(default_factory=list)
-    """Service and id, as in the next three."""
-    unhealthy: list[tuple[str, str]] = field(default_factory=list)
-    orphans: list[tuple[str, str]] = field(default_factory=list)
-    lowered: list[tuple[str, str]] = field(default_factory=list)
-    """Those whose heartbeat lay ahead of Redis' clock, which stepped back."""
-    brakes: dict[str, Brake] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        looked_at = "1 service" if self.services == 1 else f"{self.services} services"
-        out = "1 instance" if len(self.removed) == 1 else f"{len(self.removed)} instances"
-        parts = [f"{looked_at} looked at", f"{out} taken out"]
-        if self.unhealthy:
-            parts.append(f"{len(self.unhealthy)} marked unhealthy")
-        if self.orphans:
-            parts.append(f"{len(self.orphans)} remains cleared away")
-        if self.lowered:
-            count = len(self.lowered)
-            heartbeats = "1 heartbeat" if count == 1 else f"{count} heartbeats"
-            parts.append(f"{heartbeats} ahead of Redis' clock lowered")
-        parts += [f"the brake holds for {name}: {brake}" for name, brake in self.brakes.items()]
-        return "; ".join([*parts, *self.problems])
-
-
-class Sweeper:
+class RedisEvictions(Evictions):
     def __init__(
         self,
         connection: Connection,
@@ -83,31 +52,24 @@ class Sweeper:
     ) -> None:
         """`beat` is how many seconds instances let pass between two heartbeats."""
         self._connection, self._keys, self._reader = connection, keys, reader
-        self._settings, self._beat = settings, beat
-        if settings.global_timeout < 2 * beat:
-            log.warning(
-                "cleanup after %s, with a heartbeat every %s: one that is lost takes an instance "
-                "out; let registry.cleanup.global-timeout be twice as long at least",
-                *(self._timeout, show(beat)),
-            )
+        self.settings, self._beat = settings, beat
+        self._checked = False
         self._braked: set[str] = set()
         self._calm: dict[str, float] = {}
         """Until when nobody of a service is taken out; of all of them under the empty name."""
         self._looked: dict[str, float] = {}
         """By service, when its clock was last looked at."""
 
-    async def run(self, told: Callable[[CleanupReport], None] = lambda _: None) -> None:
-        """Sweep at the interval, for ever. After a time in which Redis did not answer, or took no
-        writes, or its clock jumped, nobody is taken out before all had time to beat again."""
-        passes, backoff, due = 0, Backoff(1.0, self._settings.interval), 0.0
+    async def run(self, report: Callable[[CleanupReport], None] = lambda _: None) -> None:
+        passes, backoff, due = 0, Backoff(1.0, self.settings.interval), 0.0
         problem = ""
         while True:
             try:
                 if not self._keys.cluster:  # there, a node that is down is not everybody's matter
                     await self._watch(self._connection.call("TIME", what="read of the clock"))
                 if time.monotonic() >= max(due, self._calm_until()):
-                    due = time.monotonic() + self._settings.interval
-                    told(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
+                    due = time.monotonic() + self.settings.interval
+                    report(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
                     passes += 1
                 backoff.reset()
                 problem = ""
@@ -123,7 +85,7 @@ class Sweeper:
     def _patience(self) -> float:
         """Seconds between looks at whether Redis answers, and for one of them. A stop that is
         shorter than two of these makes nobody overdue who beats twice within the timeout."""
-        return min(1.0, self._settings.global_timeout / 4)
+        return min(1.0, self.settings.global_timeout / 4)
 
     async def _watch(self, answer: Awaitable[T], service: str = "") -> T:
         """An answer of Redis; where it took too long, calm is kept from now on."""
@@ -137,7 +99,7 @@ class Sweeper:
         """The clock of the Redis that has a service, in ms; where it jumped, or heard nobody, calm
         is kept for that service."""
         state = await self._watch(self._reader.state(keys), keys.name)
-        moment, timeout = time.monotonic(), self._settings.global_timeout
+        moment, timeout = time.monotonic(), self.settings.global_timeout
         if state.clock.stepped(self._looked.get(keys.name, moment - timeout)) > timeout / 4:
             self._be_calm("has another clock", keys.name)
         self._looked[keys.name] = moment
@@ -152,13 +114,13 @@ class Sweeper:
                 "cleanup%s: Redis %s: nobody is taken out for %s, until all can have beaten again",
                 *(f" of {service}" if service else "", why, self._timeout),
             )
-        self._calm[service] = moment + self._settings.global_timeout
+        self._calm[service] = moment + self.settings.global_timeout
 
     def _calm_until(self, service: str = "") -> float:
         return max(self._calm.get("", 0.0), self._calm.get(service, 0.0))
 
     async def sweep(self, *, orphans: bool = True) -> CleanupReport:
-        """One pass over all services. Raises what a store raises."""
+        self._check_timeout()
         swept = CleanupReport()
         names = await self._connection.call(
             "SMEMBERS", self._keys.services, what="list of services"
@@ -179,6 +141,17 @@ class Sweeper:
                 )
             )
         return swept
+
+    def _check_timeout(self) -> None:
+        """Warn once if a single lost heartbeat is enough to evict an instance."""
+        if not self._checked and self.settings.global_timeout < 2 * self._beat:
+            log.warning(
+                "cleanup after %s, with a heartbeat every %s: one that is lost takes an instance "
+                "out; let registry.cleanup.global-timeout be twice as long at least",
+                self._timeout,
+                show(self._beat),
+            )
+        self._checked = True
 
     async def _unlisted(self, services: set[str]) -> dict[str, list[str]]:
         """Records that their service's heartbeats do not name, by service."""
@@ -220,7 +193,7 @@ class Sweeper:
 
     async def _expire(self, keys: ServiceKeys, remains: list[str], swept: CleanupReport) -> bool:
         """Take out who is overdue, in batches; whether nobody is left."""
-        now, timeout = await self._now(keys), round(self._settings.global_timeout * 1000)
+        now, timeout = await self._now(keys), round(self.settings.global_timeout * 1000)
         oldest = now - timeout
         if time.monotonic() < self._calm_until(keys.name):
             swept.problems.append(f"{keys.name}: after a break nobody is taken out for a while")
@@ -275,7 +248,7 @@ class Sweeper:
     ) -> tuple[int, bool]:
         """How many of these no longer have such a heartbeat, and whether the brake holds. Who beat
         at `oldest`, in ms, or later, stays."""
-        settings, tier1 = self._settings, [] if self._keys.cluster else [self._keys.services]
+        settings, tier1 = self.settings, [] if self._keys.cluster else [self._keys.services]
         reply: Any = await self._connection.run(
             CLEANUP,
             [
@@ -326,7 +299,7 @@ class Sweeper:
 
     @property
     def _timeout(self) -> str:
-        return show(self._settings.global_timeout)
+        return show(self.settings.global_timeout)
 
     def _brake(self, service: str, state: str, brake: Brake, swept: CleanupReport) -> bool:
         """Tell of a change of the brake, once; whether it holds."""
@@ -346,7 +319,6 @@ class Sweeper:
         return holds
 
     async def brakes(self) -> dict[str, Brake]:
-        """The brakes that hold, by service. One that cannot be read is left out, with a warning."""
         names = await self._connection.call("SMEMBERS", self._keys.services, what="list of brakes")
         services = sorted(name for name in map(_text, names) if _is_service(name))
         states = await of_each(
@@ -354,10 +326,12 @@ class Sweeper:
         )
         return {name: state.brake for name, state in states.items() if state.brake}
 
+    async def clock(self, service: str) -> int:
+        return (await self._reader.state(self._keys.of(service))).now
+
     async def release(self, service: str) -> bool:
-        """Let go of a brake: who is silent now is taken out at the next pass. Whether it held."""
         keys = self._keys.of(service)
-        kept = int((2 * self._settings.interval + self._settings.global_timeout) * 1000)
+        kept = int((2 * self.settings.interval + self.settings.global_timeout) * 1000)
         released = await self._connection.run(
             RELEASE, [keys.brake], [kept], what=f"release of the brake of {service}"
         )

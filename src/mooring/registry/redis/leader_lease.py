@@ -14,7 +14,7 @@ _KEPT = 7 * 86400
 """Seconds for which the last leader's note is kept."""
 
 
-class LeaderLease:
+class RedisLeaderLease:
     """The lease, and a note that the leader leaves to its successors."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:

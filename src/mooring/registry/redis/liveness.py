@@ -12,40 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
-from typing import NamedTuple
 
 from mooring.model import Instance
+from mooring.registry.evictions import Brake
 
 _STEPS = 16
 """Steps of a clock that are remembered."""
 _TOLERANCE = 500.0
 """Milliseconds: a smaller step makes no difference to anybody."""
-
-
-class Brake(NamedTuple):
-    """Why expiry of a service is paused."""
-
-    silent: int
-    total: int
-    since: int
-    """On the server's clock, in ms, as is `until`."""
-    until: int
-
-    @property
-    def unheard(self) -> bool:
-        """Redis itself takes no writes, and so hears nobody."""
-        return not self.total
-
-    def __str__(self) -> str:
-        if self.unheard:
-            return (
-                "Redis takes no writes (a replica without its master, too few replicas, or a disk "
-                "that fails it): it hears no heartbeat, and the last list is kept until it does"
-            )
-        return (
-            f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
-            "elsewhere, and the last list is kept until they beat again"
-        )
 
 
 def brake_of(told: Mapping[str, str]) -> Brake | None:

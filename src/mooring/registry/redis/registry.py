@@ -28,11 +28,11 @@ from mooring.registry.kv.layouts.layout import Malformed, Problem, said_by_the_o
 from mooring.registry.kv.remote_registrations import StatusReport
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.all_services_feed import AllServicesFeed
-from mooring.registry.redis.cleanup import Sweeper
+from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.keys import Keys, check_service
-from mooring.registry.redis.leader_lease import LeaderLease
+from mooring.registry.redis.leader_lease import RedisLeaderLease
 from mooring.registry.redis.live_service import LiveService, drop_service, message_head
 from mooring.registry.redis.liveness import overdue, standing
 from mooring.registry.redis.pipeline import EDIT, FORGET
@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 
 
 class RedisRegistry(Registry):
+    evictions: RedisEvictions
+    leader_lease: RedisLeaderLease
+
     def __init__(self, connection: Connection, keys: Keys, settings: RegistrySettings) -> None:
         self.url = connection.url
         self.guarantees = RegistryGuarantees(
@@ -55,12 +58,19 @@ class RedisRegistry(Registry):
                 "`mooring cleanup` takes it out"
             ),
             renews=False,
-            pushes=False,
             describes=True,
             late=3 * settings.heartbeat.heartbeat_interval,
         )
         self.connection, self.keys, self.settings = connection, keys, settings
         self.reader = Reader(connection, keys)
+        self.evictions = RedisEvictions(
+            connection,
+            keys,
+            self.reader,
+            settings.cleanup,
+            beat=settings.heartbeat.heartbeat_interval,
+        )
+        self.leader_lease = RedisLeaderLease(connection, keys)
         self._changes = Changes(connection, keys)
         self._services: dict[str, LiveService] = {}
         self._registered_here: set[tuple[str, str]] = set()
@@ -188,7 +198,6 @@ class RedisRegistry(Registry):
         return [*fields.from_pairs(told)]
 
     async def configured(self, service: str) -> bool:
-        """Whether an operator said something of a service, or of an instance of it."""
         state = await self.reader.state(self.keys.of(service))
         return bool(state.config or state.problems)
 
@@ -255,13 +264,6 @@ class RedisRegistry(Registry):
         keys = self.keys.of(service)
         state, scores = await asyncio.gather(self.reader.state(keys), self.reader.scores(keys))
         return {id: state.clock.silence(score, state.now) for id, score in scores.items()}
-
-    async def brakes(self) -> Mapping[str, str]:
-        """As everywhere; one that cannot be read is left out, and a warning is logged."""
-        states = await of_each(
-            await self._inhabited(), lambda name: self.reader.state(self.keys.of(name)), log=log
-        )
-        return {name: str(state.brake) for name, state in states.items() if state.brake}
 
     async def deregister(self, service: str, id: str) -> bool:
         check_text("id", id)
@@ -343,18 +345,6 @@ class RedisRegistry(Registry):
             await self.connection.call("HDEL", self.keys.info, service, what=what, writes=True)
             await drop_service(self.connection, self.keys, service)
         return bool(done)
-
-    def sweeper(self) -> Sweeper:
-        """What takes out the dead. See `Sweeper`."""
-        beat = self.settings.heartbeat.heartbeat_interval
-        return Sweeper(self.connection, self.keys, self.reader, self.settings.cleanup, beat=beat)
-
-    def leader(self) -> LeaderLease:
-        """What elects one of the servers of this registry. See `LeaderLease`."""
-        return LeaderLease(self.connection, self.keys)
-
-    async def sweep(self) -> str:
-        return str(await self.sweeper().sweep())
 
     async def aclose(self) -> None:
         for live in list(self._services.values()):

@@ -25,7 +25,7 @@ from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup
 
 if TYPE_CHECKING:
-    from mooring.registry.redis.leader_lease import LeaderLease
+    from mooring.registry.contract import LeaderLease
 
 log = logging.getLogger(__name__)
 

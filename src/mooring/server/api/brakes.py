@@ -6,7 +6,7 @@ import datetime
 
 import msgspec
 
-from mooring.server.api.lookup import on_redis, service_of
+from mooring.server.api.lookup import service_of
 from mooring.server.api.operations import OPERATING, Reason
 from mooring.server.auth.authorization import READING
 from mooring.server.http.request import Call, Page, cut
@@ -28,8 +28,8 @@ class BrakeShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def brakes(call: Call) -> Answer:
-    redis = on_redis(call.parts.hub)
-    found = {} if redis is None else await redis.sweeper().brakes()
+    evictions = call.parts.hub.registry.evictions
+    found = {} if evictions is None else await evictions.brakes()
     shown_brakes = [
         BrakeShown(
             service=service,
@@ -54,12 +54,13 @@ async def release(call: Call) -> Answer:
     if call.query.reason:
         call.notes["reason"] = call.query.reason
     registry = call.parts.hub.registry
-    redis = on_redis(call.parts.hub)
-    if redis is None:
+    evictions = registry.evictions
+    if evictions is None:
         raise Refused(404, "not_found", f"there are no brakes: {registry.guarantees.expires}")
-    service = redis.canonical(call.service)
-    call.notes["before"] = (await redis.brakes()).get(service, "")
-    if not await redis.sweeper().release(service):
+    service = registry.canonical(call.service)
+    brake = (await evictions.brakes()).get(service)
+    call.notes["before"] = str(brake or "")
+    if not await evictions.release(service):
         await service_of(call)
         raise Refused(404, "not_found", f"no brake holds for {service}")
     return Answer(status=204)

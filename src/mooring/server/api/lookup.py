@@ -4,20 +4,14 @@ those that the caller may see."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
-from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.names import closest
 from mooring.server.http.request import Call
 from mooring.server.http.response import Refused
 from mooring.store.contract import Store
-from mooring.store.url import REDIS
-
-if TYPE_CHECKING:
-    from mooring.registry.redis.registry import RedisRegistry
 
 
 def store_of(call: Call) -> Store:
@@ -27,12 +21,6 @@ def store_of(call: Call) -> Store:
         return hub.store
     except InvalidRequest as error:
         raise Refused(409, "no_store", str(error)) from error
-
-
-def on_redis(hub: Hub) -> RedisRegistry | None:
-    """The registry as the one on Redis, which has brakes; None where it is on a store."""
-    scheme = hub.registry.url.partition("://")[0]
-    return cast("RedisRegistry", hub.registry) if scheme in REDIS else None
 
 
 async def service_of(call: Call) -> str:

@@ -135,7 +135,9 @@ class Sampling:
         return (_EACH + leases) / QUESTIONS
 
     async def _brakes(self) -> float:
-        self._picture.take_brakes(await self._registry.brakes())
+        evictions = self._registry.evictions
+        brakes = {} if evictions is None else await evictions.brakes()
+        self._picture.take_brakes({service: str(brake) for service, brake in brakes.items()})
         return max(BRAKES, len(self._picture.names()) / BRAKES_A_SECOND)
 
     async def _names(self) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import on_redis, reach, run_command
+from mooring.cli.io.connect import reach, run_command
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import show, show_json
 from mooring.cli.io.stderr import hear, note, progress
@@ -215,15 +215,16 @@ async def _delete(prefix: str, file: Path, store: str, registry: str, as_json: b
 @asynccontextmanager
 async def _migration(store: str, registry: str, prefix: str) -> AsyncIterator[Migration]:
     async with reach(store, "tree", registry=registry) as hub:
-        redis = on_redis(hub)
-        if redis is None:
+        if hub.registry.evictions is None:
             raise InvalidRequest(
                 f"{hub.registry.url} is no Redis: name the one where v1 is with --registry URL or "
                 "MOORING_REGISTRY"
             )
         from mooring.migrate.redis_v1.migration import Migration
+        from mooring.registry.redis.registry import RedisRegistry
 
-        yield Migration(redis, prefix=prefix)
+        assert isinstance(hub.registry, RedisRegistry)
+        yield Migration(hub.registry, prefix=prefix)
 
 
 def _show(steps: Sequence[Step], as_json: bool) -> None:
