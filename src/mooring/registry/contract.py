@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from mooring.errors import Removed, Superseded
 from mooring.mirror import Feed
 from mooring.model import JSON, Config, Group, Instance, Service, State
 from mooring.registry.kv.layouts.layout import Problem
@@ -138,6 +139,20 @@ class RemoteRegistration(NamedTuple):
     """Seconds to let pass between two beats."""
     lost: tuple[str, ...] = ()
     """The fields that this registry cannot hold."""
+
+
+def superseded(service: str, id: str) -> Superseded:
+    return Superseded(
+        f"{service} {id} was registered later by another process, which lives: this one leaves it "
+        "alone"
+    )
+
+
+def removed(service: str, id: str) -> Removed:
+    return Removed(
+        f"{service} {id} was deregistered by an operator: it stays out until its process starts "
+        "anew"
+    )
 
 
 class Registrar(ABC):

@@ -332,17 +332,10 @@ class StoreInstanceRecord(InstanceRecord):
             await self.put(instance, fresh=False)
 
     async def _describe(self) -> None:
-        """Descriptions are made where they are missing, and never overwritten."""
-        store, service = self._shared.store, self._instance.service
-        lasting = self._shared.layout.lasting(self._instance)
+        service = self._instance.service
         self._shared.described.add(service)
         try:
-            reads = [Query(key(name), keys_only=True) for name in lasting]
-            there = _index((await store.commit(read=reads)).reads) if reads else {}
-            for name, value in lasting.items():
-                if name not in there:
-                    with contextlib.suppress(Conflict):  # somebody else was first
-                        await store.commit(Put(name, value), require=[absent(name)])
+            await describe_service(self._shared.store, self._shared.layout, self._instance)
         except BaseException:
             self._shared.described.discard(service)
             raise
@@ -379,6 +372,17 @@ class StoreInstanceRecord(InstanceRecord):
                 checks = [unchanged(name, seen[name].modified) for name in names]
         if not self._unanswered:
             self._sent = {}
+
+
+async def describe_service(store: Store, layout: Layout, instance: Instance) -> None:
+    """Create the descriptions of an instance's service and group that do not exist yet."""
+    lasting = layout.lasting(instance)
+    reads = [Query(key(name), keys_only=True) for name in lasting]
+    existing = _index((await store.commit(read=reads)).reads) if reads else {}
+    for name, value in lasting.items():
+        if name not in existing:
+            with contextlib.suppress(Conflict):  # another process was first
+                await store.commit(Put(name, value), require=[absent(name)])
 
 
 def _index(reads: Iterable[Snapshot]) -> dict[bytes, Entry]:

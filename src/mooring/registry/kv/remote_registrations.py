@@ -14,13 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from mooring import addresses
-from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, Removed, StoreError, Superseded
+from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, StoreError
 from mooring.model import JSON, Instance, State, Status, check_json, now
-from mooring.registry.kv.instance_record import repair
+from mooring.registry.contract import removed, superseded
+from mooring.registry.kv.instance_record import describe_service, repair
 from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import File, Layout
 from mooring.registry.kv.removal import tombstone_key
-from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, key, unchanged
+from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
 from mooring.tasks import cleanup
 
 _GIVE_UP_WITHIN = 5.0
@@ -67,20 +68,6 @@ def check_incarnation(service: str, id: str, incarnation: str) -> None:
         )
 
 
-def superseded(service: str, id: str) -> Superseded:
-    return Superseded(
-        f"{service} {id} was registered later by another process, which lives: this one leaves it "
-        "alone"
-    )
-
-
-def removed(service: str, id: str) -> Removed:
-    return Removed(
-        f"{service} {id} was deregistered by an operator: it stays out until its process starts "
-        "anew"
-    )
-
-
 class _Present(NamedTuple):
     """What stands at the place of an instance."""
 
@@ -112,7 +99,7 @@ class StoreRemoteRegistrations:
                 await cleanup(self._store.revoke(lease.id), within=_GIVE_UP_WITHIN)
             raise
         with contextlib.suppress(StoreError):  # the next to register makes it
-            await self._describe(instance)
+            await describe_service(self._store, self._layout, instance)
         return instance, lease.ttl
 
     async def _write(self, instance: Instance, lease: int, back: str) -> Instance:
@@ -248,16 +235,3 @@ class StoreRemoteRegistrations:
             if place is not None and place.id == who.id:
                 files[place.file] = entry
         return _Present(files, grave.first)
-
-    async def _describe(self, instance: Instance) -> None:
-        """Descriptions are made where they are missing, and never overwritten."""
-        lasting = self._layout.lasting(instance)
-        if not lasting:
-            return
-        reads = [Query(key(name), keys_only=True) for name in lasting]
-        found = (await self._store.commit(read=reads)).reads
-        there = {entry.key for each in found for entry in each.entries}
-        for name, value in lasting.items():
-            if name not in there:
-                with contextlib.suppress(Conflict):  # somebody else was first
-                    await self._store.commit(Put(name, value), require=[absent(name)])

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mooring.errors import OutcomeUnknown, Removed, StoreError, Superseded, Unavailable
+from mooring.errors import OutcomeUnknown, StoreError, Unavailable
 from mooring.model import Config, Instance
+from mooring.registry.contract import removed, superseded
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.heartbeat_batches import HeartbeatBatches
 from mooring.registry.redis.keys import Keys
@@ -163,14 +164,8 @@ class LiveService:
             when: str = reply[1].decode()
             return when
         if reply[0] == b"removed":
-            raise Removed(
-                f"{self.name} {instance.id} was deregistered by an operator: it stays out until "
-                "its process starts anew"
-            )
-        raise Superseded(
-            f"{self.name} {instance.id} was registered later by another process, which lives: this "
-            "one leaves it alone"
-        )
+            raise removed(self.name, instance.id)
+        raise superseded(self.name, instance.id)
 
     def _tiers(self, id: str) -> list[str]:
         keys = self._keys

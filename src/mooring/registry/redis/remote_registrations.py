@@ -11,12 +11,8 @@ import msgspec
 
 from mooring.errors import StoreError, TooLarge
 from mooring.model import JSON, Instance, check_text
-from mooring.registry.kv.remote_registrations import (
-    StatusReport,
-    check_incarnation,
-    removed,
-    superseded,
-)
+from mooring.registry.contract import removed, superseded
+from mooring.registry.kv.remote_registrations import StatusReport, check_incarnation
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import refused
