@@ -1,13 +1,13 @@
-"""The registry: register, beat, deregister, list, follow; and what an operator may say.
+"""The contract of a registry, by role: registrar, discovery, operations, and optional evictions.
 
-Everything above this file (registrations, views, the CLI) knows a registry only through it. A
-registry keeps instances for as long as they give signs of life, tells consumers of every change,
-and never brings back what an operator took out.
+Registrations, views, the server and the CLI use a registry only through this contract. A registry
+keeps an instance while its heartbeats arrive, reports every change to consumers, and never
+restores an instance that an operator deregistered.
 
-**Succession.** An instance is known by its id; each start of a process is an *incarnation*. The
-newest to register is the one that counts. An older one that is still alive finds itself
-`Superseded` and never touches the registry again. One that an operator deregistered finds itself
-`Removed`. Anything else that happens to its record (deleted, overwritten, expired) is repaired.
+**Succession.** An id identifies an instance; each start of its process is an *incarnation*. The
+incarnation that registers last owns the record. An older incarnation that is still alive gets
+`Superseded` and never writes the record again. An incarnation that an operator deregistered gets
+`Removed`. Any other damage to the record (deleted, overwritten, expired) is repaired.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 class InstanceFeed(Feed[str, Instance], Protocol):
-    """The instances of a service by id, to be followed."""
+    """A feed of the instances of a service, by id."""
 
     @property
     def doubt(self) -> str:
-        """Why some of those that it shows may be gone, in words; empty if there is no doubt."""
+        """Why some of the instances may be gone; empty if all are certain."""
 
     @property
     def kept(self) -> Collection[str]:
-        """The ids of those that it shows and has doubts about. It keeps them for a while."""
+        """The ids of the instances that may be gone and are kept for a grace period."""
 
     async def explained(self, gone: Mapping[str, Instance]) -> Set[str]:
         """Of some instances that it no longer shows, those of which it is known why: they drained,
@@ -45,7 +45,7 @@ class InstanceFeed(Feed[str, Instance], Protocol):
 
 
 class Listing(NamedTuple):
-    """The instances of a service at one moment, and what could not be understood."""
+    """The instances of a service at one moment, and the records that could not be read."""
 
     instances: tuple[Instance, ...]
     mark: int
@@ -53,7 +53,7 @@ class Listing(NamedTuple):
 
 
 class ServiceCount(NamedTuple):
-    """A service that is known, and how many instances it has at present."""
+    """A service and the number of its instances."""
 
     name: str
     instances: int
@@ -63,9 +63,9 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     """How a registry differs from others, as data."""
 
     expires: str
-    """How an instance that died goes away, in words."""
+    """How a dead instance expires, as a sentence."""
     renews: bool
-    """Signs of life are given by the registry's own means: heartbeats alone need not be sent."""
+    """Whether the store renews a lease, so that heartbeats without data need not be sent."""
     describes: bool
     """Groups and services have descriptions, instances status and configuration."""
     keeps_names: bool = False
@@ -77,7 +77,7 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
 
 
 class InstanceRecord(ABC):
-    """One instance's place in a registry, from `open` to `aclose`."""
+    """The record of one instance in a registry, from `open` to `aclose`."""
 
     disturbed: bool
     """Whether the record may no longer be what it should be: `put` again."""
@@ -85,7 +85,7 @@ class InstanceRecord(ABC):
     @property
     @abstractmethod
     def suspended(self) -> str:
-        """Why it is in doubt whether the record still stands; empty where it is not."""
+        """Why the record may no longer exist; empty if it is certain to."""
 
     @property
     @abstractmethod
@@ -96,11 +96,11 @@ class InstanceRecord(ABC):
     @property
     @abstractmethod
     def config(self) -> Config:
-        """The operator's word on the instance and its service, live."""
+        """The operator overrides of the instance and its service, live."""
 
     @abstractmethod
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call back when any of these may have changed. It must not block."""
+        """Call `callback` when any of these may have changed. It must not block."""
 
     @abstractmethod
     async def put(self, instance: Instance, *, fresh: bool) -> None:
@@ -112,15 +112,15 @@ class InstanceRecord(ABC):
 
     @abstractmethod
     async def beat(self, instance: Instance, *, update: bool) -> None:
-        """A sign of life; with `update`, with the status. Raises as `put` does."""
+        """Send a heartbeat, with the status if `update` is set. Raises as `put` does."""
 
     @abstractmethod
     async def withdraw(self) -> None:
-        """Take the record out, if it is still ours. Raises what a store raises."""
+        """Delete the record if this incarnation still owns it. Raises `StoreError`."""
 
     @abstractmethod
     def open(self) -> None:
-        """Begin to watch over the record. Writes nothing."""
+        """Start to watch the record. Writes nothing."""
 
     @abstractmethod
     async def aclose(self, *, within: float) -> None:
@@ -132,13 +132,13 @@ class RemoteRegistration(NamedTuple):
     """A registration whose beats come from elsewhere: see `Registry.enter`."""
 
     instance: Instance
-    """As it is held, with its id and incarnation."""
+    """The instance as registered, with its id and incarnation."""
     ttl: float
-    """Seconds that it stays without a beat."""
+    """Seconds without a heartbeat after which it expires."""
     every: float
-    """Seconds to let pass between two beats."""
+    """Seconds between two heartbeats."""
     lost: tuple[str, ...] = ()
-    """The fields that this registry cannot hold."""
+    """The fields that this registry cannot store."""
 
 
 def superseded(service: str, id: str) -> Superseded:
