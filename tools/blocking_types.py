@@ -1,8 +1,8 @@
 """Write `mooring/sync/__init__.pyi`: what a type checker knows of the blocking API.
 
-Read from the sources of the async API (`mooring.sync.api.API`) and turned by the rules that
-`mooring.sync.proxy` follows at run time. Run it after changing a public signature; a test fails
-until then.
+It is read from the sources of the async API (the types in `mooring.sync.__all__`) and turned by the
+rules that `mooring.sync.proxy` follows at run time. Run it after changing a public signature; a
+test fails until then.
 """
 
 from __future__ import annotations
@@ -20,10 +20,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from mooring.sync.api import API, INNER
+import mooring
+import mooring.sync
 from mooring.sync.proxy import is_data, is_ours
 
 TARGET = Path(__file__).parents[1] / "src/mooring/sync/__init__.pyi"
+
+FUNCTIONS = ("connect", "timeout", "until_stopped")
+
+API = {
+    name: getattr(mooring, name).__module__
+    for name in mooring.sync.__all__
+    if name not in FUNCTIONS
+}
+"""The module of each type that has a blocking twin."""
+
+INNER = frozenset(
+    {
+        "mooring.discovery.rotation.Rotation",
+        "mooring.mirror.Feed",
+        "mooring.registry.contract.InstanceFeed",
+        "mooring.registry.contract.InstanceRecord",
+        "mooring.registry.contract.LeaderLease",
+        "mooring.registry.evictions.Evictions",
+        "mooring.tenants.keys.Keys",
+        "mooring.tenants.publish.retention.Sweeper",
+    }
+)
+"""Types that can be reached from these and are not public: members that use them are left out."""
 
 HEADER = """\
 # Written by tools/blocking_types.py from the async API: do not edit, run it again.
@@ -50,7 +74,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Left(Exception):
-    """A member that has to do with what is promised to nobody."""
+    """A member that uses a type which is not public."""
 
 
 @dataclass
@@ -104,7 +128,7 @@ class Source:
         if isinstance(value, type) and is_ours(value) and not is_data(value) and not given:
             if f"{home}.{name}" in INNER:
                 raise Left
-            raise SystemExit(f"{home}.{name} is in no table of mooring.sync.api: add it there")
+            raise SystemExit(f"{home}.{name} is not in mooring.sync.__all__ or INNER: add it")
         self.imports.add(module)
         return dotted
 
@@ -284,7 +308,7 @@ def stub() -> str:
         *(f"import {name}" for name in sorted(imports) if is_own(name)),
         "from mooring.sync.portal import timeout as timeout",
         "from mooring.sync.shutdown import until_stopped as until_stopped",
-        f"__all__ = {sorted([*API, 'connect', 'timeout', 'until_stopped'])!r}",
+        f"__all__ = {sorted([*API, *FUNCTIONS])!r}",
         EVENT,
         *parts,
     ]

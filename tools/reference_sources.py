@@ -20,7 +20,6 @@ from mooring.server.api import endpoints
 from mooring.server.http.openapi import describe
 from mooring.server.settings import ServerSettings
 from mooring.settings.registry import RegistrySettings
-from mooring.sync.api import API
 
 PACKAGE = Path(mooring.__file__).parent
 VERSION: str = mooring.__version__
@@ -59,8 +58,8 @@ module is one that `mooring.sync` has too, and the reference shows its async for
 def public_names(group: str) -> Iterator[tuple[str, str]]:
     """Each public name of a group, and the path at which the source defines it."""
     for name in GROUPS[group]:
-        if name in API:
-            yield name, f"{API[name]}.{name}"
+        if name in mooring.sync.__all__:
+            yield name, f"{getattr(mooring, name).__module__}.{name}"
             continue
         module, _, attribute = name.rpartition(".")
         parent = importlib.import_module(module)
@@ -76,7 +75,7 @@ def public_names(group: str) -> Iterator[tuple[str, str]]:
 
 def blocking_names() -> list[str]:
     """The types that `mooring.sync` has a blocking form of."""
-    return sorted(API)
+    return sorted(mooring.sync.__all__)
 
 
 def exported() -> set[str]:

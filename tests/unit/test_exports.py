@@ -1,17 +1,21 @@
-"""What is public is listed, and the etcd extra is asked for by name where it is missing."""
+"""`__all__` lists what is public, and errors about a missing extra name that extra."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import pytest
 
 import mooring
+import mooring.errors
 import mooring.heartbeat
 import mooring.heartbeat.collectors
 import mooring.store
+import mooring.sync
 import mooring.tenants
+from mooring.sync.proxy import is_data
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,17 @@ def test_every_public_name_exists_and_no_other(module):
         _ = module.nonsense
 
 
+def test_all_names_can_be_imported_without_any_extra():
+    script = """
+import sys
+for driver in ("cryptography", "google", "grpc", "hprose", "httpx", "immutables", "redis"):
+    sys.modules[driver] = None
+from mooring import *
+assert Hub and View and Conflict
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_names_and_parts_are_loaded_when_they_are_first_used():
     script = """
 import mooring, sys
@@ -40,6 +55,24 @@ assert mooring.MooringError is mooring.errors.MooringError
 assert mooring.sync.connect and not hasattr(mooring, "conect")
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_every_error_is_exported():
+    public = vars(mooring.errors).items()
+    errors = {
+        name for name, value in public if getattr(value, "__module__", "") == "mooring.errors"
+    }
+    assert errors - {"misplaced"} <= {*mooring.__all__}
+
+
+def test_the_blocking_api_has_the_same_names_as_the_async_api():
+    """Types that are plain data are the same in both, so `mooring.sync` does not repeat them."""
+    names = {*mooring.__all__, "Provider"}
+    public = {name: getattr(mooring, name) for name in names}
+    twins = {name for name, value in public.items() if isinstance(value, type)}
+    twins = {name for name in twins if not is_data(public[name])}
+    functions = {name for name, value in public.items() if isinstance(value, types.FunctionType)}
+    assert {*mooring.sync.__all__} == {*twins, *functions, "timeout"}
 
 
 def test_every_name_of_the_contract_is_exported():

@@ -4,38 +4,65 @@
         with hub.register(mooring.Instance("echo", port=8080)):
             with hub.discover("mail") as mail, mail.pick() as instance: ...
 
-It is no second copy: one event loop in a daemon thread (`portal`) runs the async API, and stand-ins
-(`proxy`) wait for it. It may be used from many threads at once.
+One event loop in a daemon thread (`portal`) runs the async API, and stand-ins (`proxy`) wait for
+its results. They may be used from many threads at once. `__all__` names the types that have a
+stand-in; every other object that such a stand-in returns is wrapped in the same way. A type checker
+reads `__init__.pyi`, which `tools/blocking_types.py` writes.
 
 Callbacks (`subscribe`, `where=`, `blame=`) are called on the loop's thread: they must not block,
-and a blocking call from one raises `InvalidRequest`. Where a caller is interrupted, what it waited
-for is cancelled. After a fork everything is `Closed` in the child, and the parent goes on. What is
-not closed when the interpreter ends is closed then, for a few seconds at most.
+and a blocking call from one raises `InvalidRequest`. When a caller is interrupted, the call it
+waited for is cancelled. After a fork everything is `Closed` in the child; the parent is not
+affected. Hubs that are still open when the interpreter exits are closed then, within a few seconds.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+import mooring
 import mooring.hub
 from mooring.store.url import parse
-from mooring.sync.api import API
 from mooring.sync.portal import Portal, timeout
 from mooring.sync.proxy import blocking
 from mooring.sync.shutdown import until_stopped
 
-__all__ = [*API, "connect", "timeout", "until_stopped"]
+_TYPES = (
+    "Barrier",
+    "Campaign",
+    "Election",
+    "Held",
+    "Hub",
+    "Leaders",
+    "Leadership",
+    "Lock",
+    "Mirror",
+    "Pick",
+    "Provider",
+    "Publisher",
+    "ReadWriteLock",
+    "Registration",
+    "Registry",
+    "RetryBudget",
+    "Semaphore",
+    "Session",
+    "Store",
+    "View",
+    "Watch",
+)
+"""The types of `mooring` that are not plain data. Their twins have the same names here."""
+
+__all__ = [*_TYPES, "connect", "timeout", "until_stopped"]
 
 
 def connect(url: str = "memory://", **options: Any) -> Any:
-    """A hub, blocking: the same arguments, the same errors. Enter it, or `open` and `close` it."""
+    """A blocking hub: same arguments and errors as `mooring.connect`. Use it as a context manager,
+    or call `open` and `close`."""
     hub = mooring.hub.connect(url, **options)
     portal = Portal(str(parse(url)), hub.__aenter__, lambda: hub.__aexit__(None, None, None))
     return blocking(type(hub))(portal, hub, owns=True)
 
 
 def __getattr__(name: str) -> type:
-    if name not in API:
+    if name not in _TYPES:
         raise AttributeError(f"module 'mooring.sync' has no attribute '{name}'")
-    return blocking(getattr(importlib.import_module(API[name]), name))
+    return blocking(getattr(mooring, name))

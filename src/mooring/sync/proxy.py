@@ -35,12 +35,13 @@ import msgspec
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.formatting import quoted
-from mooring.sync.api import SHARED
 from mooring.sync.portal import Caller, Portal, cleaning
 
 T = TypeVar("T")
 
 _DATA = (msgspec.Struct, tuple, BaseException, enum.Enum, type)
+_SHARED = frozenset({"mooring.tenants.read.tenants.Tenants"})
+"""Types that any thread may read without waiting: they have no stand-ins."""
 _FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, functools.partial)
 
 
@@ -212,7 +213,7 @@ def _way(kind: type[Any]) -> Way:
 def is_data(kind: type) -> bool:
     """Whether objects of a type are nobody's: they never change, or are made to be read by many,
     and any thread may have them."""
-    shared = f"{kind.__module__}.{kind.__qualname__}" in SHARED
+    shared = f"{kind.__module__}.{kind.__qualname__}" in _SHARED
     return shared or issubclass(kind, _DATA) or dataclasses.is_dataclass(kind)
 
 
