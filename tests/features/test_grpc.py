@@ -697,7 +697,7 @@ async def test_closing_with_grace_lets_calls_end(hub: mooring.Hub, serve: Serve)
     [
         ("echo", {}, "must begin with etcdv3:///"),
         ("etcdv3:///a/b/c", {}, "two slashes"),
-        ("etcdv3:///echo", {"policy": "fastest"}, "no balancing policy 'fastest'"),
+        ("etcdv3:///echo", {"policy": "fastest"}, "unknown balancing policy 'fastest'"),
         ("etcdv3:///echo", {"tries": 0}, "1 or more"),
         ("etcdv3:///echo", {"retry": SAY}, "is a list"),
         ("etcdv3:///echo", {"health": 1.5}, "True, False or"),

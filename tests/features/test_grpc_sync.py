@@ -337,7 +337,7 @@ def test_bad_input_is_refused_as_the_channel_is_made(hub: Any):
         channel("echo", hub=hub)
     with pytest.raises(InvalidName, match="two slashes"):
         channel("etcdv3:///a/b/c", hub=hub)
-    with pytest.raises(InvalidRequest, match="no balancing policy"):
+    with pytest.raises(InvalidRequest, match="unknown balancing policy"):
         channel("etcdv3:///echo", hub=hub, policy="fastest")
     with pytest.raises(InvalidRequest, match=r"mooring\.grpc\.aio\.channel"):
         channel("etcdv3:///echo", hub=hub, policy="weighted")

@@ -192,20 +192,20 @@ def test_an_urn_holds_each_node_once_with_its_own_numbers(operations, alike):
     world = World(picker)
     for operation, number, weight in operations:
         world.do(operation, number, 3.0 if alike else weight)
-    lying = [node for shelf in picker._shelves for node in shelf.nodes]
+    lying = [node for group in picker._classes for node in group.nodes]
     assert Counter(lying) == Counter(world.there)
-    for shelf in picker._shelves:
-        assert shelf.nodes
-        assert shelf.width == shelf.top * len(shelf.nodes)
-        for place, node in enumerate(shelf.nodes):
-            assert (node.shelf, node.place) == (shelf, place)
-            assert shelf.top / 2 < shelf.weights[place] == node.weight <= shelf.top
-            assert shelf.load[place] == node.active / node.weight
-            assert bool(shelf.slowness[place]) <= bool(node.latency)
+    for group in picker._classes:
+        assert group.nodes
+        assert group.width == group.top * len(group.nodes)
+        for place, node in enumerate(group.nodes):
+            assert (node.weight_class, node.place) == (group, place)
+            assert group.top / 2 < group.weights[place] == node.weight <= group.top
+            assert group.load[place] == node.active / node.weight
+            assert bool(group.slowness[place]) <= bool(node.latency)
     shares = {node.weight for node in world.there}
-    assert (picker._even is not None) == (len(shares) == 1)
-    if picker._even is not None:
-        assert shares == {picker._usual}
+    assert (picker._equal is not None) == (len(shares) == 1)
+    if picker._equal is not None:
+        assert shares == {picker._mean_weight}
 
 
 class TestRandom:

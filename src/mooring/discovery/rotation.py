@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from mooring.discovery import balance
-from mooring.discovery.balance import LocalityPicker, Node, Picker
-from mooring.discovery.balance.picker import Clock, effective
+from mooring.discovery.balance import Node, Picker, ZonePicker
+from mooring.discovery.balance.picker import Clock, effective_weight
 from mooring.discovery.eligibility import Wanted, objection
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
 from mooring.discovery.zones import Mode, Part, Sides, Tally
@@ -98,10 +98,10 @@ class Rotation:
         self.last_resort = False
         """Whether those that drain are called."""
         self.picker: Picker = balance.make(policy, rng=rng, clock=clock)
-        self._localities: LocalityPicker | None = None
+        self._localities: ZonePicker | None = None
         if self.wanted.zone:
             keyed, remote = policy == "consistent_hash", balance.make(policy, rng=rng, clock=clock)
-            self._localities = LocalityPicker(self.picker, remote, keyed=keyed, rng=rng)
+            self._localities = ZonePicker(self.picker, remote, keyed=keyed, rng=rng)
             self.picker = self._localities
         self._service = service
         self._seats: dict[str, Seat] = {}
@@ -200,7 +200,7 @@ class Rotation:
         if seat.objection:
             return
         instance, well = seat.instance, seat.well
-        weight = effective(instance.weight, instance.id)
+        weight = effective_weight(instance.weight, instance.id)
         part = Part(weight, True, seat.reachable, well, seat.node.weight if well else 0.0)
         local = bool(self.wanted.zone) and instance.zone == self.wanted.zone
         usual, last = (sides[local] for sides in self._sides)
@@ -249,7 +249,8 @@ class Rotation:
     def _reweigh(self, seat: Seat, now: float) -> None:
         """Its weight may be another, and so may be what its zone can carry."""
         if seat.instance.weight:
-            weight = effective(seat.instance.weight, seat.instance.id)  # one share of it is above 0
+            # A share of the effective weight is still above 0.
+            weight = effective_weight(seat.instance.weight, seat.instance.id)
             weight *= self._warmth(seat, now)
             if seat.seated:
                 self.picker.reweight(seat.node, weight)

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from mooring.addresses import is_ip
-from mooring.discovery.balance.picker import effective
+from mooring.discovery.balance.picker import effective_weight
 from mooring.discovery.eligibility import Wanted, callable_now, objection
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.zones import Part, Sides
@@ -296,7 +296,7 @@ def _sides(
     sides = Sides.empty()
     draining = [each for each in instances if not objection(each, Wanted(), last_resort=True)]
     for address, each in {**_by_address(draining, port), **admissible}.items():
-        weight = effective(each.weight, each.id)
+        weight = effective_weight(each.weight, each.id)
         part = Part(weight)
         if address in admissible:
             well = each.status.healthy

@@ -1,4 +1,4 @@
-"""Sticking to keys: consistent hashing."""
+"""The policy `consistent_hash`: the same key goes to the same node."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from collections.abc import Hashable
 from hashlib import blake2b, shake_128
 from typing import Generic, TypeVar
 
-from mooring.discovery.balance.picker import Counting, Node, admit, effective, must_be_there, nobody
+from mooring.discovery.balance.picker import (
+    Counting,
+    Node,
+    check_new,
+    check_present,
+    effective_weight,
+    no_node,
+)
 
 T = TypeVar("T", bound=Hashable)
 
 _SPACE = 1 << 64
 _MASK = _SPACE - 1
 
-# A circle is kept in arcs, so that a search stays within a few kilobytes and an insertion shifts
-# only those: one long list of 80,000 points costs twice the time of a search, 20 times of a change.
+# A circle is split into arcs, so that a search stays within a few kilobytes and an insertion shifts
+# only one arc: with one list of 80,000 points a search takes twice the time, a change 20 times.
 _ARCS = 64
 _SHIFT = 58
 
 _points = struct.Struct("<8Q").unpack
-_probes = struct.Struct("<21Q").unpack  # 168 bytes: just one block of SHAKE128, made in one go
+_probes = struct.Struct("<21Q").unpack  # 168 bytes: one block of SHAKE128
 
 
 class Ring(Generic[T]):
-    """Owners by name and weight, and whom a key belongs to. All changes cost O(log n)."""
+    """Maps keys to owners, which have names and weights. All changes cost O(log n)."""
 
     def __init__(self) -> None:
         self._circles: dict[int, _Circle[T]] = {}
@@ -63,7 +70,7 @@ class Ring(Generic[T]):
             self.add(owner, name, weight)
 
     def find(self, key: bytes) -> T:
-        """Whom `key` belongs to. `LookupError` where there is nobody."""
+        """The owner of `key`. Raises `LookupError` if the ring is empty."""
         probes = _probes(shake_128(key).digest(168))
         best, nearest, owner = math.inf, 0, None
         for circle in self._circles.values():
@@ -76,15 +83,15 @@ class Ring(Generic[T]):
             if least * circle.scale < best:
                 best, owner = least * circle.scale, circle.owners[nearest & _MASK]
         if owner is None:
-            raise LookupError("there is nobody on the ring")
+            raise LookupError("the ring is empty")
         return owner
 
 
 class _Circle(Generic[T]):
     """The points of all owners of one weight.
 
-    Every arc ends with one point that is not its own: the next one after it, around the circle,
-    plus 2**64 where it lies past zero. So a search always finds something, in one step.
+    Every arc ends with one point that is not its own: the next one around the circle, plus 2**64 if
+    it lies past zero. So a search always succeeds in one step.
     """
 
     __slots__ = ("arcs", "owners", "scale")
@@ -95,17 +102,17 @@ class _Circle(Generic[T]):
         self.arcs: list[list[int]] = [[] for _ in range(_ARCS)]
 
     def insert(self, point: int, owner: T) -> int:
-        """Where the point came to lie: one further where the place was taken."""
+        """Insert a point; its final position, which is one further if the position was taken."""
         while point in self.owners:
             point = (point + 1) & _MASK
         if not self.owners:
             for arc in self.arcs:
-                arc[:] = (point,)  # put right below, all the way round
+                arc[:] = (point,)  # corrected below for the whole circle
         self.owners[point] = owner
         number = point >> _SHIFT
         insort(self.arcs[number], point, hi=len(self.arcs[number]) - 1)
         if self.arcs[number][0] == point:
-            self._tell_those_before(number)
+            self._update_arcs_before(number)
         return point
 
     def delete(self, point: int) -> None:
@@ -114,10 +121,10 @@ class _Circle(Generic[T]):
         at = bisect_left(self.arcs[number], point)
         del self.arcs[number][at]
         if at == 0 and self.owners:
-            self._tell_those_before(number)
+            self._update_arcs_before(number)
 
-    def _tell_those_before(self, number: int) -> None:
-        """The first point from arc `number` on is another one: so end all arcs that lead to it."""
+    def _update_arcs_before(self, number: int) -> None:
+        """The first point from arc `number` on has changed: update the arcs that end with it."""
         first = self.arcs[number][0] & _MASK
         home = first >> _SHIFT
         for step in range(1, _ARCS + 1):
@@ -129,18 +136,18 @@ class _Circle(Generic[T]):
 
 
 def _step(weight: float) -> int:
-    """Which circle a weight belongs to: the nearest power of √2."""
+    """The circle that a weight belongs to: the nearest power of √2."""
     return round(2 * math.log2(weight))
 
 
 def _divided_by(step: int) -> float:
-    """√2 to the power of -step, alike on every machine: `pow` need not be."""
+    """√2 to the power of -step, identical on every machine, which `pow` does not guarantee."""
     half, odd = divmod(-step, 2)
     return math.ldexp(math.sqrt(2) if odd else 1.0, half)
 
 
 class ConsistentHash(Counting):
-    """The same key to the same node; see `mooring.discovery.hashing` for what moves, and when."""
+    """The same key goes to the same node while the set of nodes does not change."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
@@ -148,7 +155,7 @@ class ConsistentHash(Counting):
         self._nodes: dict[Node, None] = {}
 
     def add(self, node: Node) -> None:
-        admit(node, there=node in self._nodes)
+        check_new(node, present=node in self._nodes)
         self._nodes[node] = None
         self._ring.add(node, node.id, node.weight)
 
@@ -157,13 +164,13 @@ class ConsistentHash(Counting):
         self._ring.remove(node)
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, there=node in self._nodes)
-        node.weight = effective(weight, node.id)
+        check_present(node, present=node in self._nodes)
+        node.weight = effective_weight(weight, node.id)
         self._ring.reweight(node, node.id, node.weight)
 
     def pick(self, key: str | bytes | None = None) -> Node:
         if not self._nodes:
-            raise nobody()
+            raise no_node()
         if key is None:
             key = self._rng.randbytes(16)
         elif isinstance(key, str):

@@ -1,4 +1,4 @@
-"""What a picker is, and the nodes that it picks from."""
+"""The interface of a picker, and the nodes that it picks from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Clock = Callable[[], float]
 
 LIGHTEST: Final = 1e-6
 HEAVIEST: Final = 1e6
-"""Weights beyond these are taken as these: one wild weight must not break the arithmetic."""
+"""Weights are limited to this range: one extreme weight must not break the arithmetic."""
 
 SLACK: Final = 32
 """Garbage of a lazy deletion that is not worth a sweep."""
@@ -22,25 +22,25 @@ SLACK: Final = 32
 class Node:
     """Something that can be picked. Two nodes are never equal, whatever their ids.
 
-    A node is in one picker at a time. Meanwhile that picker keeps `active` and the latency, and its
-    `reweight` changes the weight; all of them outlast removal, so that a node that comes back is
-    known. `item` is the owner's own.
+    A node is in one picker at a time. That picker maintains `active` and the latency, and its
+    `reweight` changes the weight. They all survive removal, so that a node that returns keeps its
+    history. `item` belongs to the owner.
     """
 
-    __slots__ = ("active", "id", "item", "latency", "place", "sampled", "shelf", "weight")
+    __slots__ = ("active", "id", "item", "latency", "place", "sampled", "weight", "weight_class")
 
     def __init__(self, id: str, weight: float = 1.0, item: Any = None) -> None:
         self.id = id
-        self.weight = effective(weight, id)
+        self.weight = effective_weight(weight, id)
         self.item = item
         self.active = 0
-        """Requests under way."""
+        """Requests in flight."""
         self.latency = 0.0
-        """Peak EWMA in seconds as of `sampled`; P2C alone keeps it."""
+        """Peak EWMA in seconds as of `sampled`; only P2C maintains it."""
         self.sampled = -math.inf
-        """When a request last ended, by the picker's clock; long ago where none ever did."""
-        self.shelf: Any = None
-        """Where it lies in an urn; None: in none."""
+        """When a request last ended, by the picker's clock; -inf if none ever did."""
+        self.weight_class: Any = None
+        """The group of nodes of similar weight that it is in; None if it is in no picker."""
         self.place = 0
 
     def __repr__(self) -> str:
@@ -48,11 +48,11 @@ class Node:
 
 
 class Picker(Protocol):
-    """A set of nodes, and whose turn it is.
+    """A set of nodes, and the choice of the next one.
 
-    To add a node twice is a `ValueError`; to remove or reweight one that is not there, a
-    `LookupError`. `started` and `finished` are called in pairs around each request, also where the
-    node was removed meanwhile.
+    Adding a node twice raises `ValueError`; removing or reweighting one that is not present raises
+    `LookupError`. `started` and `finished` are called in pairs around each request, even if the
+    node is removed in between.
     """
 
     def add(self, node: Node) -> None: ...
@@ -60,24 +60,24 @@ class Picker(Protocol):
     def remove(self, node: Node) -> None: ...
 
     def reweight(self, node: Node, weight: float) -> None:
-        """Give a node another weight. `InvalidRequest` where it is not more than 0."""
+        """Change the weight of a node. Raises `InvalidRequest` unless it is more than 0."""
 
     def pick(self, key: str | bytes | None = None) -> Node:
-        """The node to call next; `LookupError` where there is none.
+        """The node to call next. Raises `LookupError` if there is none.
 
-        Only consistent hashing looks at `key`: without one it takes anyone.
+        Only consistent hashing uses `key`; without one it picks a random node.
         """
 
     def started(self, node: Node) -> None: ...
 
     def finished(self, node: Node, seconds: float, ok: bool) -> None:
-        """A request ended after `seconds`. `ok` is False where the node is to blame."""
+        """A request ended after `seconds`. `ok` is False if the node is to blame."""
 
     def __len__(self) -> int: ...
 
 
 class Counting:
-    """What every picker does about requests: count them."""
+    """A picker that only counts the requests in flight."""
 
     def started(self, node: Node) -> None:
         node.active += 1
@@ -86,7 +86,7 @@ class Counting:
         node.active -= 1
 
 
-def effective(weight: float, id: str) -> float:
+def effective_weight(weight: float, id: str) -> float:
     if not 0 < weight < math.inf:
         raise InvalidRequest(
             f"the weight of {quoted(id)} must be a number above 0, not {quoted(weight)}"
@@ -94,16 +94,16 @@ def effective(weight: float, id: str) -> float:
     return min(max(float(weight), LIGHTEST), HEAVIEST)
 
 
-def admit(node: Node, *, there: bool) -> None:
-    if there:
+def check_new(node: Node, *, present: bool) -> None:
+    if present:
         raise ValueError(f"{quoted(node.id)} is in this picker already")
-    node.weight = effective(node.weight, node.id)
+    node.weight = effective_weight(node.weight, node.id)
 
 
-def must_be_there(node: Node, *, there: bool) -> None:
-    if not there:
+def check_present(node: Node, *, present: bool) -> None:
+    if not present:
         raise KeyError(node)
 
 
-def nobody() -> LookupError:
+def no_node() -> LookupError:
     return LookupError("there is no node to pick")

@@ -1,4 +1,4 @@
-"""Drawing by chance: the urn, and the policy that is nothing else."""
+"""The policy `random`, and the weighted sampling that it shares with `p2c`."""
 
 from __future__ import annotations
 
@@ -7,61 +7,68 @@ import random
 from array import array
 from operator import attrgetter
 
-from mooring.discovery.balance.picker import Counting, Node, admit, effective, must_be_there, nobody
+from mooring.discovery.balance.picker import (
+    Counting,
+    Node,
+    check_new,
+    check_present,
+    effective_weight,
+    no_node,
+)
 
 
-class Urn(Counting):
-    """Nodes to draw from by weight, in O(1) on average; changes in O(1).
+class WeightedSampler(Counting):
+    """Samples nodes by weight, in O(1) on average; changes take O(1).
 
-    Nodes lie on shelves by the power of two in their weight. A shelf is drawn by what it would hold
-    if all on it were as heavy as the heaviest, then a place on it, and a lighter node is put back
-    as often as it is lighter: never on a shelf of like ones, and never more than half of the time.
+    Nodes are grouped by the power of two in their weight. A group is drawn by what it would weigh
+    if all its nodes were as heavy as the heaviest, then a position in it. A lighter node is
+    rejected in proportion: never in a group of equal weights, and never more than half of the time.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._random = (rng or random.Random()).random
-        self._shelves: list[Shelf] = []
+        self._classes: list[WeightClass] = []
         self._width = 0.0
         self._size = 0
         self._weights: dict[float, int] = {}
-        self._even: Shelf | None = None
-        """Where all nodes lie, if their weights are equal."""
-        self._usual = 1.0
-        """The weight of all nodes, or about the mean."""
+        self._equal: WeightClass | None = None
+        """The only group, if all weights are equal."""
+        self._mean_weight = 1.0
+        """The weight of all nodes if they are equal, otherwise about the mean."""
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, node: Node) -> None:
-        admit(node, there=node.shelf is not None)
+        check_new(node, present=node.weight_class is not None)
         exponent = math.frexp(node.weight)[1]
-        for shelf in self._shelves:
-            if shelf.exponent == exponent:
+        for group in self._classes:
+            if group.exponent == exponent:
                 break
         else:
-            shelf = Shelf(exponent)
-            self._shelves.append(shelf)
-        shelf.append(node)
+            group = WeightClass(exponent)
+            self._classes.append(group)
+        group.append(node)
         self._size += 1
         self._count(node.weight, +1)
         self._changed()
 
     def remove(self, node: Node) -> None:
-        must_be_there(node, there=node.shelf is not None)
-        shelf = node.shelf
-        shelf.remove(node)
-        if not shelf.nodes:
-            self._shelves.remove(shelf)
+        check_present(node, present=node.weight_class is not None)
+        group = node.weight_class
+        group.remove(node)
+        if not group.nodes:
+            self._classes.remove(group)
         self._size -= 1
         self._count(node.weight, -1)
         self._changed()
 
     def reweight(self, node: Node, weight: float) -> None:
-        must_be_there(node, there=node.shelf is not None)
-        weight = effective(weight, node.id)
+        check_present(node, present=node.weight_class is not None)
+        weight = effective_weight(weight, node.id)
         if weight == node.weight:
             return
-        if math.frexp(weight)[1] != node.shelf.exponent:
+        if math.frexp(weight)[1] != node.weight_class.exponent:
             self.remove(node)
             node.weight = weight
             self.add(node)
@@ -69,7 +76,7 @@ class Urn(Counting):
         self._count(node.weight, -1)
         self._count(weight, +1)
         node.weight = weight
-        node.shelf.reweighted(node)
+        node.weight_class.reweighted(node)
         self._changed()
 
     def _count(self, weight: float, by: int) -> None:
@@ -80,39 +87,39 @@ class Urn(Counting):
             del self._weights[weight]
 
     def _changed(self) -> None:
-        shelves = self._shelves
+        classes = self._classes
         if len(self._weights) == 1:
-            self._even = shelf = shelves[0]
-            self._usual = shelf.top = next(iter(self._weights))  # heavier ones may have left it
-            self._width = shelf.width = shelf.top * len(shelf.nodes)
+            self._equal = group = classes[0]
+            self._mean_weight = group.top = next(iter(self._weights))  # heavier nodes may have left
+            self._width = group.width = group.top * len(group.nodes)
             return
-        self._even = None
-        shelves.sort(key=_width, reverse=True)  # a handful, and the first is drawn most often
-        self._width = sum(map(_width, shelves))
-        self._usual = self._width / max(self._size, 1)
+        self._equal = None
+        classes.sort(key=_width, reverse=True)  # only a few; the first is drawn most often
+        self._width = sum(map(_width, classes))
+        self._mean_weight = self._width / max(self._size, 1)
 
-    def _draw(self) -> tuple[Shelf, int]:
-        """A shelf and a place on it."""
-        random, width, shelves = self._random, self._width, self._shelves
-        while shelves:
+    def _sample(self) -> tuple[WeightClass, int]:
+        """A group and a position in it."""
+        random, width, classes = self._random, self._width, self._classes
+        while classes:
             at = random() * width
-            for shelf in shelves:
-                if at < shelf.width:
+            for group in classes:
+                if at < group.width:
                     break
-                at -= shelf.width
-            at /= shelf.top
+                at -= group.width
+            at /= group.top
             place = int(at)
-            # What is left of the random number behind the point decides whether it is put back.
-            if place < len(shelf.weights) and (at - place) * shelf.top < shelf.weights[place]:
-                return shelf, place
-        raise nobody()
+            # The fraction of the random number decides whether the node is rejected.
+            if place < len(group.weights) and (at - place) * group.top < group.weights[place]:
+                return group, place
+        raise no_node()
 
 
-class Shelf:
-    """Nodes of an urn, none of them twice as heavy as another, and none heavier than `top`.
+class WeightClass:
+    """Nodes of similar weight: none is twice as heavy as another, none heavier than `top`.
 
-    What a pick looks at lies beside the nodes in arrays: with 10,000 nodes all over the memory, to
-    look into two of them would take as long as all the rest.
+    The values that a pick reads lie beside the nodes in arrays. With 10,000 nodes scattered over
+    memory, reading two of them would take as long as all the rest of a pick.
     """
 
     __slots__ = ("exponent", "load", "nodes", "slowness", "top", "weights", "width")
@@ -124,11 +131,11 @@ class Shelf:
         self.nodes: list[Node] = []
         self.weights = array("d")
         self.load = array("d")
-        """Requests under way by weight; for P2C, like the next."""
+        """Requests in flight divided by weight; like `slowness`, only for P2C."""
         self.slowness = array("d")
 
     def append(self, node: Node) -> None:
-        node.shelf, node.place = self, len(self.nodes)
+        node.weight_class, node.place = self, len(self.nodes)
         self.nodes.append(node)
         self.weights.append(node.weight)
         self.load.append(0.0)
@@ -137,17 +144,17 @@ class Shelf:
         self.width = self.top * len(self.nodes)
 
     def remove(self, node: Node) -> None:
-        """Fill its place with the last one."""
+        """Move the last node into its place."""
         at, last = node.place, self.nodes.pop()
         weight, load, slowness = self.weights.pop(), self.load.pop(), self.slowness.pop()
         if last is not node:
             last.place, self.nodes[at] = at, last
             self.weights[at], self.load[at], self.slowness[at] = weight, load, slowness
-        node.shelf = None
+        node.weight_class = None
         self.width = self.top * len(self.nodes)
 
     def reweighted(self, node: Node) -> None:
-        """It has another weight, which belongs on this shelf too."""
+        """Take over the new weight of a node, which belongs in this group too."""
         self.weights[node.place] = node.weight
         self.load[node.place] = node.active / node.weight
         self.top = max(self.top, node.weight)
@@ -157,11 +164,11 @@ class Shelf:
 _width = attrgetter("width")
 
 
-class Random(Urn):
-    """Anyone, with a chance in proportion to the weight."""
+class Random(WeightedSampler):
+    """A random node, with a probability in proportion to its weight."""
 
     def pick(self, key: str | bytes | None = None) -> Node:
-        if (shelf := self._even) is not None:
-            return shelf.nodes[int(self._random() * len(shelf.nodes))]
-        shelf, place = self._draw()
-        return shelf.nodes[place]
+        if (group := self._equal) is not None:
+            return group.nodes[int(self._random() * len(group.nodes))]
+        group, place = self._sample()
+        return group.nodes[place]

@@ -1,4 +1,4 @@
-"""Two localities, the caller's own zone and all others, and how calls are split between them."""
+"""How calls are split between the caller's own zone and all other zones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from mooring.discovery.balance.picker import Node, Picker
 from mooring.formatting import quoted
 
 
-class LocalityPicker:
+class ZonePicker:
     """Sends the share `stay` of the calls to local nodes and the rest to remote ones.
 
-    Each side has a picker of its own, of the same policy. A key is on the same side for as long as
-    `stay` is the same, and a smaller `stay` moves only the keys that leave.
+    Each side has its own picker of the same policy. A key stays on its side while `stay` does not
+    change, and a smaller `stay` moves only the keys that leave.
     """
 
     def __init__(
         self, local: Picker, remote: Picker, *, keyed: bool, rng: random.Random | None = None
     ) -> None:
         self.stay = 0.0
-        """The share of calls for local nodes. Above 0 there must be one, below 1 a remote one."""
+        """The share of calls for local nodes. Above 0 needs a local node, below 1 a remote one."""
         self._local, self._remote = local, remote
         self._keyed = keyed
         self._random = (rng or random.Random()).random
@@ -59,6 +59,6 @@ class LocalityPicker:
 
 
 def _position(key: str | bytes) -> float:
-    """Where a key lies from 0 to 1, alike in every process."""
+    """The position of a key between 0 and 1, the same in every process."""
     data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     return int.from_bytes(blake2b(data, digest_size=6, person=b"locality").digest()) / 2**48
