@@ -148,11 +148,11 @@ class _Nothing:
 async def _parts(plan: Plan, opened: Channel) -> list[Line]:
     """The time until gRPC has a call, and what is learned at its end."""
     method, call = opened.unary_unary(ECHO), _Nothing()
-    (link,) = opened.links
-    method.made[link] = lambda request, **_: call
+    (subchannel,) = opened.subchannels
+    method.made[subchannel] = lambda request, **_: call
 
     def directly(request: bytes) -> _Nothing:
-        made: _Nothing = method.made[link](
+        made: _Nothing = method.made[subchannel](
             request, timeout=None, metadata=None, credentials=None, compression=None
         )
         return made
@@ -227,7 +227,7 @@ async def _coming(plan: Plan) -> Section:
 
 
 async def _until_called(hub: Hub, opened: Channel, echo: Any, port: int) -> float:
-    while opened.links:  # noqa: ASYNC110 - no event
+    while opened.subchannels:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     call = echo(b"hello", wait_for_ready=True)
     await asyncio.sleep(0.005)

@@ -23,7 +23,7 @@ async def main(url: str, service: str, count: int, seconds: float) -> None:
     async with connect(url) as hub:
         began = time.perf_counter()
         async with channel(f"etcdv3:///{service}", hub=hub) as opened:
-            while sum(link.ready for link in opened.links) < count:  # noqa: ASYNC110 - no event
+            while sum(subchannel.ready for subchannel in opened.subchannels) < count:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.005)
             tell(time.perf_counter() - began)
             await asyncio.sleep(1)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooring.grpc.aio.subchannel import Link
+from mooring.grpc.aio.subchannel import Subchannel
 
-_follow = Link.follow
+_follow = Subchannel.follow
 
 
 class AsyncioErrors(logging.Handler):
@@ -37,9 +37,9 @@ class AsyncioErrors(logging.Handler):
                 return
         self._reports.append(self.format(record))
 
-    async def follow(self, link: Link) -> None:
+    async def follow(self, subchannel: Subchannel) -> None:
         try:
-            await _follow(link)
+            await _follow(subchannel)
         except asyncio.CancelledError:
             self.abandoned_watches += 1
             raise
@@ -54,7 +54,7 @@ def asyncio_errors() -> Iterator[AsyncioErrors]:
     errors = AsyncioErrors()
     logging.getLogger("asyncio").addHandler(errors)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "follow", lambda link: errors.follow(link))
+        patch.setattr(Subchannel, "follow", lambda subchannel: errors.follow(subchannel))
         yield errors
     logging.getLogger("asyncio").removeHandler(errors)
     assert (after := errors.take()) == "", f"after the last test: {after}"

@@ -539,7 +539,7 @@ async def test_a_mistake_of_an_interceptor_reaches_the_caller_and_blames_nobody(
         assert [str(each).partition(": ")[2] for each in opened.explain()] == [
             "called: in rotation"
         ]
-        assert [link.under_way for link in opened.links] == [0]
+        assert [subchannel.under_way for subchannel in opened.subchannels] == [0]
 
 
 async def test_a_call_can_be_cancelled_wherever_it_is(hub: mooring.Hub, serve: Serve):
@@ -638,7 +638,7 @@ async def test_only_what_was_asked_for_is_connected(hub: mooring.Hub, serve: Ser
     await serve("new", version="2.0.0")
     async with calling(hub, version="2.0.0") as (opened, stub):
         assert {await by(stub) for _ in range(4)} == {"new"}
-        assert len(opened.links) == 1
+        assert len(opened.subchannels) == 1
 
 
 async def test_another_process_at_the_same_address_gets_a_connection_of_its_own(hub: mooring.Hub):
@@ -740,7 +740,7 @@ async def test_who_waits_hears_of_an_instance_that_is_let_in_again(hub: mooring.
         await hub.registry.configure("echo", id, set={"enabled": False})
         await ready(opened, 0)
         waiting = asyncio.ensure_future(by(stub, wait_for_ready=True, timeout=20))
-        await eventually(lambda: opened._links._waiting == 1)
+        await eventually(lambda: opened._subchannels._waiting == 1)
         await hub.registry.configure("echo", id, set={"enabled": True})
         assert await waiting == "a"
 
@@ -753,7 +753,7 @@ async def test_a_stub_for_each_call_leaves_nothing_behind(hub: mooring.Hub, serv
             await pb2_grpc.EchoStub(opened).Say(Word(text="hello"))
         del stub
         gc.collect()
-        assert not opened._links._methods
+        assert not opened._subchannels._methods
 
 
 async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serve: Serve):
@@ -763,10 +763,10 @@ async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serv
         await serve("stays")
         await ready(opened, 2)
         await gone.registration.aclose()
-        await eventually(lambda: len(opened.links) == 1)
+        await eventually(lambda: len(opened.subchannels) == 1)
         await eventually(lambda: said_by(stub, "stays"))
-        (link,) = opened.links
-        await eventually(lambda: list(stub.Say.made) == [link])
+        (subchannel,) = opened.subchannels
+        await eventually(lambda: list(stub.Say.made) == [subchannel])
 
 
 async def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: mooring.Hub, serve: Serve):

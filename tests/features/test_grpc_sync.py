@@ -390,7 +390,7 @@ def test_a_stream_may_be_an_interceptors_own(hub: Any, serve: Serve):
         first.registration.close()
         until(lambda: called(stub) == {"b"}, within=20)
         del unread
-        until(lambda: not channel._swapping._retired)
+        until(lambda: not channel._swappable._retired)
 
 
 def test_a_stub_for_each_call_leaves_nothing_behind(hub: Any, serve: Serve):
@@ -401,7 +401,7 @@ def test_a_stub_for_each_call_leaves_nothing_behind(hub: Any, serve: Serve):
             pb2_grpc.EchoStub(channel).Say(Word(text="hello"))
         del stub
         gc.collect()
-        assert not channel._swapping._methods
+        assert not channel._swappable._methods
 
 
 def test_a_name_that_cannot_be_resolved_for_now_keeps_its_addresses(

@@ -17,7 +17,7 @@ from mooring.discovery.rotation import Rotation
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc.blocking.addresses import in_turn
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
-from mooring.grpc.options import SERVER_OPTIONS, authority, link_options, target_of
+from mooring.grpc.options import SERVER_OPTIONS, authority, subchannel_options, target_of
 from mooring.grpc.service_config import merged
 from mooring.grpc.status import never_left, verdict
 from mooring.grpc.target import Repeatable, check_policy, check_tries, service_of
@@ -120,7 +120,7 @@ def test_an_instance_is_found_by_its_address(instance, target):
 
 
 def test_the_callers_options_come_first_and_win():
-    options = link_options([("grpc.use_local_subchannel_pool", 0)], True)
+    options = subchannel_options([("grpc.use_local_subchannel_pool", 0)], True)
     assert dict(reversed(options))["grpc.use_local_subchannel_pool"] == 0
 
 
@@ -140,7 +140,7 @@ def test_a_service_config_of_the_callers_is_completed():
     }
     ours = {"loadBalancingConfig": IN_TURN, "healthCheckConfig": {"serviceName": "echo"}}
     assert config_of(theirs, "echo") == {**theirs, **ours}
-    (first, *_) = link_options([("grpc.service_config", json.dumps(theirs))], "echo")
+    (first, *_) = subchannel_options([("grpc.service_config", json.dumps(theirs))], "echo")
     assert json.loads(first[1]) == {**theirs, **ours}
 
 

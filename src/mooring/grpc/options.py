@@ -47,7 +47,7 @@ _OURS: Options = (
 )
 
 
-def link_options(options: Options, health: Health) -> Options:
+def subchannel_options(options: Options, health: Health) -> Options:
     """For a channel to one instance. The caller's options win."""
     return (
         (service_config.OPTION, service_config.merged(options, health)),

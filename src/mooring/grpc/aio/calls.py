@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from mooring.formatting import describe
-from mooring.grpc.aio.subchannel import Link
+from mooring.grpc.aio.subchannel import Subchannel
 from mooring.grpc.status import AGAIN, NOTICED, never_left
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CANCELLED = "Locally cancelled by application!"  # as gRPC says
 
 
-class Asked(NamedTuple):
+class CallArguments(NamedTuple):
     """What a call was asked with."""
 
     request: Any
@@ -40,7 +40,7 @@ def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
-class Sending:
+class ReplayableRequests:
     """The caller's requests, for several tries. Each try iterates over it.
 
     gRPC takes the first request before it knows whether there is a connection, and the second one
@@ -93,18 +93,18 @@ async def _aiter(requests: Any) -> AsyncIterator[Any]:
             yield request
 
 
-class Late(grpc.aio.Call):  # type: ignore[misc]
+class PendingCall(grpc.aio.Call):  # type: ignore[misc]
     """A call that is settled once an instance has it for good, or nobody will have it."""
 
-    def __init__(self, method: Method, asked: Asked) -> None:
-        self._method, self._links, self._asked = method, method.links, asked
+    def __init__(self, method: Method, asked: CallArguments) -> None:
+        self._method, self._subchannels, self._asked = method, method.subchannels, asked
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         """What is under way at an instance, or was in the end."""
         self._error: Exception | None = None
         self._locally_cancelled = False
         self._callbacks: list[Callable[[Any], None]] = []
-        self._settled = self._links.tasks.start(self._settle(), name=f"call of {method.name}")
+        self._settled = self._subchannels.tasks.start(self._settle(), name=f"call of {method.name}")
 
     async def _settle(self) -> None:
         try:
@@ -122,47 +122,47 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
             self._when_over(callback)
 
     async def _try(self) -> None:
-        links, tries, tried = self._links, self._method.tries, list[str]()
-        node, link = await self._turn()
-        view = links.view
+        subchannels, tries, tried = self._subchannels, self._method.tries, list[str]()
+        node, subchannel = await self._turn()
+        view = subchannels.view
         assert view is not None  # there is somebody to call
         if tries > 1:
             view.retries.request(time.monotonic())
         while True:
-            self._begin(node, link)
+            self._begin(node, subchannel)
             if self._asked.wait_for_ready and await self._never_left():
                 await asyncio.sleep(NOTICED)
-                node, link = await self._turn()
+                node, subchannel = await self._turn()
                 continue
             tried.append(node.id)
             if len(tried) >= tries or not await self._failed():
                 return
             # Others first: the budget is not spent on tries that there cannot be.
-            other = links.next(self._asked.key, tried)
+            other = subchannels.next(self._asked.key, tried)
             if other is None or not self._in_time():
                 return
             if not view.retries.try_retry(time.monotonic()):
                 return
-            node, link = other
+            node, subchannel = other
 
-    async def _turn(self) -> tuple[Node, Link]:
+    async def _turn(self) -> tuple[Node, Subchannel]:
         """Wait for somebody to call."""
-        links, asked = self._links, self._asked
+        subchannels, asked = self._subchannels, self._asked
         try:
             async with asyncio.timeout_at(asked.deadline):
-                while (found := links.next(asked.key)) is None:
-                    if links.closed:
+                while (found := subchannels.next(asked.key)) is None:
+                    if subchannels.closed:
                         raise failure(grpc.StatusCode.CANCELLED, "the channel was closed")
-                    if not asked.wait_for_ready and links.why_not():
-                        await links.learn_why()
-                        if why := links.why_not():
+                    if not asked.wait_for_ready and subchannels.why_not():
+                        await subchannels.learn_why()
+                        if why := subchannels.why_not():
                             raise failure(grpc.StatusCode.UNAVAILABLE, why)
                         continue
-                    await links.change()
+                    await subchannels.change()
                 return found
         except TimeoutError:
-            await links.learn_why()
-            told = f"Deadline Exceeded: {links.why_waiting()}"
+            await subchannels.learn_why()
+            told = f"Deadline Exceeded: {subchannels.why_waiting()}"
             raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
 
     async def _never_left(self) -> bool:
@@ -179,16 +179,16 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
         """What the next try sends."""
         return self._asked.request
 
-    def _begin(self, node: Node, link: Link) -> None:
+    def _begin(self, node: Node, subchannel: Subchannel) -> None:
         asked = self._asked
-        self._call = self._method.at(link)(
+        self._call = self._method.at(subchannel)(
             self._request(),
             timeout=self.time_remaining(),
             metadata=asked.metadata,
             credentials=asked.credentials,
             compression=asked.compression,
         )
-        self._links.begun(node, link, self._call, stream=self._method.streams)
+        self._subchannels.begun(node, subchannel, self._call, stream=self._method.streams)
 
     def _in_time(self) -> bool:
         left = self.time_remaining()
@@ -283,7 +283,7 @@ class Late(grpc.aio.Call):  # type: ignore[misc]
         await (await self._taken()).wait_for_connection()
 
 
-class _Answer(Late):
+class _UnaryResponse(PendingCall):
     """What ends in one message."""
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -293,7 +293,7 @@ class _Answer(Late):
         return await (await self._taken())
 
 
-class _Answers(Late):
+class _StreamResponse(PendingCall):
     """What answers with a stream."""
 
     _first: Any = None
@@ -317,17 +317,17 @@ class _Answers(Late):
         return await call.read()
 
 
-class _Requests(Late):
+class _StreamRequest(PendingCall):
     """What is asked with a stream."""
 
-    _sending: Sending | None = None
+    _sending: ReplayableRequests | None = None
 
     def _request(self) -> Any:
         requests = self._asked.request
         if requests is None or not self._asked.wait_for_ready:
             return requests
         if self._sending is None:
-            self._sending = Sending(requests, self._links.tasks)
+            self._sending = ReplayableRequests(requests, self._subchannels.tasks)
         return self._sending
 
     async def write(self, request: Any) -> None:
@@ -337,12 +337,12 @@ class _Requests(Late):
         await (await self._taken()).done_writing()
 
 
-class LateUnaryUnary(_Answer, grpc.aio.UnaryUnaryCall):  # type: ignore[misc]
+class PendingUnaryUnary(_UnaryResponse, grpc.aio.UnaryUnaryCall):  # type: ignore[misc]
     async def _failed(self) -> bool:
         return await _worth_another(self._call)
 
 
-class LateUnaryStream(_Answers, grpc.aio.UnaryStreamCall):  # type: ignore[misc]
+class PendingUnaryStream(_StreamResponse, grpc.aio.UnaryStreamCall):  # type: ignore[misc]
     async def _failed(self) -> bool:
         """Only up to the first message: what was seen cannot be taken back."""
 
@@ -357,11 +357,11 @@ class LateUnaryStream(_Answers, grpc.aio.UnaryStreamCall):  # type: ignore[misc]
         return await _worth_another(begun())
 
 
-class LateStreamUnary(_Requests, _Answer, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
+class PendingStreamUnary(_StreamRequest, _UnaryResponse, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
     pass
 
 
-class LateStreamStream(_Requests, _Answers, grpc.aio.StreamStreamCall):  # type: ignore[misc]
+class PendingStreamStream(_StreamRequest, _StreamResponse, grpc.aio.StreamStreamCall):  # type: ignore[misc]
     pass
 
 

@@ -24,9 +24,9 @@ from mooring.grpc.aio.methods import (
     UnaryStream,
     UnaryUnary,
 )
-from mooring.grpc.aio.subchannel import Link
-from mooring.grpc.aio.subchannels import Links
-from mooring.grpc.options import RESILIENCE, Discovery, link_options
+from mooring.grpc.aio.subchannel import Subchannel
+from mooring.grpc.aio.subchannels import Subchannels
+from mooring.grpc.options import RESILIENCE, Discovery, subchannel_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
@@ -62,7 +62,7 @@ def channel(
     targets.check_policy(policy)
     targets.check_tries(tries)
     repeatable = Repeatable(retry)
-    all_options = link_options(options, health)
+    all_options = subchannel_options(options, health)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -75,7 +75,7 @@ def channel(
         service = opened.registry.canonical(service)
     discovery.setdefault("resilience", RESILIENCE)
     return Channel(
-        Links(
+        Subchannels(
             service,
             opened,
             partial(opened.discover, service, policy=policy, **discovery),
@@ -106,8 +106,15 @@ def _connect(
 class Channel(grpc.aio.Channel):  # type: ignore[misc]
     """Made by `channel`. Everything that takes a `grpc.aio.Channel` takes it: generated stubs."""
 
-    def __init__(self, links: Links, repeatable: Repeatable, tries: int, *, keyed: bool) -> None:
-        self._links, self._repeatable, self._tries, self._keyed = links, repeatable, tries, keyed
+    def __init__(
+        self, subchannels: Subchannels, repeatable: Repeatable, tries: int, *, keyed: bool
+    ) -> None:
+        self._subchannels, self._repeatable, self._tries, self._keyed = (
+            subchannels,
+            repeatable,
+            tries,
+            keyed,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,31 +129,31 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
 
     async def close(self, grace: float | None = None) -> None:
         """No new calls. Those under way are cancelled after `grace` seconds. Idempotent."""
-        await self._links.aclose(grace)
+        await self._subchannels.aclose(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Of all instances together: READY where one is. It connects by itself."""
-        return self._links.state
+        return self._subchannels.state
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        while self._links.state is last_observed_state:
-            await self._links.change()
+        while self._subchannels.state is last_observed_state:
+            await self._subchannels.change()
 
     async def channel_ready(self) -> None:
         """Wait until there is somebody to call."""
-        while self._links.state is not grpc.ChannelConnectivity.READY:
-            if self._links.closed:
+        while self._subchannels.state is not grpc.ChannelConnectivity.READY:
+            if self._subchannels.closed:
                 raise grpc.aio.UsageError("Channel is closed.")
-            await self._links.change()
+            await self._subchannels.change()
 
     @property
-    def links(self) -> list[Link]:
+    def subchannels(self) -> list[Subchannel]:
         """The connections of this moment, for who wants to see them."""
-        return self._links.present
+        return self._subchannels.present
 
     def explain(self) -> list[Explanation]:
         """For each instance, why it is or is not called. Empty while none are known."""
-        return [] if self._links.view is None else self._links.view.explain()
+        return [] if self._subchannels.view is None else self._subchannels.view.explain()
 
     def unary_unary(
         self,
@@ -197,4 +204,4 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
     def _method(self, kind: type[M], *given: Any) -> M:
         unary = kind in (UnaryUnary, UnaryStream)
         tries = self._tries if unary and given[0] in self._repeatable else 1
-        return kind(self._links, *given, tries=tries, keyed=self._keyed)
+        return kind(self._subchannels, *given, tries=tries, keyed=self._keyed)

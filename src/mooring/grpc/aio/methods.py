@@ -10,14 +10,14 @@ import grpc
 import grpc.aio
 
 from mooring.grpc.aio.calls import (
-    Asked,
-    LateStreamStream,
-    LateStreamUnary,
-    LateUnaryStream,
-    LateUnaryUnary,
+    CallArguments,
+    PendingStreamStream,
+    PendingStreamUnary,
+    PendingUnaryStream,
+    PendingUnaryUnary,
 )
-from mooring.grpc.aio.subchannel import Link
-from mooring.grpc.aio.subchannels import Links
+from mooring.grpc.aio.subchannel import Subchannel
+from mooring.grpc.aio.subchannels import Subchannels
 
 Coder = Callable[[Any], Any] | None
 
@@ -37,7 +37,7 @@ class Method:
 
     def __init__(
         self,
-        links: Links,
+        subchannels: Subchannels,
         name: str,
         serializer: Coder,
         deserializer: Coder,
@@ -46,21 +46,21 @@ class Method:
         tries: int = 1,
         keyed: bool = False,
     ) -> None:
-        self.links, self.name = links, name
+        self.subchannels, self.name = subchannels, name
         self.tries = tries
         self._given = (name, serializer, deserializer, registered)
         self._keyed = keyed
-        self.made: dict[Link, Any] = {}
+        self.made: dict[Subchannel, Any] = {}
         """The same method of each instance that was called."""
-        self._dispatch = links.dispatch if tries == 1 and not keyed else _by_and_by
+        self._dispatch = subchannels.dispatch if tries == 1 and not keyed else _by_and_by
         self._loop = asyncio.get_running_loop()
-        links.add(self)
+        subchannels.add(self)
 
-    def at(self, link: Link) -> Any:
+    def at(self, subchannel: Subchannel) -> Any:
         """The method of one instance."""
-        made = self.made.get(link)
+        made = self.made.get(subchannel)
         if made is None:
-            made = self.made[link] = getattr(link.channel, self.kind)(*self._given)
+            made = self.made[subchannel] = getattr(subchannel.channel, self.kind)(*self._given)
         return made
 
     def _late(
@@ -73,23 +73,23 @@ class Method:
         compression: grpc.Compression | None,
     ) -> Any:
         """What could not be dispatched at once."""
-        links = self.links
-        if links.closed:
+        subchannels = self.subchannels
+        if subchannels.closed:
             raise grpc.aio.UsageError("Channel is closed.")
         key = key_in(metadata) if self._keyed else None
-        if self.tries == 1 and not wait_for_ready and (found := links.next(key)) is not None:
-            node, link = found
-            call = self.at(link)(
+        if self.tries == 1 and not wait_for_ready and (found := subchannels.next(key)) is not None:
+            node, subchannel = found
+            call = self.at(subchannel)(
                 request,
                 timeout=timeout,
                 metadata=metadata,
                 credentials=credentials,
                 compression=compression,
             )
-            links.begun(node, link, call, stream=self.streams)
+            subchannels.begun(node, subchannel, call, stream=self.streams)
             return call
         deadline = None if timeout is None else self._loop.time() + timeout
-        asked = Asked(
+        asked = CallArguments(
             request, deadline, metadata, credentials, bool(wait_for_ready), compression, key
         )
         return self.late(self, asked)
@@ -98,7 +98,7 @@ class Method:
 class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
     kind = "unary_unary"
     streams = False
-    late = LateUnaryUnary
+    late = PendingUnaryUnary
 
     def __call__(
         self,
@@ -119,7 +119,7 @@ class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc
 
 class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
     kind = "unary_stream"
-    late = LateUnaryStream
+    late = PendingUnaryStream
 
     def __call__(
         self,
@@ -140,7 +140,7 @@ class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[mi
 
 class StreamUnary(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc]
     kind = "stream_unary"
-    late = LateStreamUnary
+    late = PendingStreamUnary
 
     def __call__(
         self,
@@ -164,7 +164,7 @@ class StreamUnary(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[mi
 
 class StreamStream(Method, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
     kind = "stream_stream"
-    late = LateStreamStream
+    late = PendingStreamStream
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""The connection to one instance: a channel of gRPC's own, followed in its states."""
+"""The connection to one instance: a plain gRPC channel whose state is followed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mooring.model import Instance
 READY = grpc.ChannelConnectivity.READY
 
 
-class Link:
-    """Connects as soon as it is made, and again whenever the connection is lost.
+class Subchannel:
+    """Connects when it is created, and reconnects whenever the connection is lost.
 
-    `told` is called at each change, with whether it was `connecting`. Who uses it counts the calls
-    in `under_way`, so that it can be closed after the last.
+    `changed` is called at each state change, with whether it was `connecting`. Its owner counts the
+    calls in `under_way`, so that it can be closed after the last one.
     """
 
     __slots__ = (
-        "_told",
+        "_changed",
         "channel",
         "failing",
         "id",
@@ -39,18 +39,18 @@ class Link:
         instance: Instance,
         target: str,
         channel: grpc.aio.Channel,
-        told: Callable[[Link, bool], None],
+        changed: Callable[[Subchannel, bool], None],
     ) -> None:
         self.id, self.incarnation, self.target = instance.id, instance.incarnation, target
         self.channel = channel
         self.state: Callable[..., grpc.ChannelConnectivity] = channel.get_state
         self.ready = False
         self.failing = False
-        """Whether it tried in vain, since it was last ready."""
+        """Whether connecting failed since it was last ready."""
         self.leaving = False
-        """Whether its instance is gone, and it ends with its last call."""
+        """Whether its instance is gone, and it closes after its last call."""
         self.under_way = 0
-        self._told = told
+        self._changed = changed
 
     @property
     def connecting(self) -> bool:
@@ -58,11 +58,11 @@ class Link:
         return not self.ready and not self.failing
 
     def fits(self, instance: Instance, target: str) -> bool:
-        """Whether it leads to this very process, as far as can be told."""
+        """Whether it leads to the same process, as far as can be known."""
         return self.target == target and self.incarnation == instance.incarnation
 
     def still_ready(self) -> bool:
-        """Look again, and connect where it is not."""
+        """Check the state again, and reconnect if necessary."""
         self._see(self.state(try_to_connect=True))
         return self.ready
 
@@ -80,7 +80,7 @@ class Link:
         return ""
 
     async def follow(self) -> None:
-        """Until it is closed."""
+        """Follow the state until the channel is closed."""
         try:
             state = self.channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.SHUTDOWN:
@@ -99,4 +99,4 @@ class Link:
         elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             self.failing = True
         if (self.ready, self.failing) != before:
-            self._told(self, was_connecting)
+            self._changed(self, was_connecting)

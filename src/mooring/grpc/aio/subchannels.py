@@ -1,4 +1,4 @@
-"""The connections to the instances of a service, and whose turn it is among those that stand."""
+"""The connections to the instances of a service, and the choice among those that are ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mooring.discovery.balance import Node
 from mooring.discovery.rotation import Rotation, Seat
 from mooring.discovery.view import View
 from mooring.errors import NoInstance, Unavailable
-from mooring.grpc.aio.subchannel import READY, Link
+from mooring.grpc.aio.subchannel import READY, Subchannel
 from mooring.grpc.options import target_of
 from mooring.grpc.status import reason, verdict
 from mooring.hub import Hub
@@ -41,9 +41,10 @@ keeps an ended call of a channel, gRPC keeps the channel too and reports nothing
 _A_STREAM = 1e-3  # seconds that a stream counts as where nothing is known of an instance
 
 
-class Links:
-    """Follows a service: a link for each instance that may be called, made when it appears, ended
-    after its last call where it is gone. Who has no connection is out of the rotation."""
+class Subchannels:
+    """Follows a service: one subchannel for each instance that may be called, opened when the
+    instance appears and closed after its last call once the instance is gone. Instances without a
+    connection are not in the rotation."""
 
     def __init__(
         self,
@@ -60,11 +61,11 @@ class Links:
         self._hub, self._owns_hub = hub, owns_hub
         self._discover, self._connect = discover, connect
         self._rotation: Rotation | None = None
-        self._pick: Callable[[], Node] = _nobody
+        self._pick: Callable[[], Node] = _no_instance
         self._started: Callable[[Node], None]
-        self._links: dict[str, Link | None] = {}
+        self._subchannels: dict[str, Subchannel | None] = {}
         """By instance; None for those that may not be called."""
-        self._leaving: set[Link] = set()
+        self._leaving: set[Subchannel] = set()
         self._following: set[asyncio.Task[object]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._connecting = 0
@@ -81,7 +82,7 @@ class Links:
         self.tasks.start(self._resolve(), name=f"instances of {service} for gRPC")
 
     async def _resolve(self) -> None:
-        """Wait for the first list as long as it takes."""
+        """Wait for the first list without a time limit."""
         backoff = Backoff()
         try:
             if self._owns_hub:
@@ -107,7 +108,7 @@ class Links:
         self._tell()
 
     def add(self, method: Method) -> None:
-        """A method that is called here, for as long as somebody has it."""
+        """Remember a method while a stub refers to it."""
         self._methods.add(method)
 
     def _update(self, update: Update[str, Instance]) -> None:
@@ -115,15 +116,17 @@ class Links:
         assert rotation is not None
         for change in update.changes:
             self._put(change.key, rotation.seat(change.key))
-        if len(self._links) != len(rotation):  # a copy from disk, or a last list that was kept
+        if len(self._subchannels) != len(
+            rotation
+        ):  # a copy from disk, or a last list that was kept
             self._match()
-        self._tell()  # also where somebody with a connection is let in again
+        self._tell()  # also if a connected instance returns to the rotation
 
     def _match(self) -> None:
-        """Compare with all who are there."""
+        """Compare with all instances in the rotation."""
         assert self._rotation is not None
         there = {seat.instance.id: seat for seat in self._rotation}
-        for id in [*self._links]:
+        for id in [*self._subchannels]:
             if id not in there:
                 self._put(id, None)
         for id, seat in there.items():
@@ -132,24 +135,24 @@ class Links:
     def _put(self, id: str, seat: Seat | None) -> None:
         if seat is None:
             self._unconnected.pop(id, None)
-            if (gone := self._links.pop(id, None)) is not None:
+            if (gone := self._subchannels.pop(id, None)) is not None:
                 self._leave(gone)
             return
-        link = self._links.get(id)
-        if link is None and seat.objection:
-            self._links[id] = None
+        subchannel = self._subchannels.get(id)
+        if subchannel is None and seat.objection:
+            self._subchannels[id] = None
             return
         target = target_of(seat.instance)
-        if link is None or not link.fits(seat.instance, target):
-            if link is not None:
-                self._leave(link)
-            link = self._links[id] = self._connected(seat.instance, target)
+        if subchannel is None or not subchannel.fits(seat.instance, target):
+            if subchannel is not None:
+                self._leave(subchannel)
+            subchannel = self._subchannels[id] = self._connected(seat.instance, target)
         assert self._rotation is not None
-        self._rotation.reach(id, link is not None and link.ready)
+        self._rotation.reach(id, subchannel is not None and subchannel.ready)
 
-    def _connected(self, instance: Instance, target: str) -> Link | None:
-        """A link to an instance; None if gRPC, or what wraps it, refuses to make a channel, and
-        once this is closed."""
+    def _connected(self, instance: Instance, target: str) -> Subchannel | None:
+        """A subchannel to an instance; None if gRPC, or a wrapper around it, refuses to make a
+        channel, and after `aclose`."""
         if self.closed:
             return None
         id = instance.id
@@ -162,39 +165,41 @@ class Links:
             self._unconnected[id] = why
             return None
         self._unconnected.pop(id, None)
-        link = Link(instance, target, channel, self._look)
+        subchannel = Subchannel(instance, target, channel, self._look)
         self._connecting += 1
-        follow = self.tasks.start(link.follow(), name=f"connection to {id} of {self.service}")
+        follow = self.tasks.start(subchannel.follow(), name=f"connection to {id} of {self.service}")
         self._following.add(follow)
         follow.add_done_callback(self._following.discard)
-        return link
+        return subchannel
 
-    def _leave(self, link: Link) -> None:
-        """Its instance is gone: what is under way there is finished."""
-        self._connecting -= link.connecting
-        link.leaving = True
+    def _leave(self, subchannel: Subchannel) -> None:
+        """Its instance is gone: calls in flight finish there."""
+        self._connecting -= subchannel.connecting
+        subchannel.leaving = True
         for method in self._methods:
-            method.made.pop(link, None)
-        self._leaving.add(link)
-        if not link.under_way:
-            self._end(link)
+            method.made.pop(subchannel, None)
+        self._leaving.add(subchannel)
+        if not subchannel.under_way:
+            self._end(subchannel)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, subchannel: Subchannel) -> None:
         if not self.closed:
-            self.tasks.start(self._disconnect(link), name=f"end of the connection to {link.id}")
+            self.tasks.start(
+                self._disconnect(subchannel), name=f"end of the connection to {subchannel.id}"
+            )
 
-    async def _disconnect(self, link: Link) -> None:
-        await link.channel.close()
-        self._leaving.discard(link)
+    async def _disconnect(self, subchannel: Subchannel) -> None:
+        await subchannel.channel.close()
+        self._leaving.discard(subchannel)
 
-    def _look(self, link: Link, was_connecting: bool) -> None:
-        """The state of a link changed."""
-        if link.leaving:
+    def _look(self, subchannel: Subchannel, was_connecting: bool) -> None:
+        """Handle a state change of a subchannel."""
+        if subchannel.leaving:
             return
         assert self._rotation is not None
-        self._connecting += link.connecting - was_connecting
-        self._rotation.reach(link.id, link.ready)
-        self._unconnected.pop(link.id, None)
+        self._connecting += subchannel.connecting - was_connecting
+        self._rotation.reach(subchannel.id, subchannel.ready)
+        self._unconnected.pop(subchannel.id, None)
         self._asked = 0.0
         self._tell()
 
@@ -204,7 +209,7 @@ class Links:
             self._changed = asyncio.Event()
 
     async def change(self) -> None:
-        """Wait until somebody comes, goes, or has another connection than before."""
+        """Wait until an instance or its connection changes."""
         self._waiting += 1
         try:
             await self._changed.wait()
@@ -213,7 +218,7 @@ class Links:
 
     @property
     def state(self) -> grpc.ChannelConnectivity:
-        """Of all together, as gRPC sees the addresses of one channel."""
+        """The combined state, as gRPC reports it for the addresses of one channel."""
         if self.closed:
             return grpc.ChannelConnectivity.SHUTDOWN
         if self._rotation is None:
@@ -227,13 +232,13 @@ class Links:
         return grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     @property
-    def present(self) -> list[Link]:
-        return [link for link in self._links.values() if link is not None]
+    def present(self) -> list[Subchannel]:
+        return [subchannel for subchannel in self._subchannels.values() if subchannel is not None]
 
     def next(
         self, key: str | None = None, exclude: Collection[str] = ()
-    ) -> tuple[Node, Link] | None:
-        """Whose turn it is; None where nobody has a connection, or all are to be excluded."""
+    ) -> tuple[Node, Subchannel] | None:
+        """The next instance; None if none is connected, or all are excluded."""
         rotation = self._rotation
         if rotation is None or self.closed:
             return None
@@ -244,13 +249,13 @@ class Links:
                 return None
             if exclude and node.id in exclude:
                 return None
-            link = self._links.get(node.id)
-            if link is not None and link.state() is READY:
-                return node, link
-            self._recheck(node.id, link)
+            subchannel = self._subchannels.get(node.id)
+            if subchannel is not None and subchannel.state() is READY:
+                return node, subchannel
+            self._recheck(node.id, subchannel)
 
     def why_not(self) -> str:
-        """Why there is nobody to wait for; empty where there is, or may be."""
+        """Why no instance is worth waiting for; empty if one is, or may be."""
         if self._failure:
             return self._failure
         if self._rotation is None or self._connecting:
@@ -271,14 +276,14 @@ class Links:
 
     async def _ask(self) -> None:
         self._asked = time.monotonic()
-        failing = [link for link in self.present if link.failing][:_NAMED]
-        reasons = await asyncio.gather(*(link.why_not() for link in failing))
-        for link, why in zip(failing, reasons, strict=True):
-            if why and link.failing and not link.leaving:
-                self._unconnected[link.id] = why
+        failing = [subchannel for subchannel in self.present if subchannel.failing][:_NAMED]
+        reasons = await asyncio.gather(*(subchannel.why_not() for subchannel in failing))
+        for subchannel, why in zip(failing, reasons, strict=True):
+            if why and subchannel.failing and not subchannel.leaving:
+                self._unconnected[subchannel.id] = why
 
     def why_waiting(self) -> str:
-        """What is waited for."""
+        """What a call waits for."""
         if self._rotation is None:
             return f"{self.service}: its instances are not known yet: {self._unresolved}"
         return self.why_not() or f"{self.service}: no instance is connected yet"
@@ -292,18 +297,18 @@ class Links:
         credentials: grpc.CallCredentials | None,
         compression: grpc.Compression | None,
     ) -> Any:
-        """Call whose turn it is, at once; None where there is nobody.
+        """Call the next instance at once; None if none is ready.
 
-        `next` and `begun` in one, without their detours: it is what most calls take.
+        The fast path of most calls: `next` and `begun` in one.
         """
         try:
             node = self._pick()
-            while not (link := self._links[node.id]) or link.state() is not READY:
-                self._recheck(node.id, link)
+            while not (subchannel := self._subchannels[node.id]) or subchannel.state() is not READY:
+                self._recheck(node.id, subchannel)
                 node = self._pick()
         except LookupError:
             return None
-        call = (method.made.get(link) or method.at(link))(
+        call = (method.made.get(subchannel) or method.at(subchannel))(
             request,
             timeout=timeout,
             metadata=metadata,
@@ -311,52 +316,52 @@ class Links:
             compression=compression,
         )
         self._started(node)
-        link.under_way += 1
+        subchannel.under_way += 1
         began = None if method.streams else time.monotonic()
-        call.add_done_callback(partial(self._ended, node, link, began))
+        call.add_done_callback(partial(self._ended, node, subchannel, began))
         return call
 
-    def _recheck(self, id: str, link: Link | None) -> None:
-        """The news of a break may be on its way."""
+    def _recheck(self, id: str, subchannel: Subchannel | None) -> None:
+        """Check the state again: gRPC may not have reported a broken connection yet."""
         assert self._rotation is not None
-        self._rotation.reach(id, link is not None and link.still_ready())
+        self._rotation.reach(id, subchannel is not None and subchannel.still_ready())
 
-    def begun(self, node: Node, link: Link, call: Any, *, stream: bool) -> None:
-        """A call is under way: learn from its end."""
+    def begun(self, node: Node, subchannel: Subchannel, call: Any, *, stream: bool) -> None:
+        """Count a call in flight, and learn from its end."""
         self._started(node)
-        link.under_way += 1
+        subchannel.under_way += 1
         began = None if stream else time.monotonic()
-        call.add_done_callback(partial(self._ended, node, link, began))
+        call.add_done_callback(partial(self._ended, node, subchannel, began))
 
-    def _ended(self, node: Node, link: Link, began: float | None, call: Any) -> None:
-        link.under_way -= 1
-        if link.leaving and not link.under_way:
-            self._end(link)
+    def _ended(self, node: Node, subchannel: Subchannel, began: float | None, call: Any) -> None:
+        subchannel.under_way -= 1
+        if subchannel.leaving and not subchannel.under_way:
+            self._end(subchannel)
         now = time.monotonic()
-        # A stream is as long as it is: that says nothing of how fast an instance answers.
+        # The length of a stream does not show how fast an instance responds.
         seconds = (node.latency or _A_STREAM) if began is None else now - began
-        inner = getattr(call, "_cython_call", None)  # tells the usual in a twentieth of the time
+        inner = getattr(call, "_cython_call", None)  # 20 times faster in the usual case
         well = (inner is not None and inner.is_ok()) or verdict(code_of(call))
         if self._rotation.finished(node, seconds, well, now):  # type: ignore[union-attr]
             log.warning("%s: %s is ejected: its calls fail", self.service, node.id)
 
     async def aclose(self, grace: float | None = None) -> None:
-        """End all connections. Calls under way have `grace` seconds to end by themselves. Where
-        whoever waits for that is cancelled it goes on, and another who closes waits for it."""
+        """Close all connections. Calls in flight have `grace` seconds to finish. If a caller is
+        cancelled, closing continues, and the next caller of `aclose` waits for it."""
         if self._closing is None:
-            self.closed, self._pick = True, _nobody
+            self.closed, self._pick = True, _no_instance
             self._closing = asyncio.get_running_loop().create_task(self._close(grace))
         await asyncio.shield(self._closing)
 
     async def _close(self, grace: float | None) -> None:
-        links = [*self._leaving, *self.present]
-        self._links.clear()
+        subchannels = [*self._leaving, *self.present]
+        self._subchannels.clear()
         self._leaving.clear()
         for method in self._methods:  # a stub that is kept keeps no gRPC channel
             method.made.clear()
         self._tell()
-        if links:
-            await asyncio.gather(*(link.channel.close(grace) for link in links))
+        if subchannels:
+            await asyncio.gather(*(subchannel.channel.close(grace) for subchannel in subchannels))
         await settled()
         if self._following:
             await asyncio.wait(self._following, timeout=_FOLLOWED)
@@ -366,7 +371,7 @@ class Links:
 
 
 def code_of(call: Any) -> grpc.StatusCode | None:
-    """The status of a call that is over, without waiting for it."""
+    """The status of a finished call, without waiting for it."""
     asked = call.code()
     try:
         asked.send(None)
@@ -379,5 +384,5 @@ def code_of(call: Any) -> grpc.StatusCode | None:
     return None
 
 
-def _nobody() -> Node:
-    raise LookupError("nobody is known yet, or nobody any more")
+def _no_instance() -> Node:
+    raise LookupError("no instance is known")

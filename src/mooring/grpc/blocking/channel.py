@@ -17,7 +17,7 @@ from mooring.formatting import quoted
 from mooring.grpc import target as targets
 from mooring.grpc.blocking.addresses import Addresses
 from mooring.grpc.blocking.methods import Coder, StreamStream, StreamUnary, UnaryStream, UnaryUnary
-from mooring.grpc.blocking.swappable_channel import Route, Swapping
+from mooring.grpc.blocking.swappable_channel import Route, SwappableChannel
 from mooring.grpc.options import Discovery, authority, route_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
@@ -112,7 +112,7 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         if owns_hub:
             hub.open()
         self._portal, inner = behind(hub)
-        self._swapping = Swapping(service, connect)
+        self._swappable = SwappableChannel(service, connect)
         try:
             self._portal.call(partial(self._start, inner, service, discovery))
         except BaseException:
@@ -127,17 +127,17 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         self._addresses = Addresses(
             service,
             partial(hub.discover, service, policy="round_robin", **discovery),
-            self._swapping.turn_to,
-            self._swapping.doubt,
+            self._swappable.turn_to,
+            self._swappable.doubt,
         )
         self._addresses.start()
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
         """Call back with the connectivity of all instances together, now and at each change."""
-        self._swapping.subscribe(callback)
+        self._swappable.subscribe(callback)
 
     def unsubscribe(self, callback: Any) -> None:
-        self._swapping.unsubscribe(callback)
+        self._swappable.unsubscribe(callback)
 
     def unary_unary(
         self,
@@ -147,7 +147,7 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         _registered_method: bool | None = False,
     ) -> UnaryUnary:
         return UnaryUnary(
-            self._swapping, method, request_serializer, response_deserializer, _registered_method
+            self._swappable, method, request_serializer, response_deserializer, _registered_method
         )
 
     def unary_stream(
@@ -158,7 +158,7 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         _registered_method: bool | None = False,
     ) -> UnaryStream:
         return UnaryStream(
-            self._swapping, method, request_serializer, response_deserializer, _registered_method
+            self._swappable, method, request_serializer, response_deserializer, _registered_method
         )
 
     def stream_unary(
@@ -170,7 +170,7 @@ class Channel(grpc.Channel):  # type: ignore[misc]
     ) -> StreamUnary:
         self._repeatable.check_unary(method)
         return StreamUnary(
-            self._swapping, method, request_serializer, response_deserializer, _registered_method
+            self._swappable, method, request_serializer, response_deserializer, _registered_method
         )
 
     def stream_stream(
@@ -182,14 +182,14 @@ class Channel(grpc.Channel):  # type: ignore[misc]
     ) -> StreamStream:
         self._repeatable.check_unary(method)
         return StreamStream(
-            self._swapping, method, request_serializer, response_deserializer, _registered_method
+            self._swappable, method, request_serializer, response_deserializer, _registered_method
         )
 
     def close(self) -> None:
         """Calls under way are cancelled. Idempotent. Nothing in a forked child."""
-        if self._swapping.closed or self._swapping.inherited:
+        if self._swappable.closed or self._swappable.inherited:
             return
-        self._swapping.close()
+        self._swappable.close()
         try:
             if hasattr(self, "_addresses"):
                 self._portal.call(self._addresses.aclose, outlives=True)

@@ -1,4 +1,4 @@
-"""A call that failed before there was anybody to call."""
+"""A call that failed because there was no instance to call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self
 import grpc
 
 
-class Failed(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
+class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
     """Error, call, future and stream in one, as gRPC's own are."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:

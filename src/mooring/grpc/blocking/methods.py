@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import grpc
 
-from mooring.grpc.blocking.failed_call import Failed
-from mooring.grpc.blocking.swappable_channel import Route, Swapping, kept_in_children
+from mooring.grpc.blocking.failed_call import FailedCall
+from mooring.grpc.blocking.swappable_channel import Route, SwappableChannel, kept_in_children
 from mooring.grpc.status import NOTICED, never_left
 
 Coder = Callable[[Any], Any] | None
@@ -23,11 +23,11 @@ class Method:
     streams: ClassVar[bool] = True
     """Whether it is asked with a stream, which can be sent but once."""
 
-    def __init__(self, swapping: Swapping, *given: Any) -> None:
-        self._swapping, self._given = swapping, given
+    def __init__(self, swappable: SwappableChannel, *given: Any) -> None:
+        self._swappable, self._given = swappable, given
         self.made: dict[Route, Any] = {}
         """The same method of each route that was taken."""
-        swapping.add(self)
+        swappable.add(self)
 
     def _at(self, route: Route) -> Any:
         made = self.made.get(route)
@@ -40,7 +40,7 @@ class Method:
     ) -> tuple[Route, float | None]:
         """The route, and the time that is left."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        route = self._swapping.take(deadline, wait_for_ready=bool(wait_for_ready))
+        route = self._swappable.take(deadline, wait_for_ready=bool(wait_for_ready))
         return route, None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
     def _wait(
@@ -68,7 +68,7 @@ class Method:
                 if not waits or not never_left(error):
                     raise
             finally:
-                self._swapping.over(route)
+                self._swappable.over(route)
             time.sleep(NOTICED)
 
     def _begin(
@@ -84,21 +84,21 @@ class Method:
         """A call that goes on when this returns."""
         try:
             route, left = self._take(timeout, wait_for_ready)
-        except Failed as failed:
+        except FailedCall as failed:
             return failed
         try:
             call = getattr(self._at(route), way)(
                 request, left, metadata, credentials, wait_for_ready, compression
             )
             if not hasattr(call, "add_callback"):  # an interceptor's own iterator
-                return kept_in_children(_Followed(call, lambda: self._swapping.over(route)))
+                return kept_in_children(_Followed(call, lambda: self._swappable.over(route)))
             kept_in_children(call)
-            if call.add_callback(lambda: self._swapping.over(route)):
+            if call.add_callback(lambda: self._swappable.over(route)):
                 return call
         except BaseException:
-            self._swapping.over(route)
+            self._swappable.over(route)
             raise
-        self._swapping.over(route)
+        self._swappable.over(route)
         return call
 
 

@@ -1,4 +1,4 @@
-"""The channel to all instances of a service, exchanged for another when they change."""
+"""The channel to all instances of a service, replaced when they change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weakref import WeakSet
 import grpc
 
 from mooring.errors import Closed
-from mooring.grpc.blocking.failed_call import Failed
+from mooring.grpc.blocking.failed_call import FailedCall
 from mooring.grpc.health import SERVICE
 from mooring.grpc.status import ASK_WITHIN, connection_error, reason
 
@@ -31,13 +31,13 @@ Listener = Callable[[grpc.ChannelConnectivity], None]
 
 
 class Route:
-    """A channel of gRPC's own to all instances, and the calls under way on it."""
+    """A plain gRPC channel to all instances, and the number of calls in flight on it."""
 
     __slots__ = ("_bare", "_listener", "channel", "ready", "retired", "under_way", "watched")
 
     def __init__(self, bare: grpc.Channel, channel: grpc.Channel) -> None:
         self.channel = channel
-        """With the caller's interceptors, which our own questions are none of the business of."""
+        """With the caller's interceptors, which must not see our own health checks."""
         self._bare = bare
         self.under_way = 0
         self.retired = False
@@ -47,8 +47,8 @@ class Route:
         self._listener: Listener | None = None
 
     def connected(self) -> grpc.Future:
-        """Ends when there is a connection, or there is none in time: that somebody answers a
-        question for health, whatever the answer, tells it."""
+        """Completes when there is a connection, or at the timeout: any answer to a health check
+        proves a connection."""
         ask = self._bare.unary_unary(f"/{SERVICE}/Check")
         return ask.future(b"", timeout=_CONNECT_WITHIN, wait_for_ready=True)
 
@@ -64,7 +64,7 @@ class Route:
         return ""
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Follow its connectivity, which takes gRPC a thread: only where it is asked for."""
+        """Follow its connectivity. This costs a gRPC thread, so it is done only on request."""
         if self._listener is not None:
             return
 
@@ -87,12 +87,12 @@ class Route:
         self.channel.close()
 
 
-class Swapping:
-    """Which route calls take at present. May be used from any thread.
+class SwappableChannel:
+    """The route that new calls take. Thread-safe.
 
-    A new one is used as soon as it has a connection, so that no call waits for it while there is
-    another. What is under way finishes on the old one, which is closed after the last. In a forked
-    child everything raises `Closed`: the threads of gRPC and of the hub stayed with the parent.
+    A new route is used once it has a connection, so that no call waits for it while the old one
+    works. Calls in flight finish on the old route, which is closed after the last one. In a forked
+    child every method raises `Closed`: the threads of gRPC and of the hub exist only in the parent.
     """
 
     def __init__(self, service: str, connect: Callable[[str], Route]) -> None:
@@ -114,14 +114,14 @@ class Swapping:
         return self._process != os.getpid()
 
     def _check_process(self) -> None:
-        """Before the lock is taken: a thread that did not survive a fork may hold it."""
+        """Call it before taking the lock, which a thread lost in a fork may hold."""
         if self.inherited:
             raise Closed(
                 f"the channel to {self._service} was made before a fork: make one in this process"
             )
 
     def add(self, method: Method) -> None:
-        """A method that is called here, for as long as somebody has it."""
+        """Remember a method while a stub refers to it."""
         self._check_process()
         with self._changed:
             self._methods.add(method)
@@ -132,7 +132,7 @@ class Swapping:
             self._why = why
 
     def turn_to(self, target: str, why: str) -> None:
-        """The instances are known, or changed. No target: there are none, and why."""
+        """The instances are known, or changed. An empty target means none; `why` says why."""
         with self._changed:
             if self.closed:
                 return
@@ -144,12 +144,12 @@ class Swapping:
             elif self._route is None:
                 self._use(following)
         if overtaken is not None:
-            overtaken.close()  # nobody called on it yet
+            overtaken.close()  # no call used it yet
         if following is not None:
             self._use_when_ready(following)
 
     def _connected(self, target: str) -> Route | None:
-        """A route; None if gRPC, or what wraps it, refuses to make a channel."""
+        """A route; None if gRPC, or a wrapper around it, refuses to make a channel."""
         try:
             return self._connect(target)
         except Exception as error:  # noqa: BLE001 - every call reports it
@@ -180,8 +180,8 @@ class Swapping:
             self._close_if_over(old)
 
     def take(self, deadline: float | None, *, wait_for_ready: bool) -> Route:
-        """The route for a call that begins; give it to `over` when the call ends. Raises `Failed`
-        where there is none, or none by the deadline, of the monotonic clock."""
+        """The route for a new call; pass it to `over` when the call ends. Raises `FailedCall` if
+        there is none by the deadline, which is a time of the monotonic clock."""
         self._check_process()
         with self._changed:
             while True:
@@ -194,14 +194,14 @@ class Swapping:
                     route.under_way += 1
                     return route
                 if self._known and not wait_for_ready:
-                    raise Failed(grpc.StatusCode.UNAVAILABLE, self._why)
+                    raise FailedCall(grpc.StatusCode.UNAVAILABLE, self._why)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._changed.wait(left)
         # Without the lock, since it may take a moment.
         why = f"Deadline Exceeded: {self._waiting(route)}"
-        raise Failed(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+        raise FailedCall(grpc.StatusCode.DEADLINE_EXCEEDED, why)
 
     def _tell(self) -> None:
         with self._changed:
@@ -271,8 +271,8 @@ class Swapping:
             route.close()
 
 
-_in_this_process: WeakSet[Swapping] = WeakSet()
-_inherited: list[Swapping] = []
+_in_this_process: WeakSet[SwappableChannel] = WeakSet()
+_inherited: list[SwappableChannel] = []
 _calls: WeakSet[Any] = WeakSet()
 
 
