@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
 from mooring.addresses import join
@@ -97,3 +97,25 @@ class Discovery(TypedDict, total=False):
     resilience: Resilience
     empty: Empty
     hold: float
+
+
+M = TypeVar("M")
+Coder = Callable[[Any], Any] | None
+
+
+def method_maker(kind: type[M]) -> Callable[..., M]:
+    """A channel's `unary_unary`, `unary_stream` and so on: a method of this kind."""
+
+    def make(
+        self: Any,
+        method: str,
+        request_serializer: Coder = None,
+        response_deserializer: Coder = None,
+        _registered_method: bool | None = False,
+    ) -> M:
+        made: M = self._method(
+            kind, method, request_serializer, response_deserializer, _registered_method
+        )
+        return made
+
+    return make

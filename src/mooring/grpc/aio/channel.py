@@ -17,7 +17,6 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.grpc import target as targets
 from mooring.grpc.aio.methods import (
-    Coder,
     Method,
     StreamStream,
     StreamUnary,
@@ -26,7 +25,7 @@ from mooring.grpc.aio.methods import (
 )
 from mooring.grpc.aio.subchannel import Subchannel
 from mooring.grpc.aio.subchannels import Subchannels
-from mooring.grpc.options import RESILIENCE, Discovery, subchannel_options
+from mooring.grpc.options import RESILIENCE, Discovery, method_maker, subchannel_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
@@ -49,14 +48,14 @@ def channel(
     compression: grpc.Compression | None = None,
     **discovery: Unpack[Discovery],
 ) -> Channel:
-    """A channel to whoever offers a service: `etcdv3:///service`, `etcdv3:///group/service`.
+    """A channel to the instances of a service: `etcdv3:///service`, `etcdv3:///group/service`.
 
-    `hub` is one that is entered, or a URL to open one for this channel alone. `retry` names the
-    methods that may be repeated, like `package.Service/Method`, or services for all of theirs;
-    `tries` counts the first one too. `health`: who says by the health service of gRPC that it does
-    not serve is not called; a name instead of True is the service that is asked about. The rest is
-    as for `grpc.aio.insecure_channel` and `secure_channel`, for each instance, and as for
-    `hub.discover`. Raises `InvalidRequest`. Call it in a running event loop.
+    `hub` is an entered hub, or a URL to open one for this channel only. `retry` names the methods
+    that may be retried, like `package.Service/Method`, or a service for all of its methods; `tries`
+    includes the first attempt. `health`: instances that report NOT_SERVING through the gRPC health
+    service are not called; a name instead of True is the service that is checked. All other
+    arguments are those of `grpc.aio.insecure_channel` and `secure_channel`, for each instance, and
+    those of `hub.discover`. Raises `InvalidRequest`. Call it in a running event loop.
     """
     service = targets.service_of(target)
     targets.check_policy(policy)
@@ -132,7 +131,7 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
         await self._subchannels.aclose(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Of all instances together: READY where one is. It connects by itself."""
+        """The combined state of all instances: READY if one is. Connecting starts automatically."""
         return self._subchannels.state
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
@@ -140,7 +139,7 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
             await self._subchannels.change()
 
     async def channel_ready(self) -> None:
-        """Wait until there is somebody to call."""
+        """Wait until there is an instance to call."""
         while self._subchannels.state is not grpc.ChannelConnectivity.READY:
             if self._subchannels.closed:
                 raise grpc.aio.UsageError("Channel is closed.")
@@ -148,60 +147,21 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
 
     @property
     def subchannels(self) -> list[Subchannel]:
-        """The connections of this moment, for who wants to see them."""
+        """The present connections, for inspection."""
         return self._subchannels.present
 
     def explain(self) -> list[Explanation]:
         """For each instance, why it is or is not called. Empty while none are known."""
         return [] if self._subchannels.view is None else self._subchannels.view.explain()
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> UnaryUnary:
-        return self._method(
-            UnaryUnary, method, request_serializer, response_deserializer, _registered_method
-        )
+    def _method(self, kind: type[M], name: str, *coders: Any) -> M:
+        tries = self._tries if name in self._repeatable else 1
+        if kind.streams_requests:
+            self._repeatable.check_unary(name)
+            tries = 1
+        return kind(self._subchannels, name, *coders, tries=tries, keyed=self._keyed)
 
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> UnaryStream:
-        return self._method(
-            UnaryStream, method, request_serializer, response_deserializer, _registered_method
-        )
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> StreamUnary:
-        self._repeatable.check_unary(method)
-        return self._method(
-            StreamUnary, method, request_serializer, response_deserializer, _registered_method
-        )
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> StreamStream:
-        self._repeatable.check_unary(method)
-        return self._method(
-            StreamStream, method, request_serializer, response_deserializer, _registered_method
-        )
-
-    def _method(self, kind: type[M], *given: Any) -> M:
-        unary = kind in (UnaryUnary, UnaryStream)
-        tries = self._tries if unary and given[0] in self._repeatable else 1
-        return kind(self._subchannels, *given, tries=tries, keyed=self._keyed)
+    unary_unary = method_maker(UnaryUnary)
+    unary_stream = method_maker(UnaryStream)
+    stream_unary = method_maker(StreamUnary)
+    stream_stream = method_maker(StreamStream)

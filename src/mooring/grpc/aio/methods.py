@@ -1,9 +1,8 @@
-"""The methods of a service, as stubs call them: each call goes to an instance of its own."""
+"""The methods of a service, as stubs call them: an instance is chosen for each call."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import grpc
@@ -18,22 +17,21 @@ from mooring.grpc.aio.calls import (
 )
 from mooring.grpc.aio.subchannel import Subchannel
 from mooring.grpc.aio.subchannels import Subchannels
-
-Coder = Callable[[Any], Any] | None
+from mooring.grpc.options import Coder
 
 
 class Method:
-    """One method. If an instance is connected and nothing is to be repeated, a call is one of
-    gRPC's own to that instance; otherwise it is one of ours (`calls`), which waits and tries. A
-    call with `wait_for_ready` is always one of ours: it waits for another instance if the
-    connection breaks before it left, which gRPC, that knows only one, cannot.
-
-    `late` makes the latter; `streams`: its calls are as long as callers like.
+    """One method. If an instance is connected and the method must not be retried, a call is a plain
+    gRPC call to that instance. Otherwise it is one of `calls`, which waits and retries. A call with
+    `wait_for_ready` is always such a pending call: it can move to another instance if the
+    connection breaks before anything was sent, while gRPC knows only one instance.
     """
 
     kind: ClassVar[str]
+    pending_call: ClassVar[type[Any]]
     streams: ClassVar[bool] = True
-    late: ClassVar[type[Any]]
+    """Whether requests or responses are a stream: the length of a call says nothing then."""
+    streams_requests: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Method:
         self._keyed = keyed
         self.made: dict[Subchannel, Any] = {}
         """The same method of each instance that was called."""
-        self._dispatch = subchannels.dispatch if tries == 1 and not keyed else _by_and_by
+        self._dispatch = subchannels.dispatch if tries == 1 and not keyed else _dispatch_nothing
         self._loop = asyncio.get_running_loop()
         subchannels.add(self)
 
@@ -63,7 +61,7 @@ class Method:
             made = self.made[subchannel] = getattr(subchannel.channel, self.kind)(*self._given)
         return made
 
-    def _late(
+    def _pending(
         self,
         request: Any,
         timeout: float | None,
@@ -72,13 +70,13 @@ class Method:
         wait_for_ready: bool | None,
         compression: grpc.Compression | None,
     ) -> Any:
-        """What could not be dispatched at once."""
+        """A call that could not be dispatched at once."""
         subchannels = self.subchannels
         if subchannels.closed:
             raise grpc.aio.UsageError("Channel is closed.")
         key = key_in(metadata) if self._keyed else None
-        if self.tries == 1 and not wait_for_ready and (found := subchannels.next(key)) is not None:
-            node, subchannel = found
+        if self.tries == 1 and not wait_for_ready and (choice := subchannels.next(key)) is not None:
+            node, subchannel = choice
             call = self.at(subchannel)(
                 request,
                 timeout=timeout,
@@ -89,17 +87,13 @@ class Method:
             subchannels.begun(node, subchannel, call, stream=self.streams)
             return call
         deadline = None if timeout is None else self._loop.time() + timeout
-        asked = CallArguments(
+        arguments = CallArguments(
             request, deadline, metadata, credentials, bool(wait_for_ready), compression, key
         )
-        return self.late(self, asked)
+        return self.pending_call(self, arguments)
 
 
-class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
-    kind = "unary_unary"
-    streams = False
-    late = PendingUnaryUnary
-
+class _UnaryRequest(Method):
     def __call__(
         self,
         request: Any,
@@ -114,33 +108,11 @@ class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc
             call = self._dispatch(self, request, timeout, metadata, credentials, compression)
             if call is not None:
                 return call
-        return self._late(request, timeout, metadata, credentials, wait_for_ready, compression)
+        return self._pending(request, timeout, metadata, credentials, wait_for_ready, compression)
 
 
-class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
-    kind = "unary_stream"
-    late = PendingUnaryStream
-
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        if not wait_for_ready:
-            call = self._dispatch(self, request, timeout, metadata, credentials, compression)
-            if call is not None:
-                return call
-        return self._late(request, timeout, metadata, credentials, wait_for_ready, compression)
-
-
-class StreamUnary(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc]
-    kind = "stream_unary"
-    late = PendingStreamUnary
+class _StreamRequest(Method):
+    streams_requests = True
 
     def __call__(
         self,
@@ -157,45 +129,37 @@ class StreamUnary(Method, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[mi
             )
             if call is not None:
                 return call
-        return self._late(
+        return self._pending(
             request_iterator, timeout, metadata, credentials, wait_for_ready, compression
         )
 
 
-class StreamStream(Method, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
-    kind = "stream_stream"
-    late = PendingStreamStream
-
-    def __call__(
-        self,
-        request_iterator: Any = None,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        if not wait_for_ready:
-            call = self._dispatch(
-                self, request_iterator, timeout, metadata, credentials, compression
-            )
-            if call is not None:
-                return call
-        return self._late(
-            request_iterator, timeout, metadata, credentials, wait_for_ready, compression
-        )
+class UnaryUnary(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
+    kind, pending_call, streams = "unary_unary", PendingUnaryUnary, False
 
 
-def _by_and_by(*_: Any, **__: Any) -> None:
-    """For methods of which no call is dispatched at once."""
+class UnaryStream(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
+    kind, pending_call = "unary_stream", PendingUnaryStream
+
+
+class StreamUnary(_StreamRequest, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc]
+    kind, pending_call = "stream_unary", PendingStreamUnary
+
+
+class StreamStream(_StreamRequest, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
+    kind, pending_call = "stream_stream", PendingStreamStream
+
+
+def _dispatch_nothing(*_: Any, **__: Any) -> None:
+    """For methods whose calls are never dispatched at once."""
 
 
 KEY = "mooring-key"
-"""The metadata that consistent hashing goes by."""
+"""The metadata key whose value consistent hashing uses."""
 
 
 def key_in(metadata: Any) -> str | None:
-    """What a call is hashed by; None where it does not say."""
+    """The key that a call is hashed by; None if it has none."""
     for name, value in metadata or ():
         if name == KEY:
             return str(value)

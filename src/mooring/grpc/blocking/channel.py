@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import grpc
 
@@ -16,9 +16,9 @@ from mooring.errors import Closed, InvalidRequest
 from mooring.formatting import quoted
 from mooring.grpc import target as targets
 from mooring.grpc.blocking.addresses import Addresses
-from mooring.grpc.blocking.methods import Coder, StreamStream, StreamUnary, UnaryStream, UnaryUnary
+from mooring.grpc.blocking.methods import Method, StreamStream, StreamUnary, UnaryStream, UnaryUnary
 from mooring.grpc.blocking.swappable_channel import Route, SwappableChannel
-from mooring.grpc.options import Discovery, authority, route_options
+from mooring.grpc.options import Discovery, authority, method_maker, route_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.store.etcd.fork_safety import check_process, tracked
@@ -26,6 +26,8 @@ from mooring.sync.proxy import Blocking, behind
 
 if TYPE_CHECKING:
     from mooring.hub import Hub
+
+M = TypeVar("M", bound=Method)
 
 _NAMED = ("grpc.ssl_target_name_override", "grpc.default_authority")
 
@@ -44,13 +46,13 @@ def channel(
     policy: str = "round_robin",
     **discovery: Unpack[Discovery],
 ) -> Channel:
-    """A channel to whoever offers a service: `etcdv3:///service`, `etcdv3:///group/service`.
+    """A channel to the instances of a service: `etcdv3:///service`, `etcdv3:///group/service`.
 
-    `hub` is one of `mooring.sync.connect` that is open, or a URL to open one for this channel
-    alone. Instances are called in turn, whatever their weights: gRPC's own round robin does it,
-    and its own retries. Everything else is as for `mooring.grpc.aio.channel`; over TLS all
-    instances must be known by one name, which the option `grpc.ssl_target_name_override` says.
-    Raises `InvalidRequest`.
+    `hub` is an open hub of `mooring.sync.connect`, or a URL to open one for this channel only.
+    Instances are called in turn, regardless of weight, by gRPC's own round robin, which also
+    retries. Everything else is as for `mooring.grpc.aio.channel`. Over TLS all instances must have
+    one name in their certificates, given by the option `grpc.ssl_target_name_override`. Raises
+    `InvalidRequest`.
     """
     service = targets.service_of(target)
     targets.check_policy(policy)
@@ -121,7 +123,7 @@ class Channel(grpc.Channel):  # type: ignore[misc]
 
     async def _start(self, hub: Hub, service: str, discovery: Discovery) -> None:
         service = hub.registry.canonical(service)
-        # gRPC's own round robin knows no slow start, and nothing here tells when one is over.
+        # gRPC's own round robin has no slow start, and this channel does not learn when one ends.
         resilience = replace(discovery.get("resilience") or Resilience(), slow_start=0.0)
         discovery = {**discovery, "resilience": resilience}
         self._addresses = Addresses(
@@ -133,60 +135,24 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         self._addresses.start()
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
-        """Call back with the connectivity of all instances together, now and at each change."""
+        """Call back with the combined connectivity of all instances, now and at each change."""
         self._swappable.subscribe(callback)
 
     def unsubscribe(self, callback: Any) -> None:
         self._swappable.unsubscribe(callback)
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> UnaryUnary:
-        return UnaryUnary(
-            self._swappable, method, request_serializer, response_deserializer, _registered_method
-        )
+    def _method(self, kind: type[M], name: str, *coders: Any) -> M:
+        if kind.streams_requests:
+            self._repeatable.check_unary(name)
+        return kind(self._swappable, name, *coders)
 
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> UnaryStream:
-        return UnaryStream(
-            self._swappable, method, request_serializer, response_deserializer, _registered_method
-        )
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> StreamUnary:
-        self._repeatable.check_unary(method)
-        return StreamUnary(
-            self._swappable, method, request_serializer, response_deserializer, _registered_method
-        )
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> StreamStream:
-        self._repeatable.check_unary(method)
-        return StreamStream(
-            self._swappable, method, request_serializer, response_deserializer, _registered_method
-        )
+    unary_unary = method_maker(UnaryUnary)
+    unary_stream = method_maker(UnaryStream)
+    stream_unary = method_maker(StreamUnary)
+    stream_stream = method_maker(StreamStream)
 
     def close(self) -> None:
-        """Calls under way are cancelled. Idempotent. Nothing in a forked child."""
+        """Cancel calls in flight and close. Idempotent. Does nothing in a forked child."""
         if self._swappable.closed or self._swappable.inherited:
             return
         self._swappable.close()

@@ -13,20 +13,18 @@ from mooring.grpc.blocking.failed_call import FailedCall
 from mooring.grpc.blocking.swappable_channel import Route, SwappableChannel, kept_in_children
 from mooring.grpc.status import NOTICED, never_left
 
-Coder = Callable[[Any], Any] | None
-
 
 class Method:
-    """One method. A call begins on the route of that moment, and ends there."""
+    """One method. A call starts on the current route, and finishes there."""
 
     kind: ClassVar[str]
-    streams: ClassVar[bool] = True
-    """Whether it is asked with a stream, which can be sent but once."""
+    streams_requests: ClassVar[bool] = False
+    """Whether its requests are a stream, which can be sent only once."""
 
     def __init__(self, swappable: SwappableChannel, *given: Any) -> None:
         self._swappable, self._given = swappable, given
         self.made: dict[Route, Any] = {}
-        """The same method of each route that was taken."""
+        """The method on each route that was used."""
         swappable.add(self)
 
     def _at(self, route: Route) -> Any:
@@ -38,7 +36,7 @@ class Method:
     def _take(
         self, timeout: float | None, wait_for_ready: bool | None
     ) -> tuple[Route, float | None]:
-        """The route, and the time that is left."""
+        """The route, and the remaining time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         route = self._swappable.take(deadline, wait_for_ready=bool(wait_for_ready))
         return route, None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -53,10 +51,10 @@ class Method:
         wait_for_ready: bool | None,
         compression: grpc.Compression | None,
     ) -> Any:
-        """A call whose end is waited for. Whoever waits for a connection waits here, where the
-        instances may become others: gRPC would wait for those of the route that it was given."""
+        """Make a call and wait for its end. Waiting for a connection happens here, since the
+        instances may change meanwhile: gRPC would wait for those of the route it was given."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        waits = bool(wait_for_ready) and not self.streams
+        waits = bool(wait_for_ready) and not self.streams_requests
         while True:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             route, left = self._take(left, wait_for_ready)
@@ -81,7 +79,7 @@ class Method:
         wait_for_ready: bool | None,
         compression: grpc.Compression | None,
     ) -> Any:
-        """A call that goes on when this returns."""
+        """Start a call that continues after this returns."""
         try:
             route, left = self._take(timeout, wait_for_ready)
         except FailedCall as failed:
@@ -103,7 +101,7 @@ class Method:
 
 
 class _Followed:
-    """An iterator whose end is told once, also where nobody reads it up to there."""
+    """An iterator whose end is reported once, even if it is never read to its end."""
 
     def __init__(self, messages: Any, over: Callable[[], None]) -> None:
         self._messages = messages
@@ -124,11 +122,11 @@ class _Followed:
         return getattr(self._messages, name)
 
 
-class _Answer(Method):
-    """What ends in one message."""
+def _invocation(run: Callable[..., Any], way: str) -> Callable[..., Any]:
+    """A method with the arguments that every call of gRPC takes."""
 
-    def __call__(
-        self,
+    def call(
+        self: Method,
         request: Any,
         timeout: float | None = None,
         metadata: Any = None,
@@ -136,66 +134,32 @@ class _Answer(Method):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return self._wait(
-            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+        return run(self, way, request, timeout, metadata, credentials, wait_for_ready, compression)
 
-    def with_call(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "with_call", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
-
-    def future(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "future", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+    return call
 
 
-class _Answers(Method):
-    """What answers with a stream."""
-
-    def __call__(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+class _UnaryResponse(Method):
+    __call__ = _invocation(Method._wait, "__call__")
+    with_call = _invocation(Method._wait, "with_call")
+    future = _invocation(Method._begin, "future")
 
 
-class UnaryUnary(_Answer, grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
+class _StreamResponse(Method):
+    __call__ = _invocation(Method._begin, "__call__")
+
+
+class UnaryUnary(_UnaryResponse, grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
     kind = "unary_unary"
-    streams = False
 
 
-class UnaryStream(_Answers, grpc.UnaryStreamMultiCallable):  # type: ignore[misc]
+class UnaryStream(_StreamResponse, grpc.UnaryStreamMultiCallable):  # type: ignore[misc]
     kind = "unary_stream"
 
 
-class StreamUnary(_Answer, grpc.StreamUnaryMultiCallable):  # type: ignore[misc]
-    kind = "stream_unary"
+class StreamUnary(_UnaryResponse, grpc.StreamUnaryMultiCallable):  # type: ignore[misc]
+    kind, streams_requests = "stream_unary", True
 
 
-class StreamStream(_Answers, grpc.StreamStreamMultiCallable):  # type: ignore[misc]
-    kind = "stream_stream"
+class StreamStream(_StreamResponse, grpc.StreamStreamMultiCallable):  # type: ignore[misc]
+    kind, streams_requests = "stream_stream", True
