@@ -5,58 +5,46 @@
     async def orders(request):
         tenant = mooring.tenants.current()
 
-**Where the tenants are.** In the lifespan state by the name `tenants`, or given: a `Tenants`, or a
-function that returns it, or None while there are none yet.
+**Source.** The tenants come from the lifespan state under the name `tenants`, or from the argument:
+a `Tenants`, or a function that returns it, or None while they are not loaded.
 
-**The tenant** is `mooring.tenants.current()` while the request is served, and in tasks that are
-started meanwhile; and `scope["state"]["tenant"]`, which is `request.state.tenant` in Starlette and
-FastAPI, None where there is none.
+**Tenant.** `mooring.tenants.current()` returns it while the request is served, and in tasks started
+by the request. `scope["state"]["tenant"]` holds it too, which is `request.state.tenant` in
+Starlette and FastAPI; None if the request has no tenant.
 
-**Refused** is who names no tenant (400), an unknown one (404), one that is inactive or suspended
-(403), and everybody while nothing was ever loaded, or `common/resolver` cannot be understood and
-never could (503): always with
-`{"error": {"code": …, "message": …, "tenant": …}}`. A websocket is refused before it is accepted,
-with the same answer where the server can send one, else closed with 1008. Preflight requests of
-browsers carry no tenant's header: let a middleware for CORS stand outside of this one.
+**Refusals.** A request is refused if it names no tenant (400), an unknown one (404), or an inactive
+or suspended one (403). All requests are refused before the first load, and if `common/resolver` was
+never valid (503). The body is always `{"error": {"code": …, "message": …, "tenant": …}}`. A
+websocket is refused before it is accepted, with the same response if the server supports that,
+otherwise by closing with 1008. CORS preflight requests do not carry a tenant header: put a CORS
+middleware outside of this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from typing import Unpack
 
 from mooring.asgi.registration import Application, Receive, Scope, Send
 from mooring.errors import InvalidRequest
 from mooring.tenants.resolve.context import acting_for
-from mooring.tenants.resolve.resolver import REFUSED, Admission, Refusal, Source
-from mooring.tenants.values import Resolver, Status
+from mooring.tenants.resolve.resolver import Admission, AdmissionSettings, Refusal, Source
 
 POLICY_VIOLATION = 1008
-"""With what a websocket is closed."""
+"""The close code of a refused websocket."""
 
 
 class TenantMiddleware:
-    """An application that knows the tenant of each request. See `Admission` for the settings,
-    which are taken from the store at each request unless `resolver` is given."""
+    """Sets the tenant of each request for an application. The keyword arguments are those of
+    `Admission`. Unless `resolver` is given, each request uses the setting in the store."""
 
     def __init__(
         self,
         app: Application,
         tenants: Source | None = None,
-        *,
-        resolver: Resolver | None = None,
-        refuse: Collection[Status] = REFUSED,
-        required: bool = True,
-        host_header: str = "host",
-        exempt: Collection[str] = (),
+        **settings: Unpack[AdmissionSettings],
     ) -> None:
         self._app, self._tenants = app, tenants
-        self._admission = Admission(
-            resolver=resolver,
-            refuse=refuse,
-            required=required,
-            host_header=host_header,
-            exempt=exempt,
-        )
+        self._admission = Admission(**settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -65,7 +53,7 @@ class TenantMiddleware:
         if isinstance(decided, Refusal):
             refuse = _refuse_websocket if scope["type"] == "websocket" else _refuse
             return await refuse(decided, scope, receive, send)
-        # Each request has a state of its own: the server copies what the lifespan left.
+        # Each request has its own state: the server copies the lifespan state.
         scope.setdefault("state", {})["tenant"] = decided
         with acting_for(decided):
             await self._app(scope, receive, send)
@@ -84,7 +72,7 @@ class TenantMiddleware:
 
 
 class _Request:
-    """What the decision looks at."""
+    """The parts of a request that `Admission` reads."""
 
     __slots__ = ("_scope",)
 

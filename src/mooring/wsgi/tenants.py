@@ -5,55 +5,43 @@
     def orders():
         tenant = mooring.tenants.current()
 
-**Where the tenants are.** Given: what `hub.tenants()` of a blocking hub gives, or a function that
-returns it, or None while there are none yet; it is asked at each request. A function can open them
-when it is first called, for a server that loads the application before it forks.
+**Source.** The result of `hub.tenants()` of a blocking hub, or a function that returns it, or None
+while the tenants are not loaded; it is called at each request. A function can open the tenants at
+its first call, for a server that loads the application before it forks.
 
-**The tenant** is `mooring.tenants.current()` while the application is called and while its answer
-is made, and `environ["mooring.tenant"]`, None where there is none. A thread that serves the next
-request has nothing of it.
+**Tenant.** `mooring.tenants.current()` returns it while the application is called and while its
+response is produced. `environ["mooring.tenant"]` holds it too; None if the request has no tenant.
+It does not leak into the next request of the same thread.
 
-**Refused** are the same as with ASGI, in the same words: see `mooring.asgi.TenantMiddleware`.
+**Refusals** are the same as with ASGI: see `mooring.asgi.TenantMiddleware`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.resolve.context import acting_for
-from mooring.tenants.resolve.resolver import REFUSED, Admission, Refusal, Source
-from mooring.tenants.values import Resolver, Status
+from mooring.tenants.resolve.resolver import Admission, AdmissionSettings, Refusal, Source
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 class TenantMiddleware:
-    """An application that knows the tenant of each request. See `Admission` for the settings,
-    which are taken from the store at each request unless `resolver` is given."""
+    """Sets the tenant of each request for an application. The keyword arguments are those of
+    `Admission`. Unless `resolver` is given, each request uses the setting in the store."""
 
     def __init__(
         self,
         app: WSGIApplication,
         tenants: Source,
-        *,
-        resolver: Resolver | None = None,
-        refuse: Collection[Status] = REFUSED,
-        required: bool = True,
-        host_header: str = "host",
-        exempt: Collection[str] = (),
+        **settings: Unpack[AdmissionSettings],
     ) -> None:
         self._app, self._tenants = app, tenants
-        self._admission = Admission(
-            resolver=resolver,
-            refuse=refuse,
-            required=required,
-            host_header=host_header,
-            exempt=exempt,
-        )
+        self._admission = Admission(**settings)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         decided = self._admission.decide(self._tenants, _Request(environ))
@@ -68,7 +56,7 @@ class TenantMiddleware:
 
 
 class _Request:
-    """What the decision looks at. A server hands over bytes as latin-1."""
+    """The parts of a request that `Admission` reads. A server passes bytes as latin-1."""
 
     __slots__ = ("_environ",)
 
@@ -89,7 +77,7 @@ class _Request:
 
 
 class _Body:
-    """An answer that is made while the server sends it: each step of it has the tenant."""
+    """A response that is produced while the server sends it: each step runs with the tenant."""
 
     __slots__ = ("_body", "_iterator", "_tenant")
 
@@ -114,8 +102,8 @@ class _Body:
 
 
 def _is_made(body: Iterable[bytes], environ: WSGIEnvironment) -> bool:
-    """Whether an answer needs no more of the application: a list, whose length a server looks at,
-    or a file, which it may send by itself."""
+    """Whether a response is complete: a list, whose length servers use, or a file, which the server
+    may send without the application."""
     wrapper = environ.get("wsgi.file_wrapper")
     return type(body) in (list, tuple) or (isinstance(wrapper, type) and isinstance(body, wrapper))
 

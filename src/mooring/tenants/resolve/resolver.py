@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, TypedDict, get_args
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -126,6 +126,16 @@ UNRESOLVED = Refusal(
     "how a request names its tenant cannot be told: the setting common/resolver is unreadable",
 )
 """The default in its place could let a client choose the tenant that its host is to decide."""
+
+
+class AdmissionSettings(TypedDict, total=False):
+    """The arguments of `Admission`, for the middlewares that pass them on."""
+
+    resolver: Resolver | None
+    refuse: Collection[Status]
+    required: bool
+    host_header: str
+    exempt: Collection[str]
 
 
 class Admission:
