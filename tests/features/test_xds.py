@@ -21,8 +21,9 @@ from mooring.hub import Hub, connect
 from mooring.store import Delete, everything
 from mooring.store.etcd.grpc_shutdown import settled
 from mooring.testing.servers import free_port
-from mooring.xds import ControlPlane, ServerTLS, metrics, proto
+from mooring.xds import ControlPlane, ServerTLS, proto
 from mooring.xds.bootstrap import Identity, for_grpc
+from mooring.xds.streams import REFUSED
 from tests.features.xds_caller import Caller, answering
 from tests.silent_connections import connected, still_open
 from tests.waiting import eventually
@@ -33,7 +34,7 @@ SERVICE = "Common/Echo"
 def refusals() -> float:
     return sum(
         sample.value
-        for family in metrics.REFUSED.collect()
+        for family in REFUSED.collect()
         for sample in family.samples
         if sample.name.endswith("_total")
     )

@@ -23,7 +23,7 @@ from mooring.model import Instance
 from mooring.registry.contract import Registry
 from mooring.tasks import Tasks
 from mooring.xds import proto, resources
-from mooring.xds.dns import LOOK_AGAIN, Hosts
+from mooring.xds.dns import RESOLVE_AGAIN, HostResolver
 from mooring.xds.resources import PLAIN, TABLE, Client, Resource
 from mooring.xds.subscriptions import Found
 
@@ -52,7 +52,11 @@ class Followed:
     """One service and those who ask for it."""
 
     def __init__(
-        self, registry: Registry, service: str, hosts: Hosts, told: Callable[[Followed, bool], None]
+        self,
+        registry: Registry,
+        service: str,
+        hosts: HostResolver,
+        told: Callable[[Followed, bool], None],
     ) -> None:
         self.service = service
         self.since = time.monotonic()
@@ -79,7 +83,7 @@ class Followed:
         named = False
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN if named else None):
+                async with asyncio.timeout(RESOLVE_AGAIN if named else None):
                     await self._turn.wait()
             self._turn.clear()
             there = tuple(self._mirror.items.values())
@@ -104,7 +108,7 @@ class Followed:
 class Catalogue:
     def __init__(self, registry: Registry, *, interval: float = INTERVAL) -> None:
         self._registry, self._interval = registry, interval
-        self._hosts = Hosts()
+        self._hosts = HostResolver()
         self._services: dict[str, str] = {}
         self._followed: dict[str, Followed] = {}
         self._lists: set[Listener] = set()

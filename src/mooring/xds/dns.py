@@ -1,4 +1,4 @@
-"""The addresses behind host names. Clients of xDS take IP addresses and look up no names."""
+"""Host names resolved to IP addresses, since xDS clients do not resolve names."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from mooring.model import Instance
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN = 30.0
-"""Seconds after which a name is looked up again."""
+RESOLVE_AGAIN = 30.0
+"""Seconds after which a name is resolved again."""
 
 _PATIENCE = 2.0
 _REMEMBERED = 10_000
 
 
-class Hosts:
-    """Looks names up, and keeps what was found last where a name server is away."""
+class HostResolver:
+    """Resolves names, and keeps the last result while the name server is unavailable."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, float]] = {}
 
     async def resolved(self, instances: Iterable[Instance]) -> tuple[Instance, ...]:
-        """The same instances with addresses for hosts; without those of which none is known."""
+        """The instances with IP addresses as hosts, without those whose host was never resolved."""
         there = tuple(instances)
         names = {each.host for each in there if not is_ip(each.host)}
         if not names:
             return there
-        await asyncio.gather(*(self._look_up(name) for name in names))
+        await asyncio.gather(*(self._resolve(name) for name in names))
         return tuple(
             each if each.host not in names else msgspec.structs.replace(each, host=address)
             for each in there
             if each.host not in names or (address := self._found[each.host][0])
         )
 
-    async def _look_up(self, name: str) -> None:
+    async def _resolve(self, name: str) -> None:
         address, when = self._found.get(name, ("", float("-inf")))
-        if time.monotonic() - when < LOOK_AGAIN / 2:
+        if time.monotonic() - when < RESOLVE_AGAIN / 2:
             return
         if len(self._found) > _REMEMBERED:
             self._found.clear()
@@ -55,5 +55,7 @@ class Hosts:
             address = str(found[0][4][0])
         except (OSError, UnicodeError) as error:
             if when == float("-inf"):
-                log.warning("the host %s cannot be looked up and is left out: %s", name, error)
+                log.warning(
+                    "the host %s cannot be resolved; its instances are left out: %s", name, error
+                )
         self._found[name] = (address, time.monotonic())

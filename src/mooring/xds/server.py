@@ -16,9 +16,9 @@ from mooring.etcd_server.tls import ServerTLS, listen
 from mooring.hub import Hub
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.tasks import Tasks
-from mooring.xds import metrics, proto
+from mooring.xds import proto
 from mooring.xds.catalogue import INTERVAL, Catalogue
-from mooring.xds.streams import DeltaStream, Stream, WorldStream
+from mooring.xds.streams import STREAMS, DeltaStream, Stream, WorldStream
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class ControlPlane:
     ) -> None:
         stream = make(self._catalogue)
         self._streams.add(stream)
-        metrics.STREAMS.inc()
+        STREAMS.inc()
         tasks = Tasks()
         reading = tasks.start(_read(requests, stream), name=f"xDS requests of {context.peer()}")
         try:
@@ -111,7 +111,7 @@ class ControlPlane:
                     await context.write(response)
                 await stream.turn.wait()
         finally:
-            metrics.STREAMS.dec()
+            STREAMS.dec()
             self._streams.discard(stream)
             stream.close()
             await tasks.aclose()

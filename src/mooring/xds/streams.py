@@ -10,15 +10,21 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
+from prometheus_client import Counter, Gauge
+
 from mooring.formatting import quoted
 from mooring.version import VERSION
-from mooring.xds import metrics, proto
+from mooring.xds import proto
 from mooring.xds.catalogue import Catalogue
 from mooring.xds.proto import message
 from mooring.xds.resources import TABLE, Client, client_of
 from mooring.xds.subscriptions import Answer, Heard, Incremental, StateOfTheWorld
 
 log = logging.getLogger(__name__)
+
+STREAMS = Gauge("mooring_xds_streams", "Clients of xDS that are connected")
+RESPONSES = Counter("mooring_xds_responses", "Responses that were sent", ["type"])
+REFUSED = Counter("mooring_xds_refused", "Responses that a client refused (NACK)", ["type"])
 
 
 class Stream(ABC):
@@ -54,7 +60,7 @@ class Stream(ABC):
         before = self._asked(kind)
         heard = self._hear(kind, request, error)
         if heard == "refused":
-            metrics.REFUSED.labels(short(kind)).inc()
+            REFUSED.labels(short(kind)).inc()
             log.warning("%s refuses %s: %s", self._node, short(kind), quoted(error))
         if self._asked(kind) != before:
             self._follow()
@@ -150,7 +156,7 @@ def short(kind: str) -> str:
 
 
 _identity = message("ControlPlane", identifier=f"mooring {VERSION}")
-_responses = {kind: metrics.RESPONSES.labels(short(kind)) for kind in proto.TYPES}
+_responses = {kind: RESPONSES.labels(short(kind)) for kind in proto.TYPES}
 
 
 class WorldStream(Stream):

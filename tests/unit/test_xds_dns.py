@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooring.model import Instance
-from mooring.xds.dns import LOOK_AGAIN, Hosts
+from mooring.xds.dns import RESOLVE_AGAIN, HostResolver
 
 NAMED = Instance("echo", "echo.example", 80)
 
@@ -38,26 +38,26 @@ def addresses(instances: tuple[Instance, ...]) -> list[str]:
 
 async def test_only_names_are_looked_up(names: NameServer):
     numbered = Instance("echo", "10.0.0.1", 80)
-    assert await Hosts().resolved([numbered]) == (numbered,)
+    assert await HostResolver().resolved([numbered]) == (numbered,)
     assert names.asked == 0
-    assert addresses(await Hosts().resolved([numbered, NAMED])) == ["10.0.0.1", "10.0.0.7"]
+    assert addresses(await HostResolver().resolved([numbered, NAMED])) == ["10.0.0.1", "10.0.0.7"]
 
 
 async def test_a_name_is_looked_up_again_after_a_while(names: NameServer):
-    hosts = Hosts()
+    hosts = HostResolver()
     for _ in range(3):
         await hosts.resolved([NAMED])
     assert names.asked == 1
     names.address = "10.0.0.8"
-    await asyncio.sleep(LOOK_AGAIN)
+    await asyncio.sleep(RESOLVE_AGAIN)
     assert addresses(await hosts.resolved([NAMED])) == ["10.0.0.8"]
 
 
 async def test_an_address_is_kept_while_the_name_server_is_away(names: NameServer):
-    hosts = Hosts()
+    hosts = HostResolver()
     await hosts.resolved([NAMED])
     names.address = ""
-    await asyncio.sleep(LOOK_AGAIN)
+    await asyncio.sleep(RESOLVE_AGAIN)
     assert addresses(await hosts.resolved([NAMED])) == ["10.0.0.7"]
 
 
@@ -65,9 +65,9 @@ async def test_a_host_that_nobody_knows_is_left_out(
     names: NameServer, caplog: pytest.LogCaptureFixture
 ):
     names.address = ""
-    hosts = Hosts()
+    hosts = HostResolver()
     assert await hosts.resolved([NAMED]) == ()
-    await asyncio.sleep(LOOK_AGAIN)
+    await asyncio.sleep(RESOLVE_AGAIN)
     assert await hosts.resolved([NAMED]) == ()
     (line,) = caplog.messages  # once
-    assert "the host echo.example cannot be looked up and is left out" in line
+    assert "the host echo.example cannot be resolved; its instances are left out" in line
