@@ -111,12 +111,13 @@ async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admi
     document["database"]["orders"]["username"] = "v"
     document["database"]["orders"]["extra"]["tier"] = "silver"
     document["meta"]["name"] = "Acme Inc"
-    would = told(await admin.post(f"{ONE}/diff", document))["changes"]
+    error(await admin.post(f"{ONE}/diff", document), 409)
+    would = told(await admin.post(f"{ONE}/diff", document, as_="admin"))["changes"]
     assert [(each["path"], each["action"]) for each in would] == [
         ("meta", "change"),
         ("database/orders", "change"),
     ]
-    assert (await publish(admin, document))["changes"] == would
+    assert (await publish(admin, document, as_="admin"))["changes"] == would
     after = await stored(admin)
     old, new = before["database/orders"], after["database/orders"]
     assert (new["username"], new["tier"], new["smtp"]) == ("v", "silver", old["smtp"])
@@ -150,7 +151,8 @@ async def test_a_password_goes_nowhere_else_without_being_said(
             assert (entry.status, entry.tenant) == (409, "7")
     assert await stored(admin) == before
     # Who says it may, and so may who can see it.
-    await publish(admin, {"database": {"orders": {**orders, "password": "mine"}}})
+    restated = {**orders, "password": "mine", "extra": ACME["database"]["orders"]["extra"]}
+    await publish(admin, {"database": {"orders": restated}})
     await publish(
         admin,
         {"database": {"orders": {**orders, field: ACME["database"]["orders"].get(field)}}},
@@ -166,6 +168,7 @@ async def test_nor_does_a_secret_of_another_name(admin: Admin):
     orders["extra"]["smtp"]["host"] = "evil"
     assert "smtp.password" in error(await admin.put(ONE, {"database": {"orders": orders}}), 409)
     orders["extra"]["smtp"]["password"] = "mine"
+    orders["password"] = "hunter2"
     await publish(admin, {"database": {"orders": orders}})
 
 
@@ -306,7 +309,7 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
         f"{ONE}/diff",
         compared[0].status_code,
     )
-    if field in ("dsn", "note"):  # places that the other secrets may belong to
+    if field in ("credentials", "dsn", "note"):  # the others are kept, and may belong to these
         error(compared[0], 409)
         return
     (change,) = compared[0].json()["changes"]

@@ -1,269 +1,147 @@
-"""A secret that stays while the place that it is sent to becomes another: who may not see it could
-have it sent to himself. Pure.
+"""Refuses changes that could send a kept secret elsewhere.
 
-What belongs to a secret is what stands beside it, or else around it: the host of a database for its
-password, the host of `smtp` for the password below `smtp`. In a flat configuration it is what
-begins with the same word: `dbHost` for `dbPassword`.
+A caller that may not read a secret sends a mask in its place, or leaves it out, and the secret is
+kept. If such a caller could change what surrounds the secret, it could redirect it to a host of its
+own. So there is one rule: a value that holds a kept secret changes only in the fields of an
+allow-list. Any other change requires all its secrets to be restated. Pure.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mooring.masking import MASK, clear_secrets, is_hidden, is_secret, masked, masked_field
+from mooring.masking import MASK, masked, masked_field
 from mooring.model import JSON
 from mooring.tenants.document import Document
 from mooring.tenants.keys import kind_of
 from mooring.tenants.publish.merge import PASSWORD
 from mooring.tenants.publish.plan import Parts
-from mooring.tenants.validation import EXTRA, FIELDS
+from mooring.tenants.validation import EXTRA, FIELDS, identity
 
-_WHERE = re.compile(
-    r"host|ur[il]s?$|endpoint|addr|server|socket|broker|gateway|webhook|callback|dsn"
-    r"|conn(ection)?[_-]?str",
-    re.IGNORECASE,
+ALLOWED = frozenset(
+    {
+        # of instances and services
+        *("enabled", "weight", "zone", "metadata", "description", "displayName"),
+        # of tenants
+        *("status", "billingPlan", "homeDirectory", "writePermission"),
+        *("uploadQuotaGb", "maxFileSizeMb", "maxConcurrentUploads"),
+        *("maxOpenConns", "maxIdleConns", "passwordEncrypted", "passwordKeyId"),
+        # of whatever else is configured
+        *("limit", "plan", "poolSize", "priority", "retries", "timeout", "tries"),
+    }
 )
-_HOW = re.compile(r"driver|dialect|protocol|scheme|ssl|tls|proxy|redirect|issuer", re.IGNORECASE)
-_PERHAPS = re.compile(  # a place where it is a text
-    r"target|relay|upstream|domain|peer|destination|remote|forward|mirror|bootstrap|hook|sentinel"
-    r"|resolver|dns|origin(?!al)",
-    re.IGNORECASE,
-)
-_IP = re.compile(r"(^|[^A-Za-z])(ip|IP|Ip)s?([^a-z]|$)|I[pP]s?([^a-z]|$)")
-_PORT = re.compile(r"(^|[^A-Za-z])[pP](ort|ORT)s?([^a-z]|$)|Ports?([^a-z]|$)")
-_ACCOUNT = re.compile(r"database|db[_-]?name|user", re.IGNORECASE)
-_STRUCTURE = re.compile(r"[:/@?=;&(]")  # by which a name becomes a part of an address
-_HOST = r"(?:[\w-]+\.)+(?:[^\W\d_]{2,63}|xn--[\w-]+)\.?|(?:\d{1,3}\.){3}\d{1,3}|\[[\da-fA-F:.]+\]"
-_ADDRESS = re.compile(
-    rf"(?:{_HOST}|localhost)(?::\d{{1,5}})?|[\w.-]*[^\W\d][\w.-]*:\d{{1,5}}", re.IGNORECASE
-)
-_LONGEST = 300  # characters of a host's name and port, and some more
-_END_OF_AUTHORITY = re.compile(r"[/?#]")
-_OF_A_DRIVER = re.compile(r"@\w{0,20}\(")  # u:pw@tcp(host:3306)/name
-_ASSIGNED = re.compile(r"(?<![\w.-])([\w.-]++)\s*+=")
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
-_ANYBODYS = frozenset({"api", "base", "main", "primary", "default", "access", "client"})
-_NO_PLACES = frozenset({"weight", "enabled", "zone", "metadata"})  # of a configuration
+"""Fields that may change beside a kept secret: no program takes an address from them."""
 
-Object = Mapping[str, JSON]
+_RESTATED = ("password", "passwordhash", "passphrase", "secret", "token", "apikey")
+"""How the names of secrets end that may be restated or removed beside a kept one."""
 
 
-class Diversion(NamedTuple):
+class Redirect(NamedTuple):
     secret: str
-    """The path of what stays."""
-    place: str
-    """The path of what changes."""
+    """The path of the kept secret."""
+    changed: str
+    """The path of a change that is not allowed beside it."""
 
     def __str__(self) -> str:
         return (
-            f"{self.secret} would stay as it is while {self.place} changes: who may not see a "
-            "secret cannot send it elsewhere; say it anew, or let an admin do this"
+            f"{self.secret} is kept, but {self.changed} changes: send the secret as well, or ask "
+            "an admin to make this change"
         )
 
 
-def of_document(document: Document, there: Parts) -> Diversion | None:
-    """The first one in a document, as it was sent, over what is there of its tenant."""
+class _Field(NamedTuple):
+    path: tuple[str, ...]
+    """Its names from the outside in, `[0]` for an element of a list."""
+    kept: bool
+    """Whether it is a secret that is kept; otherwise it changes."""
+
+    def within(self, about: str) -> str:
+        names = "".join(name if name.startswith("[") else f".{name}" for name in self.path)
+        return f"{about}{names}" if about else names.removeprefix(".")
+
+
+def redirect_in_document(document: Document, stored: Parts) -> Redirect | None:
+    """The first redirect in a document, as the caller sent it, over the tenant's stored parts."""
     for section in document.sections.values():
-        for path, value in section.items():
-            held = there.get(path)
-            if isinstance(value, dict) and isinstance(held, dict):
-                found = of_value(path, held, _whole(kind_of(path), held, value))
-                if found is not None:
-                    return found
+        for path, sent in section.items():
+            old = stored.get(path)
+            if isinstance(sent, dict) and isinstance(old, dict):
+                redirect = redirect_in_value(
+                    path, old, _completed(document.tenant, path, old, sent)
+                )
+                if redirect is not None:
+                    return redirect
     return None
 
 
-def _whole(kind: str, held: Object, told: Object) -> dict[str, JSON]:
-    """A part with what it leaves out and keeps, in masks: secrets, and fields that nobody knows."""
-    known = FIELDS[kind]
-    kept = {name: inner for name, inner in held.items() if name not in known}
-    if told.get("password") in (None, MASK) and not told.get("passwordEncrypted"):
-        kept |= {name: held[name] for name in PASSWORD if held.get(name)}
-    if told.get("passwordHash") is None and held.get("passwordHash"):
-        kept["passwordHash"] = held["passwordHash"]
-    extra = told.get(EXTRA)
-    said = {
-        name: inner
-        for name, inner in told.items()
-        if name not in (EXTRA, *kept) and inner is not None
-    }
+def _completed(
+    tenant: int, path: str, old: Mapping[str, JSON], sent: Mapping[str, JSON]
+) -> dict[str, JSON]:
+    """A part with what a publish adds: the fields that its key repeats, and masks for the secrets
+    and unknown fields that it keeps."""
+    kept = {name: inner for name, inner in old.items() if name not in FIELDS[kind_of(path)]}
+    if sent.get("password") in (None, MASK) and not sent.get("passwordEncrypted"):
+        kept |= {name: old[name] for name in PASSWORD if old.get(name)}
+    if sent.get("passwordHash") is None and old.get("passwordHash"):
+        kept["passwordHash"] = old["passwordHash"]
     masks = {name: masked_field(name, inner) for name, inner in kept.items()}
-    return {**masks, **said, **(extra if isinstance(extra, dict) else {})}
+    extra = sent.get(EXTRA)
+    given = {name: inner for name, inner in sent.items() if name not in (EXTRA, *kept)}
+    more = extra if isinstance(extra, dict) else {}
+    return {**identity(tenant, path), **masks, **given, **more}
 
 
-def of_config(there: Object, told: Object) -> Diversion | None:
-    """The first one in a whole configuration, as it would be, in the place of what is there."""
-    moved = {
-        name: where
-        for name in {**there, **told}
-        if name not in _NO_PLACES and (where := _moved("", _only(name, there), _only(name, told)))
-    }
-    settled = {_prefix(name) for name, value in there.items() if _is_where(name, value)}
-    for name in there:
-        own = _prefix(name)
-        wheres = (
-            where
-            for other, where in moved.items()
-            if own not in settled or _prefix(other) in ("", own)
-        )
-        one, another = _only(name, there), _only(name, told)
-        found = next(_diversions("", one, another, next(wheres, "")), None)
-        if found is not None:
-            return found
-    return None
-
-
-def _only(name: str, value: Object) -> Object:
-    return {name: value[name]} if name in value else {}
-
-
-def _is_where(name: str, value: JSON) -> bool:
-    """Whether it says where something is sent, and not only how."""
-    return isinstance(value, str) and (_says_where(name) or _is_address(name, value))
-
-
-def _prefix(name: str) -> str:
-    """What a name says that it belongs to, such as the `db` of `dbHost`. Empty: it may belong to
-    anything; so it is compared with all."""
-    first, *more = _WORDS.findall(name) or [""]
-    if not more or first.lower() in _ANYBODYS or _may_be_place(first):
-        return ""
-    return str(first.lower())
-
-
-def of_value(path: str, there: JSON, told: JSON) -> Diversion | None:
-    """The first one in a value, as it was sent, in the place of what is there."""
-    if isinstance(there, list) and isinstance(told, list):
-        found = (of_value(f"{path}[{n}]", *pair) for n, pair in enumerate(_pairs(there, told)))
-        return next(filter(None, found), None)
-    if not isinstance(there, dict) or not isinstance(told, dict):
+def redirect_in_value(about: str, old: JSON, sent: JSON) -> Redirect | None:
+    """The first redirect in a whole value, as the caller sent it, in place of the old one."""
+    fields = list(_compare((), old, masked(old), sent))
+    changes = [field for field in fields if not field.kept]
+    redirects = [
+        (secret, change)
+        for secret in fields
+        if secret.kept
+        for change in changes
+        if not _is_allowed(change.path, secret.path)
+    ]
+    if not redirects:
         return None
-    return next(_diversions(path, there, told, _moved(path, there, told)), None)
+    # The error names the two that are closest to one another.
+    secret, change = max(redirects, key=lambda pair: _shared(pair[0].path, pair[1].path))
+    return Redirect(secret.within(about), change.within(about))
 
 
-def _diversions(path: str, there: Object, told: Object, moved: str) -> Iterator[Diversion]:
-    """`moved`: what changes of the place that belongs to the secrets here; empty: nothing."""
-    for name, old in there.items():
-        new, place = told.get(name), _at(path, name)
-        if is_hidden(name) and new == MASK:
-            if moved and old not in (None, ""):
-                yield Diversion(place, moved)
-        else:
-            yield from _below(place, old, new, moved)
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many names two paths begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _below(path: str, old: JSON, new: JSON, moved: str) -> Iterator[Diversion]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        own = any(map(_says_where, old))
-        yield from _diversions(path, old, new, _moved(path, old, new) if own else moved)
-    elif isinstance(old, list) and isinstance(new, list):
-        for n, pair in enumerate(_pairs(old, new)):
-            yield from _below(f"{path}[{n}]", *pair, moved)
-
-
-def is_place(name: str) -> bool:
-    """Whether a field's name says that it is where something is sent, or how."""
-    found = _WHERE.search(name) or _HOW.search(name) or _PORT.search(name)
-    return found is not None and not is_secret(name)
-
-
-def _says_where(name: str) -> bool:
-    return _WHERE.search(name) is not None and not is_secret(name)
-
-
-def _may_be_place(name: str) -> bool:
-    """Whether a text of this name is a place; a number or a flag need not be one."""
-    found = _PERHAPS.search(name) or _IP.search(name)
-    return is_place(name) or (found is not None and not is_secret(name))
-
-
-def _at(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _stands_alone(value: Object) -> bool:
-    """Whether it has both a place and a secret of its own: then it says nothing of others'."""
-    return any(map(_says_where, value)) and any(map(is_hidden, value))
-
-
-def _moved(path: str, there: Object, told: Object) -> str:
-    return next(_moves(path, there, told, within=False), "")
-
-
-def _moves(
-    path: str, there: Object, told: Object, *, within: bool, concealed: bool = False
-) -> Iterator[str]:
-    """What changes of all places below. `within`: a place is what this is all about. What is not
-    shown, such as all that is `concealed`, counts as changed if it is sent in clear text: the
-    caller must not learn whether a guess is right."""
-    for name in {**there, **told}:
-        old, new = there.get(name), told.get(name)
-        kept = old is not None and new == masked_field(name, old)
-        same = new == old and not any(clear_secrets({name: new}))
-        if (kept or same) and not concealed:
-            continue
-        yield from _change(_at(path, name), name, old, new, within=within, concealed=concealed)
-
-
-def _change(
-    path: str, name: str, old: JSON, new: JSON, *, within: bool, concealed: bool
-) -> Iterator[str]:
-    here = within or _may_be_place(name)
-    concealed = concealed or is_hidden(name)
-    if isinstance(old, dict) and _stands_alone(old) and isinstance(new, dict | None):
-        return
-    if isinstance(old, dict | None) and isinstance(new, dict | None):
-        yield from _moves(path, old or {}, new or {}, within=here, concealed=concealed)
-    elif isinstance(old, list | None) and isinstance(new, list | None):
-        for n, (one, other) in enumerate(_pairs(old or [], new or [])):
-            same = other == one and not any(clear_secrets({"": other}))
-            if concealed or not (same or other == masked(one)):
-                place = f"{path}[{n}]"
-                yield from _change(place, name, one, other, within=within, concealed=concealed)
-    elif is_place(name) or any(_is_text_of_place(name, each, here) for each in (old, new)):
-        yield path
-
-
-def _is_text_of_place(name: str, value: JSON, here: bool) -> bool:
-    if is_hidden(name):
-        return False  # who says a secret anew sends no other one anywhere
-    return isinstance(value, str) and (here or _is_address(name, value))
-
-
-def _is_address(name: str, value: JSON) -> bool:
-    if not isinstance(value, str):
-        return False
-    account = _ACCOUNT.search(name) is not None and _STRUCTURE.search(value) is not None
-    return account or looks_like_place(value)
-
-
-def looks_like_place(text: str) -> bool:
-    """Whether a text is an address: a URL, an IP, a host's name with a dot or a port, some of them,
-    or an assignment of one. A sentence that speaks of one is none."""
-    if "://" in text or text.startswith(("//", "\\\\")) or _OF_A_DRIVER.search(text):
+def _is_allowed(changed: tuple[str, ...], secret: tuple[str, ...]) -> bool:
+    if changed and changed[-1].lower().endswith(_RESTATED):
         return True
-    if any(is_place(name) for name in _ASSIGNED.findall(text)):
-        return True
-    parts = (part.split() for part in re.split("[,;]", text))
-    return any(bool(words) and all(map(_is_one, words)) for words in parts)
+    return any(
+        name in ALLOWED and changed[: depth + 1] != secret[: depth + 1]
+        for depth, name in enumerate(changed)
+    )
 
 
-def _is_one(word: str) -> bool:
-    host = _END_OF_AUTHORITY.split(word, maxsplit=1)[0].rpartition("@")[2]
-    if len(host) > _LONGEST:
-        return False
-    if _ADDRESS.fullmatch(host):
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return not host.isdigit()
+def _compare(path: tuple[str, ...], old: JSON, shown: JSON, sent: JSON) -> Iterator[_Field]:
+    """Compares what the caller sends with what it is `shown`, never with the old value itself: a
+    caller must not learn whether its guess of a secret is right."""
+    if isinstance(old, dict) and isinstance(sent, dict):
+        for name in {**old, **sent}:
+            inner = shown.get(name) if isinstance(shown, dict) else MASK
+            yield from _compare((*path, name), old.get(name), inner, sent.get(name))
+    elif isinstance(old, list) and isinstance(sent, list) and len(old) == len(sent):
+        for number, (one, other) in enumerate(zip(old, sent, strict=True)):
+            inner = shown[number] if isinstance(shown, list) else MASK
+            yield from _compare((*path, f"[{number}]"), one, inner, other)
+    elif sent != shown and not (_is_empty(sent) and _is_empty(shown)):
+        yield _Field(path, kept=False)
+    elif sent != old and not _is_empty(old):
+        yield _Field(path, kept=True)
 
 
-def _pairs(old: list[JSON], new: list[JSON]) -> Iterator[tuple[JSON, JSON]]:
-    return itertools.zip_longest(old, new)
+def _is_empty(value: JSON) -> bool:
+    return value is None or value == ""

@@ -245,7 +245,7 @@ def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> 
     if kind == "ftp":
         _refuse(about, _user(name_of(path)))
     fields = _checked_fields(about, kind, value, known_only=known_only)
-    told = _identity(tenant, path)
+    told = identity(tenant, path)
     for field, expected in told.items():
         if fields.get(field, expected) != expected:
             raise InvalidRequest(
@@ -255,7 +255,7 @@ def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> 
     return {**told, **DEFAULTS.get(kind, {}), **fields}
 
 
-def _identity(tenant: int, path: str) -> dict[str, JSON]:
+def identity(tenant: int, path: str) -> dict[str, JSON]:
     """What the key says, as it stands in the value."""
     kind, name = kind_of(path), name_of(path)
     if kind == "meta":

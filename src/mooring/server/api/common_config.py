@@ -32,7 +32,7 @@ from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
 from mooring.tenants.masked_document import unmasked_part
 from mooring.tenants.publish.merge import merged_common
 from mooring.tenants.publish.plan import NOTHING_RESENT, Held, Parts, Resent, Unread
-from mooring.tenants.redirect_guard import of_value
+from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
 LOOKING = need("viewer", "everything")
@@ -147,9 +147,9 @@ def _wanted(call: Call, path: str, there: Parts) -> Any:
     if isinstance(held, Unread):
         return merged_common(path, held, value)
     # A value that is secret as a whole is kept or replaced as a whole: no part of it stays.
-    diverted = None if is_hidden(field_of(path)) else of_value(path, held, value)
-    if diverted is not None and not may_unmask(call):
-        raise Refused(409, "conflict", str(diverted))
+    redirect = None if is_hidden(field_of(path)) else redirect_in_value(path, held, value)
+    if redirect is not None and not may_unmask(call):
+        raise Refused(409, "conflict", str(redirect))
     return merged_common(path, held, unmasked_part(path, value, held))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.formatting import quoted
-from mooring.masking import holds_mask, masked_field
+from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON, Service
 from mooring.server.api.lookup import instance_of, service_of
 from mooring.server.api.operations import INSTANCE, LOOKING, OPERATING, SERVICE, Reason, note
@@ -17,7 +17,7 @@ from mooring.server.http.request import Call
 from mooring.server.http.response import Answer, Refused
 from mooring.server.http.routing import Endpoint
 from mooring.tenants.masked_document import unmasked
-from mooring.tenants.redirect_guard import Diversion, of_config
+from mooring.tenants.redirect_guard import Redirect, redirect_in_value
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 MOST = 100
@@ -87,9 +87,9 @@ async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -
     new = _unmasked(call, before)
     if not may_unmask(call):
         below = await call.parts.hub.registry.config(service) if id else {}
-        diverted = _diverted(below, before, told, gone) or _fallen(below, {**before, **new}, gone)
-        if diverted is not None:
-            raise Refused(409, "conflict", str(diverted))
+        redirect = _redirect(below, before, told, gone) or _fallen(below, {**before, **new}, gone)
+        if redirect is not None:
+            raise Refused(409, "conflict", str(redirect))
     note(call, before, new, gone)
     if not new and not gone:
         return Answer(fields(before))
@@ -97,28 +97,28 @@ async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -
     return Answer(fields(config))
 
 
-def _diverted(
+def _redirect(
     below: Mapping[str, JSON],
     before: Mapping[str, JSON],
     told: Mapping[str, JSON],
     gone: Sequence[str],
-) -> Diversion | None:
-    """A secret that stays while its place changes, in all that holds: `below` is the service's
-    word, where that on an instance is edited. What falls back to it is no secret that stays."""
-    masks_below = {
-        name: value if name in gone else masked_field(name, value) for name, value in below.items()
-    }
-    kept = {name: masked_field(name, value) for name, value in before.items() if name not in gone}
-    return of_config(_over(below, before), _over(masks_below, {**kept, **told}))
+) -> Redirect | None:
+    """A secret that is kept while something beside it changes. `below` is the configuration of the
+    service, if that of an instance is edited. A value that falls back to it is not kept."""
+    own = {name: value for name, value in masked_fields(before).items() if name not in gone}
+    back = {name: below[name] for name in gone if name in below}
+    sent = _over({**masked_fields(below), **back}, {**own, **told})
+    return redirect_in_value("", _over(below, before), sent)
 
 
 def _fallen(
     below: Mapping[str, JSON], after: Mapping[str, JSON], gone: Sequence[str]
-) -> Diversion | None:
-    """A secret of the service's to which an instance falls back, with a place that is its own."""
+) -> Redirect | None:
+    """A secret of the service to which an instance falls back, beside values of its own."""
     own = {name: value for name, value in after.items() if name not in gone}
-    back = {name: masked_field(name, below[name]) for name in gone if name in below}
-    return of_config(below, {**_over(below, own), **back})
+    back = {name: value for name, value in masked_fields(below).items() if name in gone}
+    sent = {**own, **back}
+    return redirect_in_value("", {name: below.get(name) for name in sent}, sent)
 
 
 def _over(below: Mapping[str, JSON], own: Mapping[str, JSON]) -> dict[str, JSON]:

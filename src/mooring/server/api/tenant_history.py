@@ -38,7 +38,7 @@ from mooring.tenants.diff import records
 from mooring.tenants.history import HistoryEntry, differences, omits, versions
 from mooring.tenants.keys import Owner, named
 from mooring.tenants.publish.publisher import Publisher
-from mooring.tenants.redirect_guard import of_value
+from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
 
@@ -150,9 +150,9 @@ async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> 
     }
     for each in await publisher.diff_rollback(tenant, version) if unknown else ():
         if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
-            diverted = of_value(each.path, each.before, masked(each.after))
-            if diverted is not None:
-                raise Refused(409, "conflict", f"{named(tenant)}: {diverted}")
+            redirect = redirect_in_value(each.path, each.before, masked(each.after))
+            if redirect is not None:
+                raise Refused(409, "conflict", f"{named(tenant)}: {redirect}")
 
 
 def history_endpoints(

@@ -28,7 +28,7 @@ from mooring.tenants.masked_document import restored, shown
 from mooring.tenants.publish.plan import NOTHING_RESENT, Difference, Held, Parts, Resent, held
 from mooring.tenants.publish.publish_state import Published
 from mooring.tenants.publish.publisher import Publisher, Require
-from mooring.tenants.redirect_guard import of_document
+from mooring.tenants.redirect_guard import redirect_in_document
 from mooring.tenants.secrets import Keyring
 
 LOOKING = need("viewer", "tenant")
@@ -214,9 +214,9 @@ def _resent(call: Call, document: Document) -> Resent:
 def _restored(call: Call, document: Document, there: Parts) -> Document:
     """The document with what is there in place of its masks. Raises `Refused` where somebody who
     may not see a secret would have it sent elsewhere."""
-    diverted = of_document(document, there)
-    if diverted is not None and not may_unmask(call):
-        raise Refused(409, "conflict", f"tenant {document.tenant}: {diverted}")
+    redirect = redirect_in_document(document, there)
+    if redirect is not None and not may_unmask(call):
+        raise Refused(409, "conflict", f"tenant {document.tenant}: {redirect}")
     return restored(document, there)
 
 
