@@ -14,9 +14,9 @@ from mooring.errors import MigrationError, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
 from mooring.migrate.jxt.migration import Different, Migration
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
-from mooring.migrate.jxt.state import Known
-from mooring.migrate.jxt.sync_unit import Settled
-from mooring.migrate.jxt.verified_keys import Listed, Verified
+from mooring.migrate.jxt.state import SyncedState
+from mooring.migrate.jxt.sync_unit import SyncResult
+from mooring.migrate.jxt.verified_keys import Verified, VerifiedKey
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, everything
 from mooring.store.contract import key as key_range
@@ -95,7 +95,7 @@ async def drop(store: Store, key: str) -> None:
     await store.commit(Delete(key_range(key.encode())))
 
 
-async def copied(migration: Migration) -> dict[int, Settled]:
+async def copied(migration: Migration) -> dict[int, SyncResult]:
     return {settled.unit: settled async for settled in migration.copy()}
 
 
@@ -103,7 +103,7 @@ async def planned(migration: Migration) -> dict[str, str]:
     return {step.name: step.verdict for step in await migration.plan()}
 
 
-def changes(settled: Settled) -> list[tuple[str, str]]:
+def changes(settled: SyncResult) -> list[tuple[str, str]]:
     return [(change.path, change.move) for change in settled.changes]
 
 
@@ -279,7 +279,7 @@ async def test_a_list_of_something_else_is_refused(store: Store):
     await copied(migration)
     _, _, listed = await migration.cutover()
     for wrong in ("jxt/tenants/1/meta", "jxt//tenants/1/unknown", "/registry/x", "jxt2//hosts/a"):
-        forged = Verified(listed.header, [*listed.listed, Listed(1, wrong, 3)])
+        forged = Verified(listed.header, [*listed.listed, VerifiedKey(1, wrong, 3)])
         with pytest.raises(MigrationError, match="none of the old keys"):
             await migration.delete(forged)
     with pytest.raises(MigrationError, match="another migration"):
@@ -298,9 +298,9 @@ async def test_another_namespace_is_another_migration(store: Store):
 
 
 @contextlib.asynccontextmanager
-async def bridging(store: Store) -> AsyncIterator[list[Settled]]:
+async def bridging(store: Store) -> AsyncIterator[list[SyncResult]]:
     tasks: Tasks = Tasks()
-    told: list[Settled] = []
+    told: list[SyncResult] = []
     bridge = Bridge(Migration(store, ring=Keyring()), again=0.1)
     running = tasks.start(bridge.run(told.append), name="bridge")
     try:
@@ -764,7 +764,7 @@ async def test_what_was_written_ahead_of_parts_that_never_came_goes(store: Store
     for name in (*ahead, b"jxt//hosts/theirs.com"):
         await put(store, name.decode(), {"tenantId": 1})
     ledger = Migration(store).reading.ledger
-    await store.commit(ledger.written(1, Known(led=ahead)))
+    await store.commit(ledger.written(1, SyncedState(led=ahead)))
     await put(store, "jxt//tenants/1/domain/aliases", ["h7.com", "h200.com"])
     await put(store, "jxt//hosts/h8.com", {"tenantId": 2})
     async with bridging(store):

@@ -16,7 +16,7 @@ from mooring.hub import connect
 from mooring.migrate.redis_v1 import verified_keys as verified
 from mooring.migrate.redis_v1.bridge import Bridge
 from mooring.migrate.redis_v1.migration import Changed, Migration
-from mooring.migrate.redis_v1.plan import Found, Step
+from mooring.migrate.redis_v1.plan import InstancePlan, V1Service
 from mooring.migrate.redis_v1.verified_keys import Verified
 from mooring.model import Instance
 from mooring.registry.redis.registry import RedisRegistry
@@ -93,7 +93,7 @@ class Place:
     async def plan(self) -> dict[str, str]:
         return {step.id: step.verdict for step in await self.steps()}
 
-    async def steps(self) -> list[Step]:
+    async def steps(self) -> list[InstancePlan]:
         return [step async for looked in self.migration.plan() for step in looked.steps]
 
     async def copy(self) -> list[tuple[str, str]]:
@@ -103,7 +103,7 @@ class Place:
 
     async def verify(self) -> tuple[dict[str, str], Verified]:
         verdicts: dict[str, str] = {}
-        services: dict[str, Found] = {}
+        services: dict[str, V1Service] = {}
         async for looked, deletable in self.migration.verify():
             verdicts |= {step.id: step.verdict for step in looked.steps}
             services[deletable.service] = deletable

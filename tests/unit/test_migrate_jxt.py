@@ -19,12 +19,12 @@ from mooring.migrate.jxt.index_diff import Index as OldIndexEntry
 from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
 from mooring.migrate.jxt.merge_rule import NO_BASE, Base, Decision, Side, decide, decide_after
 from mooring.migrate.jxt.old_indexes import led, mislaid, places
-from mooring.migrate.jxt.plan import Step, compared, counted
+from mooring.migrate.jxt.plan import PartPlan, compared, counted
 from mooring.migrate.jxt.reverse import locked, rewritten
-from mooring.migrate.jxt.state import Known, LedgerKeys, Marker, known_of, marker_of, phase_of
+from mooring.migrate.jxt.state import LedgerKeys, Marker, SyncedState, known_of, marker_of, phase_of
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.migrate.jxt.unit import View, view
-from mooring.migrate.jxt.verified_keys import Header, Listed, Verified
+from mooring.migrate.jxt.verified_keys import Header, Verified, VerifiedKey
 from mooring.model import JSON
 from mooring.store import Delete, Entry, Put
 from mooring.tenants.keys import Keys
@@ -487,14 +487,14 @@ def test_a_digest_does_not_depend_on_the_order_of_fields():
 def test_the_ledger_keeps_what_it_is_told():
     ledger = LedgerKeys(KEYS)
     bases = {"meta": Base("a", "b"), "ftp/名": Base("c", "c")}
-    known = Known(bases, {"jxt//ftp-users/名".encode(): "ftp/名"})
+    known = SyncedState(bases, {"jxt//ftp-users/名".encode(): "ftp/名"})
     put = ledger.written(7, known)
     assert isinstance(put, Put)
     assert put.key == b"jxt/_migration/jxt/7"
     assert known_of(Entry(put.key, put.value, 1, 1, 1)) == known
-    assert known_of(None) == known_of(Entry(put.key, b"{", 1, 1, 1)) == Known()
-    assert isinstance(ledger.written(7, Known(led=known.led)), Put)
-    assert isinstance(ledger.written(7, Known()), Delete)
+    assert known_of(None) == known_of(Entry(put.key, b"{", 1, 1, 1)) == SyncedState()
+    assert isinstance(ledger.written(7, SyncedState(led=known.led)), Put)
+    assert isinstance(ledger.written(7, SyncedState()), Delete)
     assert [ledger.unit(name) for name in (put.key, ledger.of(0), ledger.marker)] == [7, 0, None]
 
 
@@ -512,7 +512,7 @@ def seen(
     bases: dict[str, Base] | None = None,
     led: dict[bytes, str] | None = None,
 ) -> View:
-    put = LedgerKeys(KEYS).written(unit, Known(bases or {}, led or {}))
+    put = LedgerKeys(KEYS).written(unit, SyncedState(bases or {}, led or {}))
     ledger = Entry(put.key, put.value, 1, 5, 1) if isinstance(put, Put) else None
     return view(KEYS, OLD, unit, old, new, ledger)
 
@@ -632,7 +632,7 @@ def test_what_goes_with_the_last_old_key_is_forgotten_and_nothing_else():
     left = remembered(OLD, here, gone)
     assert left.bases == {"meta": base, "database/x": base}, "which only the last key may give"
     assert left.led == {b"jxt//tenants/by-code/a": "meta"}
-    assert remembered(OLD, here, list(here.told.raw)) == Known()
+    assert remembered(OLD, here, list(here.told.raw)) == SyncedState()
 
 
 META = {"id": 1, "code": "acme", "name": "A/B"}
@@ -743,12 +743,14 @@ def test_names_of_indexes():
 
 
 def test_steps_are_counted_in_order():
-    steps = [Step(1, b"a", "equal"), Step(1, b"b", "missing"), Step(1, b"c", "equal")]
+    steps = [PartPlan(1, b"a", "equal"), PartPlan(1, b"b", "missing"), PartPlan(1, b"c", "equal")]
     assert list(counted(steps).items()) == [("missing", 1), ("equal", 2)]
 
 
 def test_what_was_verified_is_read_as_it_was_written(tmp_path: Path):
-    told = Verified(Header("etcd://x", "jxt"), [Listed(1, "jxt//hosts/名", 5), Listed(0, "b", 6)])
+    told = Verified(
+        Header("etcd://x", "jxt"), [VerifiedKey(1, "jxt//hosts/名", 5), VerifiedKey(0, "b", 6)]
+    )
     verified.write(tmp_path / "file", told)
     assert verified.read(tmp_path / "file") == told
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

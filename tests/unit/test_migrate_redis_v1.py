@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MigrationError
 from mooring.migrate.redis_v1 import verified_keys as verified
-from mooring.migrate.redis_v1.bridge_plan import Duties, Seen, duties
+from mooring.migrate.redis_v1.bridge_plan import BridgePlan, SeenHeartbeat, plan_bridge
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
     Record,
@@ -21,7 +21,7 @@ from mooring.migrate.redis_v1.format import (
     sorted_out,
     understood,
 )
-from mooring.migrate.redis_v1.plan import Found, Held, Step, compared, pardoned
+from mooring.migrate.redis_v1.plan import InstancePlan, V1Service, V2Service, compared, pardoned
 from mooring.model import Config, Instance, Status
 from mooring.registry.redis.codec import encode
 from mooring.registry.redis.keys import Keys
@@ -36,8 +36,8 @@ def read(**told: str) -> Record:
     return understood("svc", "a", {**PLAIN, **told}, limit=65536)
 
 
-def found(*ids: str, at: float = NOW - 1000, **told: str) -> Found:
-    return Found(
+def found(*ids: str, at: float = NOW - 1000, **told: str) -> V1Service:
+    return V1Service(
         "svc",
         {id: {**PLAIN, **told} for id in ids},
         frozenset(ids),
@@ -57,17 +57,17 @@ def own(id: str = "a", *, registered: int = NOW - 50_000, **options: object) -> 
     return {**encode(instance), "registrationTime": str(registered)}
 
 
-def held(records: dict[str, dict[str, str]] | None = None, **options: object) -> Held:
+def held(records: dict[str, dict[str, str]] | None = None, **options: object) -> V2Service:
     records = records or {}
     given: dict[str, object] = {
         "scores": dict.fromkeys(records, float(NOW - 1000)),
         "listed": True,
         **options,
     }
-    return Held(NOW, records, **given)  # type: ignore[arg-type]
+    return V2Service(NOW, records, **given)  # type: ignore[arg-type]
 
 
-def verdicts(one: Found, other: Held) -> dict[str, str]:
+def verdicts(one: V1Service, other: V2Service) -> dict[str, str]:
     steps = compared(one, other, timeout=TIMEOUT, limit=65536)
     return {step.id: step.verdict for step in steps}
 
@@ -208,12 +208,12 @@ def test_every_verdict():
     assert verdicts(found("a"), held(removed={"a": NOW - 5000})) == {"a": "removed"}
     assert verdicts(found("a", bridged=PLAIN["timestamp"]), held()) == {"a": "bridged"}
     assert verdicts(found("a", port="x"), held()) == {"a": "unreadable"}
-    assert verdicts(Found("svc", {"a": None}), held()) == {"a": "unreadable"}
-    assert verdicts(Found("svc", members=frozenset("a")), held()) == {"a": "remnant"}
-    assert verdicts(Found("svc", scores={"a": NOW}), held()) == {"a": "remnant"}
-    assert verdicts(Found("svc", {"a": PLAIN}), held()) == {"a": "remnant"}
-    assert verdicts(Found("svc"), held({"a": copied()})) == {"a": "surplus"}
-    assert verdicts(Found("svc"), held({"a": own()})) == {}
+    assert verdicts(V1Service("svc", {"a": None}), held()) == {"a": "unreadable"}
+    assert verdicts(V1Service("svc", members=frozenset("a")), held()) == {"a": "remnant"}
+    assert verdicts(V1Service("svc", scores={"a": NOW}), held()) == {"a": "remnant"}
+    assert verdicts(V1Service("svc", {"a": PLAIN}), held()) == {"a": "remnant"}
+    assert verdicts(V1Service("svc"), held({"a": copied()})) == {"a": "surplus"}
+    assert verdicts(V1Service("svc"), held({"a": own()})) == {}
     dead = NOW - TIMEOUT
     assert verdicts(found("\udcff"), held()) == {"\udcff": "stranded"}
     assert verdicts(found("\udcff", at=dead), held()) == {"\udcff": "unreadable"}
@@ -237,11 +237,11 @@ def test_heartbeats_in_seconds_and_from_a_clock_that_is_ahead():
 
 
 def test_without_a_heartbeat_the_registration_counts():
-    alone = Found("svc", {"a": PLAIN}, frozenset("a"))
+    alone = V1Service("svc", {"a": PLAIN}, frozenset("a"))
     assert verdicts(alone, held()) == {"a": "missing"}
-    assert verdicts(Found("svc", {"a": {**PLAIN, "timestamp": ""}}, frozenset("a")), held()) == {
-        "a": "expired"
-    }
+    assert verdicts(
+        V1Service("svc", {"a": {**PLAIN, "timestamp": ""}}, frozenset("a")), held()
+    ) == {"a": "expired"}
 
 
 def test_a_dead_record_of_v2_does_not_keep_v1_out():
@@ -260,13 +260,15 @@ def test_who_was_taken_out_comes_back_when_its_process_starts_anew():
 
 
 def test_a_heartbeat_of_just_now_is_no_difference():
-    late = Step("svc", "a", "behind", heard=NOW - 20_000)
+    late = InstancePlan("svc", "a", "behind", heard=NOW - 20_000)
     assert pardoned(late, NOW).verdict == "behind"
-    assert pardoned(Step("svc", "a", "behind", heard=NOW - 500), NOW).verdict == "equal"
+    assert pardoned(InstancePlan("svc", "a", "behind", heard=NOW - 500), NOW).verdict == "equal"
 
 
-def look(one: Found, other: Held, before: dict[str, Seen] | None = None) -> Duties:
-    return duties(one, other, {}, before or {}, timeout=TIMEOUT, limit=65536)
+def look(
+    one: V1Service, other: V2Service, before: dict[str, SeenHeartbeat] | None = None
+) -> BridgePlan:
+    return plan_bridge(one, other, {}, before or {}, timeout=TIMEOUT, limit=65536)
 
 
 def test_a_registration_goes_to_v2_and_nowhere_else():
@@ -281,13 +283,13 @@ def test_what_is_left_alone_is_told_and_costs_nobody_else():
     assert list(due.bring) == ["b"]
     assert due.problems == ["a: its key in v2 is no hash: look what it is"]
     broken = {**own("b"), "metadataJson": "{"}
-    due = look(Found("svc"), held({"b": broken, "c": own("c")}))
+    due = look(V1Service("svc"), held({"b": broken, "c": own("c")}))
     assert list(due.mirror) == ["c"]
     assert "b, of v2," in due.problems[0]
 
 
 def test_a_heartbeat_that_moved_is_of_now_whatever_its_clock_says():
-    before = {"a": Seen(1000.0, NOW - 30_000)}
+    before = {"a": SeenHeartbeat(1000.0, NOW - 30_000)}
     hour = 3_600_000
     for at in (float(NOW - hour), float(NOW + hour), NOW / 1000 - 3600):
         assert look(found("a", at=at), held({"a": copied()}), before).bring["a"][1] == NOW
@@ -295,29 +297,33 @@ def test_a_heartbeat_that_moved_is_of_now_whatever_its_clock_says():
 
 def test_a_heartbeat_that_stands_still_ages():
     ahead = float(NOW + 3_600_000)
-    before = {"a": Seen(ahead, NOW - 60_000)}
+    before = {"a": SeenHeartbeat(ahead, NOW - 60_000)}
     due = look(found("a", at=ahead), held({"a": copied()}), before)
     assert due.bring == {}
-    dead = {"a": Seen(ahead, NOW - TIMEOUT)}
+    dead = {"a": SeenHeartbeat(ahead, NOW - TIMEOUT)}
     due = look(found("a", at=ahead), held(), dead)
     assert due.bring == {}, "v2 has taken it out, and out it stays"
 
 
 def test_a_deregistration_in_v1_goes_to_v2():
-    before = {"a": Seen(1.0, NOW)}
-    assert look(Found("svc"), held({"a": copied()}), before).deregister == ["a"]
-    half = Found("svc", {"a": PLAIN}, frozenset(), {"a": NOW})
+    before = {"a": SeenHeartbeat(1.0, NOW)}
+    assert look(V1Service("svc"), held({"a": copied()}), before).deregister == ["a"]
+    half = V1Service("svc", {"a": PLAIN}, frozenset(), {"a": NOW})
     assert look(half, held({"a": copied()}), before).deregister == ["a"]
-    assert look(Found("svc"), held({"a": own()}), before).deregister == [], "it is v2's own by now"
-    assert look(Found("svc"), held({"a": copied()})).deregister == [], "a bridge that just began"
+    assert look(V1Service("svc"), held({"a": own()}), before).deregister == [], (
+        "it is v2's own by now"
+    )
+    assert look(V1Service("svc"), held({"a": copied()})).deregister == [], (
+        "a bridge that just began"
+    )
 
 
 def test_an_instance_of_v2_goes_to_v1_and_nowhere_else():
-    due = look(Found("svc"), held({"b": own("b")}))
+    due = look(V1Service("svc"), held({"b": own("b")}))
     assert due.mirror["b"]["host"] == "10.0.0.9"
     assert due.beats == {"b": NOW - 1000}
     assert (due.bring, due.deregister, due.withdraw) == ({}, [], [])
-    there = Found("svc", {"b": due.mirror["b"]}, frozenset("b"), due.beats)
+    there = V1Service("svc", {"b": due.mirror["b"]}, frozenset("b"), due.beats)
     again = look(there, held({"b": own("b")}))
     assert (again.mirror, again.beats, again.bring) == ({}, {}, {})
 
@@ -331,15 +337,17 @@ def test_it_speaks_v1s_unit():
 
 def test_to_readers_of_v1_who_is_disabled_or_leaving_is_unhealthy():
     config = {"b": Config(enabled=False), "": Config(weight=7)}
-    due = duties(Found("svc"), held({"b": own("b")}), config, {}, timeout=TIMEOUT, limit=65536)
+    due = plan_bridge(
+        V1Service("svc"), held({"b": own("b")}), config, {}, timeout=TIMEOUT, limit=65536
+    )
     assert (due.mirror["b"]["healthy"], due.mirror["b"]["weight"]) == ("false", "7")
     leaving = own("b", status=Status(state="draining"))
-    assert look(Found("svc"), held({"b": leaving})).mirror["b"]["healthy"] == "false"
+    assert look(V1Service("svc"), held({"b": leaving})).mirror["b"]["healthy"] == "false"
 
 
 def test_who_left_v2_or_is_silent_there_leaves_v1():
     mirror = mirrored(Instance("svc", "h", 1, id="b"), NOW, in_seconds=False)
-    there = Found("svc", {"b": mirror}, frozenset("b"), {"b": NOW})
+    there = V1Service("svc", {"b": mirror}, frozenset("b"), {"b": NOW})
     assert look(there, held()).withdraw == ["b"]
     silent = held({"b": own("b")}, scores={"b": float(NOW - 91_000)})
     assert look(there, silent).withdraw == ["b"]
@@ -365,7 +373,7 @@ def test_who_left_v2_is_not_brought_back_by_an_older_sign_of_life_in_v1():
     seen = look(beating, held({"a": own(registered=NOW - 50_000)})).seen
     assert look(beating, held(), seen).bring == {}
     again = found("a", at=NOW)
-    later = Held(NOW + 5000, {}, {}, {}, True)
+    later = V2Service(NOW + 5000, {}, {}, {}, True)
     assert "a" in look(again, later, seen).bring, "a process of v1 lives there"
 
 
@@ -378,7 +386,7 @@ def test_bridges_come_to_rest(data: st.DataObject):
     hashes = data.draw(
         st.dictionaries(st.sampled_from(ids), st.sampled_from([PLAIN, mirror, {"port": "x"}]))
     )
-    one = Found(
+    one = V1Service(
         "svc",
         hashes,
         frozenset(data.draw(st.sets(st.sampled_from(ids)))),
@@ -400,18 +408,18 @@ def test_bridges_come_to_rest(data: st.DataObject):
     )
 
 
-def done(one: Found, other: Held, due: Duties) -> tuple[Found, Held]:
+def done(one: V1Service, other: V2Service, due: BridgePlan) -> tuple[V1Service, V2Service]:
     """Both sides after a bridge has done its duties."""
     gone = set(due.withdraw)
     v1 = one.only(set(one.ids) - gone)
     hashes = {**v1.hashes, **due.mirror}
-    v1 = Found("svc", hashes, v1.members | due.mirror.keys(), {**v1.scores, **due.beats})
+    v1 = V1Service("svc", hashes, v1.members | due.mirror.keys(), {**v1.scores, **due.beats})
     records = {id: told for id, told in other.records.items() if id not in due.deregister}
     brought = {id: dict(record.fields) for id, (record, _) in due.bring.items()}
     heard = {id: float(time) for id, (_, time) in due.bring.items()}
     scores = {id: score for id, score in other.scores.items() if id in records}
     scores |= {id: max(time, scores.get(id, 0)) for id, time in heard.items()}
-    return v1, Held(NOW, {**records, **brought}, scores, other.removed, True)
+    return v1, V2Service(NOW, {**records, **brought}, scores, other.removed, True)
 
 
 HEADER = verified.Header("127.0.0.1:6379", "", "registry")
@@ -419,7 +427,7 @@ HEADER = verified.Header("127.0.0.1:6379", "", "registry")
 
 def test_the_verified_file_keeps_every_byte(tmp_path: Path):
     path = tmp_path / "verified"
-    odd = Found("svc", {"\udcff": {"k\udcfe": "数"}}, frozenset({"\udcff"}), {"\udcff": 1.5})
+    odd = V1Service("svc", {"\udcff": {"k\udcfe": "数"}}, frozenset({"\udcff"}), {"\udcff": 1.5})
     verified.write(path, verified.Verified(HEADER, {"svc": odd}))
     assert verified.read(path) == verified.Verified(HEADER, {"svc": odd})
     assert path.stat().st_mode & 0o777 == 0o600
@@ -439,19 +447,21 @@ def test_another_file_is_refused(tmp_path: Path, text: str):
 def test_what_happened_since_it_was_verified():
     before = found("a", "b")
 
-    def since(after: Found) -> list[str]:
+    def since(after: V1Service) -> list[str]:
         steps = compared(after, held(), timeout=TIMEOUT, limit=65536)
         return verified.since(before, after, steps)
 
     assert since(before) == []
-    assert since(Found("svc")) == [], "what is gone is no matter"
+    assert since(V1Service("svc")) == [], "what is gone is no matter"
     assert since(found("a", "b", "c")) == ["svc c came"]
     assert since(found("a", "b", weight="3"))[0] == "svc a was registered again, or changed"
     assert since(found("a", "b", at=NOW))[0] == "svc a gave a sign of life"
 
 
 def test_what_cannot_be_understood_is_never_deleted():
-    one = Found("svc", {"a": PLAIN, "b": {"port": "x"}, "c": None}, frozenset("abc"), {"a": NOW})
+    one = V1Service(
+        "svc", {"a": PLAIN, "b": {"port": "x"}, "c": None}, frozenset("abc"), {"a": NOW}
+    )
     steps = compared(one, held({"a": copied()}), timeout=TIMEOUT, limit=65536)
     steps = [pardoned(step, NOW) for step in steps]
     assert verified.deletable(one, steps).ids == ["a"]

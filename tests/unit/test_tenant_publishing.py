@@ -20,8 +20,8 @@ from mooring.tenants.publish.plan import (
     BYTES,
     ROOM,
     Difference,
-    Held,
     Parts,
+    StoredParts,
     Unit,
     Unread,
     batches,
@@ -61,7 +61,7 @@ class Model:
             assert touched.isdisjoint(names)
             touched.update(names)
 
-    def held(self, tenant: int) -> Held:
+    def held(self, tenant: int) -> StoredParts:
         mine = [entry for name, entry in self.entries.items() if name in KEYS.parts(tenant)]
         return held(KEYS, tenant, mine)
 
@@ -75,7 +75,7 @@ class Model:
     def publish(
         self, tenant: int, wanted: Parts, *, room: int = ROOM, alone: bool = True
     ) -> list[list[Unit]]:
-        """As the scribe does it; nothing where it would be refused."""
+        """As the committer does it; nothing where it would be refused."""
         there = self.held(tenant)
         now, former = claims(KEYS, tenant, wanted), claims(KEYS, tenant, there.parts)
         read = {*now, *former, *raw_names(KEYS, there.parts, wanted)}
@@ -322,7 +322,7 @@ def test_a_claim_is_guarded_in_the_commit_that_lays_it():
     wanted: Parts = {f"ftp/u{n}": {} for n in range(200)}
     now = claims(KEYS, 1, wanted)
     guards = {name: [unchanged(name + b"!", 7)] for name in now}
-    made = batches(1, units(KEYS, 1, Held({}, {}), wanted, {}, guards))
+    made = batches(1, units(KEYS, 1, StoredParts({}, {}), wanted, {}, guards))
     assert len(made) > 1
     for part in made:
         checks = [check for unit in part for check in unit.checks]

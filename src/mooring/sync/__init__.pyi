@@ -313,7 +313,9 @@ class Provider:
 
 class Publisher:
     def read(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publish.plan.Parts: ...
-    def look(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publish.plan.Held: ...
+    def look(
+        self, tenant: mooring.tenants.keys.Owner
+    ) -> mooring.tenants.publish.plan.StoredParts: ...
     def diff(
         self,
         document: mooring.tenants.document.Document,

@@ -26,7 +26,7 @@ UNREADABLE = "(unreadable)"
 _MARKS = _SEALED, _KEY_ID, _OMITTED, _RAW = "$sealed", "$keyId", "$omitted", "$raw"
 
 
-class Step(msgspec.Struct, frozen=True, rename="camel"):
+class HistoryChange(msgspec.Struct, frozen=True, rename="camel"):
     """One part that changed; None: it was not there. Secrets are sealed or left out."""
 
     path: str
@@ -50,7 +50,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
     by: str
     action: str
     """`publish`, `delete`, `rollback`, `rekey` or `migrate`."""
-    changes: tuple[Step, ...]
+    changes: tuple[HistoryChange, ...]
     note: str = ""
     token: str = ""
     """By which a publisher knows its own entry again."""
@@ -70,11 +70,11 @@ def publishes(pages: Iterable[HistoryEntry]) -> list[HistoryEntry]:
     found: list[HistoryEntry] = []
     for number, group in itertools.groupby(pages, key=lambda page: page.number):
         first, *more = those = list(group)
-        changes: dict[str, Step] = {}
+        changes: dict[str, HistoryChange] = {}
         for step in itertools.chain.from_iterable(page.changes for page in those):
             earlier = changes.get(step.path, step)
             resent = dict.fromkeys((*earlier.resent, *step.resent))
-            changes[step.path] = Step(step.path, earlier.before, step.after, tuple(resent))
+            changes[step.path] = HistoryChange(step.path, earlier.before, step.after, tuple(resent))
         whole = [page.page for page in those] == list(range(1, len(those) + 1))
         readable = whole and all(page.action != UNREADABLE for page in those)
         found.append(
@@ -102,9 +102,9 @@ def versions(entries: Sequence[HistoryEntry]) -> list[int]:
     return [number for number in known if number not in within]
 
 
-def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[Step, ...]:
+def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[HistoryChange, ...]:
     return tuple(
-        Step(
+        HistoryChange(
             each.path,
             {_OMITTED: True} if each.unwieldy else _kept(each.path, each.before, ring),
             _kept(each.path, each.after, ring),
@@ -283,7 +283,9 @@ def resealed(
             return None
 
     changes = tuple(
-        Step(step.path, _again(step.before, renewed), _again(step.after, renewed), step.resent)
+        HistoryChange(
+            step.path, _again(step.before, renewed), _again(step.after, renewed), step.resent
+        )
         for step in entry.changes
     )
     return msgspec.structs.replace(entry, changes=changes) if changes != entry.changes else None

@@ -19,7 +19,7 @@ from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import EXTRA, FIELDS
 
 
-class Shown(NamedTuple):
+class MaskedDocument(NamedTuple):
     document: dict[str, JSON]
     """As in a tenant's file."""
     problems: list[str]
@@ -29,7 +29,7 @@ class Shown(NamedTuple):
         return f"<{', '.join(self.document)}>"
 
 
-def shown(tenant: int, parts: Parts, ring: Keyring | None = None) -> Shown:
+def shown(tenant: int, parts: Parts, ring: Keyring | None = None) -> MaskedDocument:
     """The document of a tenant. Its secrets are masked, or in clear text where a `ring` is given
     to open them with."""
     document, problems = written(tenant, parts), []
@@ -45,7 +45,7 @@ def shown(tenant: int, parts: Parts, ring: Keyring | None = None) -> Shown:
         place = place.get(name) if name and isinstance(place, dict) else place
         if isinstance(place, dict):
             _add_secrets(place, kind, path, value, ring, problems)
-    return Shown(document, problems)
+    return MaskedDocument(document, problems)
 
 
 def _add_secrets(

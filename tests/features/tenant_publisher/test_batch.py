@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from mooring.cli.commands.tenant.publish import Batch, Named
+from mooring.cli.commands.tenant.publish import Batch, NamedDocument
 from mooring.errors import Unavailable
 from mooring.store import Store
 from mooring.tenants.document import parse
@@ -33,7 +33,7 @@ async def test_what_failed_is_reported_although_the_store_went_away(
     await publisher.apply(document(7, "taken"))
     codes = ["taken", *(f"c{number}" for number in range(40))]
     documents = [
-        Named(f"{code}.yaml", parse({"id": id, "meta": {"code": code, "name": code}}))
+        NamedDocument(f"{code}.yaml", parse({"id": id, "meta": {"code": code, "name": code}}))
         for id, code in enumerate(codes, 10)
     ]
     batch = Batch(documents, "", None, dry_run=False)

@@ -21,7 +21,7 @@ from mooring.errors import Closed, StoreError
 from mooring.migrate.jxt.conflicts import Lost
 from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
-from mooring.migrate.jxt.sync_unit import Settled
+from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
 from mooring.tasks import Backoff, Tasks
@@ -51,7 +51,7 @@ class Bridge:
         self._told: dict[int, tuple[str, ...]] = {}
         self._cut = self._over = False
 
-    async def run(self, told: Callable[[Settled], None] = lambda _: None) -> None:
+    async def run(self, told: Callable[[SyncResult], None] = lambda _: None) -> None:
         """Until it is cancelled, or the old keys are being deleted. `told` hears of each unit of
         which something was done, or could not be."""
         keys, old, ledger = self._reading.keys, self._reading.old, self._reading.ledger
@@ -107,7 +107,7 @@ class Bridge:
                 self._due |= dict.fromkeys(sorted({0, *self._units}))
         self._wake.set()
 
-    async def _work(self, told: Callable[[Settled], None]) -> None:
+    async def _work(self, told: Callable[[SyncResult], None]) -> None:
         """Until the deletion of the old keys begins."""
         backoff, away = Backoff(0.1, 5.0), False
         while not self._over:
@@ -159,7 +159,7 @@ class Bridge:
         except TimeoutError:
             pass
 
-    def _tell(self, settled: Settled, told: Callable[[Settled], None]) -> None:
+    def _tell(self, settled: SyncResult, told: Callable[[SyncResult], None]) -> None:
         self._wake.set()
         unit = settled.unit
         who = f"tenant {unit}" if unit else "common"

@@ -11,10 +11,10 @@ from mooring.errors import Conflict, MigrationError, OutcomeUnknown
 from mooring.migrate.jxt.format import OldIndex, OldKeys
 from mooring.migrate.jxt.parallel import Progress, each, silent
 from mooring.migrate.jxt.reader import Mark, Reading
-from mooring.migrate.jxt.state import Known
+from mooring.migrate.jxt.state import SyncedState
 from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.unit import View
-from mooring.migrate.jxt.verified_keys import Listed, Verified
+from mooring.migrate.jxt.verified_keys import Verified, VerifiedKey
 from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
 from mooring.tasks import Backoff
 from mooring.tenants.publish.committer import now
@@ -61,7 +61,7 @@ class Deletion:
             except (Conflict, OutcomeUnknown):
                 continue
 
-    async def _forget(self, those: tuple[int, Sequence[Listed]]) -> tuple[int, list[str]]:
+    async def _forget(self, those: tuple[int, Sequence[VerifiedKey]]) -> tuple[int, list[str]]:
         """Delete keys of a unit, with what the ledger says of them: without that nobody takes their
         absence for a deletion that counts. How many went, and which stay."""
         unit, listed = those
@@ -73,7 +73,7 @@ class Deletion:
             stays += changed
         return gone, stays
 
-    async def _forget_some(self, unit: int, listed: Sequence[Listed]) -> tuple[int, list[str]]:
+    async def _forget_some(self, unit: int, listed: Sequence[VerifiedKey]) -> tuple[int, list[str]]:
         backoff = Backoff()
         tried: set[str] = set()
         while True:
@@ -92,7 +92,7 @@ class Deletion:
                 continue
             return len(tried - stays), sorted(stays)
 
-    async def _commit(self, unit: int, due: Sequence[Listed]) -> None:
+    async def _commit(self, unit: int, due: Sequence[VerifiedKey]) -> None:
         """Delete these, and what the ledger says of what they gave."""
         here, mark = await self._reading.unit(unit)
         _still_over(mark)
@@ -110,7 +110,7 @@ class Deletion:
             ],
         )
 
-    def _order(self, each: Listed) -> tuple[bool, str]:
+    def _order(self, each: VerifiedKey) -> tuple[bool, str]:
         """What leads to a tenant goes first."""
         place = self._reading.old.understand(each.key.encode())
         return not isinstance(place, OldIndex), each.key
@@ -137,7 +137,7 @@ def _still_over(mark: Mark) -> None:
         raise MigrationError("the migration was begun again meanwhile: nothing more is deleted")
 
 
-def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> Known:
+def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> SyncedState:
     """What the ledger says of a unit of which these old keys go: only what others of them give. A
     part whose key was written since must be known for that, and one whose key is gone must not be
     taken for deleted."""
@@ -155,4 +155,6 @@ def remembered(old_keys: OldKeys, here: View, gone: Collection[bytes]) -> Known:
         for path, base in here.bases.items()
         if path in left.parts or (path not in here.told.parts and left.hides(path))
     }
-    return Known(bases, {name: path for name, path in here.known.led.items() if path in bases})
+    return SyncedState(
+        bases, {name: path for name, path in here.known.led.items() if path in bases}
+    )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from mooring.migrate.jxt.format import OldIndex, OldKeys, same_name
-from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Step, Verdict
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, Verdict
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Entry
@@ -30,14 +30,14 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def compared_index(
-    keys: Keys, index: Iterable[Index], here: View | None, steps: Sequence[Step]
-) -> Iterator[Step]:
+    keys: Keys, index: Iterable[Index], here: View | None, steps: Sequence[PartPlan]
+) -> Iterator[PartPlan]:
     """How the old indexes of a tenant stand to what it has. They are not copied: the new ones
     follow from the data. One goes with what it leads to."""
     verdicts = {step.key: step.verdict for step in steps}
     if here is None:
         yield from (
-            Step(each.holder, each.key, "orphan", _nobody(each.holder), each.modified)
+            PartPlan(each.holder, each.key, "orphan", _nobody(each.holder), each.modified)
             for each in index
         )
         return
@@ -49,14 +49,14 @@ def compared_index(
         if verdicts.get(owner) in DELETABLE or (
             not paths and any(_leads(each.place, claim, here.new) for claim in after)
         ):
-            yield Step(here.unit, each.key, "equal", "it follows from the data", each.modified)
+            yield PartPlan(here.unit, each.key, "equal", "it follows from the data", each.modified)
         elif paths:
             why = "" if verdicts.get(owner) in DIFFERENT else "it leads to what is not copied"
-            yield Step(here.unit, each.key, "index", why, each.modified)
+            yield PartPlan(here.unit, each.key, "index", why, each.modified)
         else:
             why = f"tenant {here.unit} has nothing of that name"
             verdict: Verdict = "orphan" if _may_hide(each.place, here) else "abandoned"
-            yield Step(here.unit, each.key, verdict, why, each.modified)
+            yield PartPlan(here.unit, each.key, verdict, why, each.modified)
 
 
 def _may_hide(place: OldIndex, here: View) -> bool:
@@ -85,16 +85,18 @@ def unled(
     here: View,
     index: Sequence[Index],
     kinds: Collection[IndexKind],
-) -> Iterator[Step]:
+) -> Iterator[PartPlan]:
     """Old indexes that are not there, of parts that both formats have. Only such `kinds` count as
     somebody keeps at all."""
     level = {path: part.value for path, part in here.told.parts.items() if path in here.bases}
     for claim in claims(keys, here.unit, level).values():
         if claim.kind in kinds and not any(_leads(each.place, claim, level) for each in index):
-            yield Step(here.unit, old_keys.index(claim.kind, claim.name), "unled")
+            yield PartPlan(here.unit, old_keys.index(claim.kind, claim.name), "unled")
 
 
-def amiss(keys: Keys, views: Mapping[int, View], index: Mapping[bytes, Entry]) -> Iterator[Step]:
+def amiss(
+    keys: Keys, views: Mapping[int, View], index: Mapping[bytes, Entry]
+) -> Iterator[PartPlan]:
     """New indexes that do not lead where the new keys say."""
     owners: dict[bytes, dict[int, Claim]] = {}
     for unit in sorted(unit for unit in views if unit):
@@ -107,24 +109,24 @@ def amiss(keys: Keys, views: Mapping[int, View], index: Mapping[bytes, Entry]) -
         if name in owners or not isinstance(place, IndexEntry):
             continue
         if not tenant:
-            yield Step(0, name, "orphan", _nobody(0), entry.modified)
+            yield PartPlan(0, name, "orphan", _nobody(0), entry.modified)
         elif not _raw_name(keys, place, tenant, owners) and not _obscure(views.get(tenant)):
             why = f"tenant {tenant} has nothing of that name"
-            yield Step(tenant, name, "astray", why, entry.modified)
+            yield PartPlan(tenant, name, "astray", why, entry.modified)
 
 
-def _of_name(name: bytes, owners: Mapping[int, Claim], entry: Entry | None) -> Iterator[Step]:
+def _of_name(name: bytes, owners: Mapping[int, Claim], entry: Entry | None) -> Iterator[PartPlan]:
     leads_to = 0 if entry is None else holder(entry.value)
     modified = 0 if entry is None else entry.modified
     if leads_to not in owners:
         first, claim = next(iter(owners.items()))
         where = f"it leads to tenant {leads_to}" if leads_to else "it leads nowhere"
-        yield Step(first, name, "unindexed", f"{claim} is tenant {first}'s: {where}", modified)
+        yield PartPlan(first, name, "unindexed", f"{claim} is tenant {first}'s: {where}", modified)
         leads_to = first
     for unit, claim in owners.items():
         if unit != leads_to:
             why = f"tenant {unit} has {claim}, too, and it leads to tenant {leads_to}"
-            yield Step(unit, name, "contested", why, modified)
+            yield PartPlan(unit, name, "contested", why, modified)
 
 
 def _raw_name(

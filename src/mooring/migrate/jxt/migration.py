@@ -15,13 +15,13 @@ from mooring.errors import Conflict, MigrationError, OutcomeUnknown
 from mooring.migrate.jxt.conflicts import Lots, lots
 from mooring.migrate.jxt.deletion import Deletion
 from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
-from mooring.migrate.jxt.new_indexes import Mender
+from mooring.migrate.jxt.new_indexes import NewIndexes
 from mooring.migrate.jxt.parallel import Progress, each, silent
-from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Step, compared, vanished
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, compared, vanished
 from mooring.migrate.jxt.reader import Mark, Reading, Whole
 from mooring.migrate.jxt.state import Marker
-from mooring.migrate.jxt.sync_unit import Settled, Settler
-from mooring.migrate.jxt.verified_keys import Header, Listed, Verified
+from mooring.migrate.jxt.sync_unit import SyncResult, UnitSync
+from mooring.migrate.jxt.verified_keys import Header, Verified, VerifiedKey
 from mooring.store.contract import Delete, Put, Store, absent, key, unchanged
 from mooring.tenants.keys import Keys
 from mooring.tenants.publish.committer import now
@@ -34,7 +34,7 @@ _YIELD = 200  # units compared before others get their turn
 class Different(MigrationError):
     """The new keys do not say yet what the old ones do."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[PartPlan]) -> None:
         self.steps = steps
         shown = ", ".join(f"{step.name} ({step.verdict})" for step in steps[:5])
         more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
@@ -64,14 +64,14 @@ class Migration:
         self.reading = Reading(store, self.keys)
         self.by = by or f"{_user()}@{socket.gethostname()}"
         self._publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
-        self._mender = Mender(store, self.keys, self._publisher)
-        self.settler = Settler(store, self.reading, self._publisher, self.ring)
+        self._mender = NewIndexes(store, self.keys, self._publisher)
+        self.settler = UnitSync(store, self.reading, self._publisher, self.ring)
 
     @property
     def header(self) -> Header:
         return Header(self.store.url, self.keys.namespace)
 
-    async def plan(self, progress: Progress = silent) -> list[Step]:
+    async def plan(self, progress: Progress = silent) -> list[PartPlan]:
         """What a copy would do, for each old key. Nothing is written."""
         return await self._compared(await self.reading.whole(), progress)
 
@@ -79,9 +79,9 @@ class Migration:
         """Who gets what several tenants lay claim to."""
         return lots(self.keys, whole.views.values(), self.ring)
 
-    async def _compared(self, whole: Whole, progress: Progress) -> list[Step]:
+    async def _compared(self, whole: Whole, progress: Progress) -> list[PartPlan]:
         lost, removed = self.lots(whole), await self._removed(whole)
-        steps: list[Step] = []
+        steps: list[PartPlan] = []
         index = dict(whole.index)
         kinds = {each.place.kind for those in index.values() for each in those}
         for done, (unit, here) in enumerate(whole.views.items()):
@@ -121,7 +121,7 @@ class Migration:
                 found[unit] = {path for path in gone if path in last and last[path] is None}
         return found
 
-    async def copy(self, progress: Progress = silent) -> AsyncIterator[Settled]:
+    async def copy(self, progress: Progress = silent) -> AsyncIterator[SyncResult]:
         """Mend what leads to tenants among the new keys, and bring what the old keys say into
         those, unit by unit: what was done for each that was not level. Raises `MigrationError`
         after the cut-over, when nothing is brought any more."""
@@ -135,7 +135,7 @@ class Migration:
             again: list[int] = []
             moved = False
 
-            async def settle(unit: int) -> Settled:
+            async def settle(unit: int) -> SyncResult:
                 return await self.settler.settle(unit, back=False, lost=lost)
 
             async for settled in each(due, settle, progress):
@@ -149,28 +149,28 @@ class Migration:
             # What one tenant gave up in this round, another may have in the next.
             due = again if moved and len(again) < len(due) else []
 
-    async def _mended(self, whole: Whole) -> AsyncIterator[Settled]:
-        found: dict[int, list[Step]] = {}
+    async def _mended(self, whole: Whole) -> AsyncIterator[SyncResult]:
+        found: dict[int, list[PartPlan]] = {}
         for step in amiss(self.keys, whole.views, whole.leading):
             if step.verdict in ("unindexed", "astray"):
                 found.setdefault(step.unit, []).append(step)
         async for settled in each(list(found.items()), self._mender.mend, silent):
             yield settled
 
-    async def verify(self, progress: Progress = silent) -> tuple[list[Step], Verified]:
+    async def verify(self, progress: Progress = silent) -> tuple[list[PartPlan], Verified]:
         """The plan as it is now, with what may be deleted once nothing differs."""
         steps = await self._compared(await self.reading.whole(), progress)
         return steps, self._listed(steps)
 
-    def _listed(self, steps: Iterable[Step]) -> Verified:
+    def _listed(self, steps: Iterable[PartPlan]) -> Verified:
         listed = [
-            Listed(step.unit, step.key.decode(), step.modified)
+            VerifiedKey(step.unit, step.key.decode(), step.modified)
             for step in steps
             if step.verdict in DELETABLE
         ]
         return Verified(self.header, listed)
 
-    async def cutover(self, progress: Progress = silent) -> tuple[Marker, list[Step], Verified]:
+    async def cutover(self, progress: Progress = silent) -> tuple[Marker, list[PartPlan], Verified]:
         """From now on the new keys count alone: compared once more, and then said in the store.
         Done again, it changes nothing. Raises `Different`."""
         while True:

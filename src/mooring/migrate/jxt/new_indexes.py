@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooring.errors import Conflict, OutcomeUnknown, TenantError, TooLarge
-from mooring.migrate.jxt.plan import Step
-from mooring.migrate.jxt.sync_unit import Settled
+from mooring.migrate.jxt.plan import PartPlan
+from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.store.contract import Delete, Query, Store, key, unchanged
 from mooring.tenants.keys import Keys
 from mooring.tenants.publish.claims import claims
@@ -17,14 +17,14 @@ _TOGETHER = 50
 """Keys that are deleted in one commit."""
 
 
-class Mender:
+class NewIndexes:
     def __init__(self, store: Store, keys: Keys, publisher: Publisher) -> None:
         self._store, self._keys, self._publisher = store, keys, publisher
 
-    async def mend(self, those: tuple[int, Sequence[Step]]) -> Settled:
+    async def mend(self, those: tuple[int, Sequence[PartPlan]]) -> SyncResult:
         """What leads to a tenant, as its parts say it. What others do meanwhile is not undone."""
         unit, steps = those
-        done = Settled(unit)
+        done = SyncResult(unit)
         wrong = [step for step in steps if step.verdict == "unindexed"]
         astray = [step for step in steps if step.verdict == "astray"]
         try:
@@ -40,7 +40,7 @@ class Mender:
             done.problems.append(str(error))
         return done
 
-    async def _take_away(self, unit: int, steps: Sequence[Step]) -> list[str]:
+    async def _take_away(self, unit: int, steps: Sequence[PartPlan]) -> list[str]:
         """Unless the tenant lays claim to it by now, or is published meanwhile."""
         head = self._keys.history_head(unit)
         found = await self._store.commit(read=[Query(self._keys.parts(unit)), Query(key(head))])

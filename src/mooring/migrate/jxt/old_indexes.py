@@ -17,7 +17,7 @@ import msgspec
 from mooring.migrate.jxt.format import OldKeys
 from mooring.migrate.jxt.merge_rule import Base
 from mooring.migrate.jxt.reader import Mark, Reading
-from mooring.migrate.jxt.state import Known
+from mooring.migrate.jxt.state import SyncedState
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
@@ -126,7 +126,7 @@ class Mended(msgspec.Struct):
     problems: list[str] = msgspec.field(default_factory=list)
 
 
-class Signposts:
+class OldIndexes:
     def __init__(self, store: Store, reading: Reading, ring: Keyring) -> None:
         self._store, self._reading, self._ring = store, reading, ring
 
@@ -137,11 +137,13 @@ class Signposts:
         had, has = self._places(unit, before), self._places(unit, after)
         return led(unit, had, has, await self.entries({*had, *has}))
 
-    def known(self, here: View, bases: Mapping[str, Base], gone: Collection[bytes] = ()) -> Known:
+    def known(
+        self, here: View, bases: Mapping[str, Base], gone: Collection[bytes] = ()
+    ) -> SyncedState:
         """What the ledger is to say of a unit with these bases, of which some indexes are gone. Of
         one of which nothing ever was level, nothing is remembered."""
         led = {**here.known.led, **(self._may_lead(here) if bases or here.bases else {})}
-        return Known(bases, {name: path for name, path in led.items() if name not in gone})
+        return SyncedState(bases, {name: path for name, path in led.items() if name not in gone})
 
     def _may_lead(self, here: View) -> dict[bytes, str]:
         """Where something may lead to a unit by either of its formats, however it is spelled, and

@@ -89,7 +89,7 @@ _WORST: tuple[Verdict, ...] = (
 """What is said of a key that gives several parts: first what is still to be done."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class PartPlan(msgspec.Struct, frozen=True):
     """An old key; or a new one, where that is `surplus` or an index that is not as it should be."""
 
     unit: int
@@ -126,17 +126,17 @@ def compared(
     lost: Lots,
     cut: int = 0,
     removed: Collection[str] = (),
-) -> list[Step]:
+) -> list[PartPlan]:
     """How the new keys of a unit stand to its old ones. `cut`: the revision at which the cut-over
     was made. `removed`: parts that a publisher took out of the new keys."""
     terms = _Terms(ring, phase, cut, lost.get(here.unit, {}), removed)
     steps = [
-        Step(here.unit, finding.key, *_of_key(here, finding, terms), finding.modified)
+        PartPlan(here.unit, finding.key, *_of_key(here, finding, terms), finding.modified)
         for finding in here.told.findings.values()
     ]
     if phase == "both":
         gone = [path for path in here.paths if here.decide(path, ring).move == "out of new"]
-        steps += [Step(here.unit, place_of(keys, here.unit, path), "surplus") for path in gone]
+        steps += [PartPlan(here.unit, place_of(keys, here.unit, path), "surplus") for path in gone]
     return steps
 
 
@@ -200,7 +200,7 @@ def _of_part_after(here: View, path: str, terms: _Terms) -> tuple[Verdict, str]:
     return ("newer", "") if following.move else ("equal", "")
 
 
-def counted(steps: Iterable[Step]) -> dict[Verdict, int]:
+def counted(steps: Iterable[PartPlan]) -> dict[Verdict, int]:
     """How many of each, in the order of `IN_WORDS`."""
     found = [step.verdict for step in steps]
     return {verdict: found.count(verdict) for verdict in IN_WORDS if verdict in found}

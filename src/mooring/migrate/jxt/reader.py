@@ -10,7 +10,7 @@ import msgspec
 from mooring.errors import Compacted
 from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart
 from mooring.migrate.jxt.index_diff import Index
-from mooring.migrate.jxt.plan import Step
+from mooring.migrate.jxt.plan import PartPlan
 from mooring.migrate.jxt.state import LedgerKeys, Marker, Phase, marker_of, phase_of
 from mooring.migrate.jxt.unit import View, view
 from mooring.store.contract import Entry, Query, Range, Snapshot, Store, key
@@ -44,7 +44,7 @@ class Whole(msgspec.Struct, frozen=True):
     """By unit; 0 for what concerns all."""
     index: dict[int, list[Index]]
     """The old indexes, by the tenant to whom they lead."""
-    foreign: list[Step]
+    foreign: list[PartPlan]
     leading: dict[bytes, Entry]
     """The new indexes, by key."""
 
@@ -108,7 +108,7 @@ class Reading:
         olds: dict[int, list[Entry]] = {}
         news: dict[int, list[Entry]] = {}
         index: dict[int, list[Index]] = {}
-        foreign: list[Step] = []
+        foreign: list[PartPlan] = []
         for entry in old.entries:
             place = self.old.understand(entry.key)
             if isinstance(place, OldPart):
@@ -118,7 +118,7 @@ class Reading:
                 found = Index(place, entry.key, entry.modified, tenant)
                 index.setdefault(tenant, []).append(found)
             else:
-                foreign.append(Step(0, entry.key, "foreign", modified=entry.modified))
+                foreign.append(PartPlan(0, entry.key, "foreign", modified=entry.modified))
         for entry in new:
             if (unit := self.unit_of(entry.key)) is not None:
                 news.setdefault(unit, []).append(entry)

@@ -41,7 +41,7 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     led: Mapping[str, str] = {}
 
 
-class Known(NamedTuple):
+class SyncedState(NamedTuple):
     """What the ledger says of a unit."""
 
     bases: Mapping[str, Base] = {}
@@ -67,7 +67,7 @@ class LedgerKeys:
             return 0
         return int(last) if is_id(last) else None
 
-    def written(self, unit: int, known: Known) -> Write:
+    def written(self, unit: int, known: SyncedState) -> Write:
         """What puts an entry into the ledger, or takes it out."""
         if not known.bases and not known.led:
             return Delete(key(self.of(unit)))
@@ -76,16 +76,16 @@ class LedgerKeys:
         return Put(self.of(unit), msgspec.json.encode(record))
 
 
-def known_of(entry: Entry | None) -> Known:
+def known_of(entry: Entry | None) -> SyncedState:
     """What an entry of the ledger says. Without it nothing is ever deleted, so that one that
     cannot be read is as none."""
     if entry is None:
-        return Known()
+        return SyncedState()
     try:
         record = msgspec.json.decode(entry.value, type=_Record)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Known()
-    return Known(record.parts, {name.encode(): path for name, path in record.led.items()})
+        return SyncedState()
+    return SyncedState(record.parts, {name.encode(): path for name, path in record.led.items()})
 
 
 def marker_of(entry: Entry | None) -> Marker | None:

@@ -20,11 +20,11 @@ from mooring.formatting import describe
 from mooring.migrate.jxt.conflicts import Lots
 from mooring.migrate.jxt.format import SENTINEL, digest
 from mooring.migrate.jxt.merge_rule import Base, Move
-from mooring.migrate.jxt.old_indexes import ROOM, Signposts
+from mooring.migrate.jxt.old_indexes import ROOM, OldIndexes
 from mooring.migrate.jxt.plan import place_of
 from mooring.migrate.jxt.reader import Mark, Reading
 from mooring.migrate.jxt.reverse import locked, rewritten
-from mooring.migrate.jxt.state import Known, Phase
+from mooring.migrate.jxt.state import Phase, SyncedState
 from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
@@ -52,7 +52,7 @@ class Change(NamedTuple):
     """The other side was changed, too, and gave way."""
 
 
-class Settled(msgspec.Struct):
+class SyncResult(msgspec.Struct):
     """What was done for a unit."""
 
     unit: int
@@ -70,10 +70,10 @@ class _Moved(Exception):
     """Something was written meanwhile: what was decided no longer holds."""
 
 
-class Settler:
+class UnitSync:
     def __init__(self, store: Store, reading: Reading, publisher: Publisher, ring: Keyring) -> None:
         self._store, self._reading, self._publisher = store, reading, publisher
-        self._ring, self._signposts = ring, Signposts(store, reading, ring)
+        self._ring, self._signposts = ring, OldIndexes(store, reading, ring)
         self._keys, self._old, self._ledger = reading.keys, reading.old, reading.ledger
 
     def due(self, here: View) -> bool:
@@ -81,10 +81,10 @@ class Settler:
         moves = (here.decide(path, self._ring).move for path in here.paths)
         return any("new" in move for move in moves) or bool(self._recorded(here, self._bases(here)))
 
-    async def settle(self, unit: int, *, back: bool, lost: Lots | None = None) -> Settled:
+    async def settle(self, unit: int, *, back: bool, lost: Lots | None = None) -> SyncResult:
         """Make a unit level. `back`: also the old keys follow the new ones, and they alone after
         the cut-over; otherwise that ends it. `lost`: what must not be written."""
-        done, backoff = Settled(unit), Backoff()
+        done, backoff = SyncResult(unit), Backoff()
         mine = (lost or {}).get(unit, {})
         taken = {path: str(rival) for path, rival in mine.items()}
         puzzled = 0
@@ -116,7 +116,7 @@ class Settler:
         return done
 
     async def _step(
-        self, here: View, mark: Mark, done: Settled, back: bool, taken: Mapping[str, str]
+        self, here: View, mark: Mark, done: SyncResult, back: bool, taken: Mapping[str, str]
     ) -> bool:
         """One commit towards it; whether there was anything to do."""
         if mark.phase == "both":
@@ -152,7 +152,7 @@ class Settler:
         }
         return {path: why for path, why in found.items() if why}
 
-    async def _mend_index(self, here: View, mark: Mark, done: Settled) -> bool:
+    async def _mend_index(self, here: View, mark: Mark, done: SyncResult) -> bool:
         """What leads to the unit among the old keys, where it does not yet, or should no longer;
         whether there was anything to do."""
         found = await self._signposts.mended(here, mark)
@@ -169,7 +169,7 @@ class Settler:
         mark: Mark,
         writes: Sequence[Write],
         checks: Sequence[Check],
-        known: Known,
+        known: SyncedState,
     ) -> None:
         """Write indexes alone. The ledger's entry is written in any case: who decided before that
         must look again, and every bridge does."""
@@ -309,7 +309,7 @@ class Settler:
         if len(writes) + len(index) > ROOM:
             # What leads to the parts comes before them: who is stopped in between finds the parts
             # not yet written, and goes on; or the ledger knows what to take away again.
-            known = Known(here.bases, self._signposts.known(here, bases).led)
+            known = SyncedState(here.bases, self._signposts.known(here, bases).led)
             await self._lead(here, mark, index[:ROOM], guards[:ROOM], known)
             return []
         await self._store.commit(

@@ -9,7 +9,7 @@ import msgspec
 from mooring.migrate.jxt.format import OldKeys, digest
 from mooring.migrate.jxt.merge_rule import NO_BASE, Base, Decision, Following, Side, decide
 from mooring.migrate.jxt.merge_rule import decide_after as _decide_after
-from mooring.migrate.jxt.state import Known, known_of
+from mooring.migrate.jxt.state import SyncedState, known_of
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.model import JSON
 from mooring.store.contract import Entry
@@ -26,7 +26,7 @@ class View(msgspec.Struct, frozen=True):
     new: Mapping[str, JSON | Unread]
     revisions: Mapping[str, int]
     """When each new part was written."""
-    known: Known
+    known: SyncedState
     recorded: int
     """When the ledger's entry was written; 0: there is none."""
 

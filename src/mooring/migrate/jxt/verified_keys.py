@@ -27,7 +27,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"the namespace {quoted(self.namespace)} in {self.store}"
 
 
-class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VerifiedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: int
     key: str
     modified: int
@@ -35,11 +35,11 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Verified(msgspec.Struct, frozen=True):
     header: Header
-    listed: Sequence[Listed]
+    listed: Sequence[VerifiedKey]
 
     @property
-    def units(self) -> Mapping[int, list[Listed]]:
-        found: dict[int, list[Listed]] = {}
+    def units(self) -> Mapping[int, list[VerifiedKey]]:
+        found: dict[int, list[VerifiedKey]] = {}
         for each in self.listed:
             found.setdefault(each.unit, []).append(each)
         return found
@@ -52,4 +52,4 @@ def write(path: Path, verified: Verified) -> None:
 
 def read(path: Path) -> Verified:
     """Raises `MigrationError` where it is not there, or no such file."""
-    return Verified(*listing.read(path, Header, Listed, format=_FORMAT))
+    return Verified(*listing.read(path, Header, VerifiedKey, format=_FORMAT))

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mooring.errors import InvalidRequest, StoreError
-from mooring.migrate.redis_v1.bridge_plan import Duties, Seen, duties
+from mooring.migrate.redis_v1.bridge_plan import BridgePlan, SeenHeartbeat, plan_bridge
 from mooring.migrate.redis_v1.format import INCARNATION, of_v2
 from mooring.migrate.redis_v1.migration import Migration
-from mooring.migrate.redis_v1.plan import Found, Held
+from mooring.migrate.redis_v1.plan import V1Service, V2Service
 from mooring.migrate.redis_v1.reader import LEAVE, MIRROR, Unreadable, shown
 from mooring.registry.redis.live_service import drop_service, message_head
 from mooring.tasks import Backoff, Tasks
@@ -41,7 +41,7 @@ others wait with it."""
 
 
 @dataclass(slots=True)
-class Passed:
+class BridgePass:
     """What a look changed: service and id of each."""
 
     to_v2: list[tuple[str, str]] = field(default_factory=list)
@@ -73,12 +73,12 @@ class Bridge:
         self._ailing: dict[str, _Ailing] = {}
         self._idle = 0.0
         """Seconds of the last look in which it did nothing but wait."""
-        self._seen: dict[str, dict[str, Seen]] = {}
+        self._seen: dict[str, dict[str, SeenHeartbeat]] = {}
         self._told: set[str] = set()
         self._scan_at = 0.0
 
     async def run(
-        self, told: Callable[[Passed], None] = lambda _: None, *, interval: float = INTERVAL
+        self, told: Callable[[BridgePass], None] = lambda _: None, *, interval: float = INTERVAL
     ) -> None:
         """Look for ever. While Redis is away it waits, and tells once."""
         backoff, away = Backoff(0.1, 5.0), False
@@ -101,10 +101,10 @@ class Bridge:
                 max(interval - took, took)
             )  # never busy for more than half the time
 
-    async def look(self) -> Passed:
+    async def look(self) -> BridgePass:
         """One look at all services. One that cannot be looked at costs no other; raises what a
         store raises where none can."""
-        passed = Passed()
+        passed = BridgePass()
         failed = [error for error in (await self._scan(), await self._list()) if error]
         now = time.monotonic()
         self._ailing = {name: one for name, one in self._ailing.items() if one.until > now}
@@ -122,7 +122,7 @@ class Bridge:
         self._told = set(passed.problems)
         return passed
 
-    async def _look_at(self, names: list[str], passed: Passed) -> list[StoreError]:
+    async def _look_at(self, names: list[str], passed: BridgePass) -> list[StoreError]:
         """Look at services, some at once; the errors of those that failed. Who waits, for a node
         that is down most likely, holds up none of the others."""
         tasks = Tasks()
@@ -144,7 +144,7 @@ class Bridge:
             await tasks.aclose()
         return [error for error in told if isinstance(error, StoreError)]
 
-    async def _try(self, name: str, passed: Passed) -> StoreError | None:
+    async def _try(self, name: str, passed: BridgePass) -> StoreError | None:
         """Look at a service; what kept it from that, and keeps it out for a while."""
         try:
             await self._service(name, passed)
@@ -181,7 +181,7 @@ class Bridge:
             self._list_at = time.monotonic() + _REST
         return self._unlisted
 
-    async def _service(self, name: str, passed: Passed) -> None:
+    async def _service(self, name: str, passed: BridgePass) -> None:
         reading, seen = self._migration.reading, self._seen.get(name, {})
         try:
             found = await reading.v1(name)
@@ -190,7 +190,7 @@ class Bridge:
         except Unreadable as error:
             passed.problems.append(f"{name}: {error}")
             return
-        due = duties(
+        due = plan_bridge(
             *(found, held, config, seen),
             timeout=self._migration.timeout,
             limit=self._migration.limit,
@@ -202,7 +202,7 @@ class Bridge:
         if not due.seen:
             del self._seen[name]
 
-    async def _to_v2(self, name: str, due: Duties, held: Held, passed: Passed) -> None:
+    async def _to_v2(self, name: str, due: BridgePlan, held: V2Service, passed: BridgePass) -> None:
         brought = await self._migration.bring(name, due.bring, listed=held.listed)
         for id, outcome in brought.items():
             if outcome in ("written", "beat"):
@@ -228,7 +228,7 @@ class Bridge:
             await drop_service(self._connection, self._v2, name)
         return bool(there)
 
-    async def _to_v1(self, found: Found, due: Duties, now: int, passed: Passed) -> None:
+    async def _to_v1(self, found: V1Service, due: BridgePlan, now: int, passed: BridgePass) -> None:
         name = found.service
         for id, wanted in due.mirror.items():
             score = due.beats.pop(id, None)
@@ -246,7 +246,7 @@ class Bridge:
             await self._withdraw(found, due.withdraw, now, passed)
 
     async def _mirror(
-        self, found: Found, id: str, wanted: dict[str, str], score: float | None
+        self, found: V1Service, id: str, wanted: dict[str, str], score: float | None
     ) -> bool:
         """Write a record of v1 with its heartbeat, and then name it where readers look, unless
         somebody else wrote meanwhile."""
@@ -272,7 +272,9 @@ class Bridge:
             key = self._v1.heartbeats(name)
             await self._connection.call("ZADD", key, *pairs, what="bridge to v1", writes=True)
 
-    async def _withdraw(self, found: Found, ids: list[str], now: int, passed: Passed) -> None:
+    async def _withdraw(
+        self, found: V1Service, ids: list[str], now: int, passed: BridgePass
+    ) -> None:
         part = found.only(ids)
         _, stays = await self._migration.forget(part)
         for id in sorted(set(ids) - set(stays)):

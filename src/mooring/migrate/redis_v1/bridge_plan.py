@@ -23,7 +23,7 @@ from mooring.migrate.redis_v1.format import (
     mirrored,
     understood,
 )
-from mooring.migrate.redis_v1.plan import Found, Held, different, started_anew
+from mooring.migrate.redis_v1.plan import V1Service, V2Service, different, started_anew
 from mooring.model import Config
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.reader import with_config
@@ -32,7 +32,7 @@ V1_TIMEOUT = 90_000
 """Ms without a heartbeat after which v1 itself drops an instance: older ones are not mirrored."""
 
 
-class Seen(NamedTuple):
+class SeenHeartbeat(NamedTuple):
     """The last that was seen of an instance of v1."""
 
     score: float | None
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Duties:
+class BridgePlan:
     bring: dict[str, tuple[Record, int]] = field(default_factory=dict)
     """To be written into v2, with the last heartbeat."""
     deregister: list[str] = field(default_factory=list)
@@ -55,23 +55,23 @@ class Duties:
     """Heartbeats for v1, in its unit."""
     withdraw: list[str] = field(default_factory=list)
     """To be taken out of v1: v2 took it out."""
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, SeenHeartbeat] = field(default_factory=dict)
     """For the next time."""
     problems: list[str] = field(default_factory=list)
     """What was left alone, and why."""
 
 
-def duties(
-    found: Found,
-    held: Held,
+def plan_bridge(
+    found: V1Service,
+    held: V2Service,
     config: Mapping[str, Config],
-    before: Mapping[str, Seen],
+    before: Mapping[str, SeenHeartbeat],
     *,
     timeout: int,
     limit: int,
-) -> Duties:
+) -> BridgePlan:
     """`before` is what the last look left in `seen`; `timeout` is v2's, in ms."""
-    due = Duties()
+    due = BridgePlan()
     registered = {id for id in found.members if found.hashes.get(id)}
     for id in sorted(registered):
         if is_bridged(found.hashes[id] or {}):
@@ -93,15 +93,19 @@ def duties(
     return due
 
 
-def _seen(found: Found, record: Record, before: Seen | None, now: int) -> Seen:
+def _seen(
+    found: V1Service, record: Record, before: SeenHeartbeat | None, now: int
+) -> SeenHeartbeat:
     id = record.instance.id
     score = found.scores.get(id)
     if before is None:
-        return Seen(score, found.heartbeat(id, record, now))
+        return SeenHeartbeat(score, found.heartbeat(id, record, now))
     return before if score == before.score else before._replace(score=score, heard=now)
 
 
-def _to_v2(due: Duties, found: Found, held: Held, record: Record, timeout: int) -> None:
+def _to_v2(
+    due: BridgePlan, found: V1Service, held: V2Service, record: Record, timeout: int
+) -> None:
     id = record.instance.id
     heard, owned = due.seen[id].heard, due.seen[id].owned
     if heard <= max(held.now - timeout, owned):
@@ -123,7 +127,9 @@ def _to_v2(due: Duties, found: Found, held: Held, record: Record, timeout: int) 
         due.bring[id] = (record, heard)
 
 
-def _to_v1(due: Duties, found: Found, held: Held, config: Mapping[str, Config]) -> None:
+def _to_v1(
+    due: BridgePlan, found: V1Service, held: V2Service, config: Mapping[str, Config]
+) -> None:
     in_seconds = counts_in_seconds(found.scores.values())
     alive = {
         id
@@ -152,7 +158,7 @@ def _to_v1(due: Duties, found: Found, held: Held, config: Mapping[str, Config]) 
     ]
 
 
-def _may_write(due: Duties, found: Found, own: Mapping[str, str], id: str) -> bool:
+def _may_write(due: BridgePlan, found: V1Service, own: Mapping[str, str], id: str) -> bool:
     """Whether a place in v1 is free, or the bridge's, or of a process that was silent since one
     that speaks v2 took it over."""
     told = found.hashes.get(id) or {}

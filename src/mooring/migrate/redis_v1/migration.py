@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from mooring.errors import MigrationError
 from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, Record, V1Keys, understood
-from mooring.migrate.redis_v1.plan import WRITTEN, Found, Held, Step, compared, pardoned, stranded
+from mooring.migrate.redis_v1.plan import (
+    WRITTEN,
+    InstancePlan,
+    V1Service,
+    V2Service,
+    compared,
+    pardoned,
+    stranded,
+)
 from mooring.migrate.redis_v1.reader import BRING, FORGET, Reading, Unreadable, raw, text
 from mooring.migrate.redis_v1.verified_keys import Header, Verified, deletable, since
 from mooring.registry.redis.connection import Argument
@@ -30,15 +38,15 @@ def _silent(done: int, total: int) -> None: ...
 class Looked(NamedTuple):
     """A service, read and judged."""
 
-    found: Found
-    held: Held
-    steps: list[Step]
+    found: V1Service
+    held: V2Service
+    steps: list[InstancePlan]
 
 
 class Written(NamedTuple):
     """What became of an instance that was to be written."""
 
-    step: Step
+    step: InstancePlan
     outcome: str
     """`written`, `beat`, `equal`, `own`, `expired` or `removed`."""
 
@@ -74,8 +82,8 @@ class Migration:
         services = sorted({*keyspace.services, *await self.reading.services()})
         total, done = max(sum(map(len, keyspace.services.values())), len(services)), 0
         for stray in keyspace.strays:
-            step = Step("", "", "unreadable", f"{stray} is no key of an instance")
-            yield Looked(Found(""), Held(0), [step])
+            step = InstancePlan("", "", "unreadable", f"{stray} is no key of an instance")
+            yield Looked(V1Service(""), V2Service(0), [step])
         for service in services:
             looked = await self.look(service, keyspace)
             if looked.steps:
@@ -84,16 +92,16 @@ class Migration:
             progress(min(done, total), total)
 
     async def look(self, service: str, keyspace: Keyspace) -> Looked:
-        found = Found(service)
+        found = V1Service(service)
         try:
             found = await self.reading.v1(service, keyspace.services.get(service, ()))
             listed = await self.reading.is_listed(service)
             held, _ = await self.reading.v2(service, found.ids, listed=listed)
         except Unreadable as error:
             now, why = await self.reading.now(), str(error)
-            steps = [Step(service, "", "unreadable", why)]
+            steps = [InstancePlan(service, "", "unreadable", why)]
             steps += stranded(found, now, timeout=self.timeout, why=why)
-            return Looked(Found(service), Held(now), steps)
+            return Looked(V1Service(service), V2Service(now), steps)
         steps = compared(found, held, timeout=self.timeout, limit=self.limit)
         return Looked(found, held, steps)
 
@@ -113,7 +121,7 @@ class Migration:
                 )
                 yield [Written(step, outcomes[step.id]) for step in part]
 
-    def _record(self, found: Found, id: str) -> Record:
+    def _record(self, found: V1Service, id: str) -> Record:
         return understood(found.service, id, found.hashes[id] or {}, limit=self.limit)
 
     async def bring(
@@ -152,7 +160,7 @@ class Migration:
         )
         return reply.decode()
 
-    async def verify(self, progress: Progress = _silent) -> AsyncIterator[tuple[Looked, Found]]:
+    async def verify(self, progress: Progress = _silent) -> AsyncIterator[tuple[Looked, V1Service]]:
         """Every service, with what of it may be deleted. A heartbeat that may be on its way to v2
         is no difference."""
         async for looked in self.plan(progress):
@@ -185,11 +193,11 @@ class Migration:
         keyspace = await self.reading.keyspace()
         for service in keyspace.services:
             looked = await self.look(service, keyspace)
-            before = verified.services.get(service, Found(service))
+            before = verified.services.get(service, V1Service(service))
             told += since(before, looked.found, looked.steps)
         return told
 
-    async def forget(self, found: Found) -> tuple[int, list[str]]:
+    async def forget(self, found: V1Service) -> tuple[int, list[str]]:
         """Delete exactly this from v1; how much went, and whose place stays because it changed."""
         service = found.service
         scores: list[list[Argument]] = [[raw(id), repr(at)] for id, at in found.scores.items()]
@@ -211,7 +219,7 @@ class Migration:
         await self._put_back(service, members)
         return gone + count, sorted(stays)
 
-    async def _drop(self, found: Found, id: str) -> tuple[int, list[bytes]]:
+    async def _drop(self, found: V1Service, id: str) -> tuple[int, list[bytes]]:
         told = found.hashes[id] or {}
         whole: list[Argument] = [raw(word) for pair in told.items() for word in pair]
         return await self._forget(self.v1.instance(found.service, id), "hash", [whole])

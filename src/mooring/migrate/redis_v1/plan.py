@@ -66,7 +66,7 @@ _TIMES = {"heartbeat", "registrationTime", "lastMetadataUpdate"}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class V1Service:
     """A service in v1."""
 
     service: str
@@ -80,10 +80,10 @@ class Found:
     def ids(self) -> list[str]:
         return sorted({*self.hashes, *self.members, *self.scores})
 
-    def only(self, ids: Iterable[str]) -> Found:
+    def only(self, ids: Iterable[str]) -> V1Service:
         """The same, of these alone."""
         chosen = set(ids)
-        return Found(
+        return V1Service(
             self.service,
             {id: told for id, told in self.hashes.items() if id in chosen},
             self.members & chosen,
@@ -104,7 +104,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class V2Service:
     """The same service in v2."""
 
     now: int
@@ -139,7 +139,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InstancePlan:
     service: str
     id: str
     """Empty: it concerns the service, or a key."""
@@ -155,13 +155,13 @@ class Step:
         return "; ".join(told)
 
 
-def compared(found: Found, held: Held, *, timeout: int, limit: int) -> list[Step]:
+def compared(found: V1Service, held: V2Service, *, timeout: int, limit: int) -> list[InstancePlan]:
     """How v2 stands to each instance of a service. `timeout` is in ms, `limit` in bytes of
     metadata."""
     steps = [_step(found, held, id, timeout, limit) for id in found.ids]
     known = set(found.ids)
     steps += [
-        Step(found.service, id, "surplus")
+        InstancePlan(found.service, id, "surplus")
         for id, told in sorted(held.records.items())
         if id not in known
         and told.get("incarnation") == INCARNATION
@@ -170,17 +170,17 @@ def compared(found: Found, held: Held, *, timeout: int, limit: int) -> list[Step
     return steps
 
 
-def stranded(found: Found, now: int, *, timeout: int, why: str) -> list[Step]:
+def stranded(found: V1Service, now: int, *, timeout: int, why: str) -> list[InstancePlan]:
     """Those who live in a service that v2 cannot have."""
     alive = [id for id in found.ids if found.alive(id, now - timeout)]
-    return [Step(found.service, id, "stranded", why) for id in alive]
+    return [InstancePlan(found.service, id, "stranded", why) for id in alive]
 
 
-def _step(found: Found, held: Held, id: str, timeout: int, limit: int) -> Step:
-    def step(verdict: Verdict, why: str = "", *differences: Difference) -> Step:
-        return Step(found.service, id, verdict, why, differences, notes, heard)
+def _step(found: V1Service, held: V2Service, id: str, timeout: int, limit: int) -> InstancePlan:
+    def step(verdict: Verdict, why: str = "", *differences: Difference) -> InstancePlan:
+        return InstancePlan(found.service, id, verdict, why, differences, notes, heard)
 
-    def out_of_reach(why: str) -> Step:
+    def out_of_reach(why: str) -> InstancePlan:
         return step("stranded" if found.alive(id, held.now - timeout) else "unreadable", why)
 
     notes: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ def _remnant(hash: bool, member: bool) -> str:
     return "it has a hash, and v1's set does not name it" if hash else "a heartbeat alone"
 
 
-def _half(held: Held, id: str) -> list[str]:
+def _half(held: V2Service, id: str) -> list[str]:
     return [
         text
         for there, text in (
@@ -260,14 +260,14 @@ def different(wanted: Mapping[str, str], held: Mapping[str, str]) -> tuple[Diffe
     return tuple(plain or found)
 
 
-def pardoned(step: Step, now: int) -> Step:
+def pardoned(step: InstancePlan, now: int) -> InstancePlan:
     """The same, without the difference that a heartbeat of just now makes."""
     if step.verdict == "behind" and step.heard > now - GRACE:
         return replace(step, verdict="equal")
     return step
 
 
-def counted(steps: Iterable[Step]) -> dict[Verdict, int]:
+def counted(steps: Iterable[InstancePlan]) -> dict[Verdict, int]:
     """How many of each, in the order of `IN_WORDS`."""
     found = [step.verdict for step in steps]
     return {verdict: found.count(verdict) for verdict in IN_WORDS if verdict in found}

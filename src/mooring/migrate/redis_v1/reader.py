@@ -10,7 +10,7 @@ from typing import Any
 
 from mooring.errors import InvalidName, StoreError
 from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, V1Keys, of_v2, sorted_out
-from mooring.migrate.redis_v1.plan import Found, Held
+from mooring.migrate.redis_v1.plan import V1Service, V2Service
 from mooring.model import Config
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.keys import Keys
@@ -55,7 +55,7 @@ class Reading:
         seconds, micros = await self._connection.call("TIME", what="read of the clock")
         return int(seconds) * 1000 + int(micros) // 1000
 
-    async def v1(self, service: str, ids: Iterable[str] = ()) -> Found:
+    async def v1(self, service: str, ids: Iterable[str] = ()) -> V1Service:
         """A service in v1; `ids` are of hashes that are known beside those that it names. Raises
         `Unreadable`."""
         members = {text(id) for id in await self._scanned("SSCAN", self._v1.instances(service))}
@@ -66,7 +66,7 @@ class Reading:
         mine = [id for id in every if not of_v2(self._v2, self._v1.instance(service, id))]
         hashes = await self._hashes(self._v1.instance(service, id) for id in mine)
         found = {id: told for id, told in zip(mine, hashes, strict=True) if told != {}}
-        return Found(service, found, frozenset(members), scores)
+        return V1Service(service, found, frozenset(members), scores)
 
     async def is_listed(self, service: str) -> bool:
         """Whether tier 1 names a service."""
@@ -75,7 +75,7 @@ class Reading:
 
     async def v2(
         self, service: str, ids: Iterable[str], *, listed: bool | None
-    ) -> tuple[Held, Mapping[str, Config]]:
+    ) -> tuple[V2Service, Mapping[str, Config]]:
         """The same in v2, and the operator's word; `listed` is what tier 1 says. Raises
         `Unreadable`."""
         try:
@@ -102,7 +102,7 @@ class Reading:
             for member, forgotten in ((text(one), float(other)) for one, other in _pairs(removed))
             if member.endswith(f" {INCARNATION}") and forgotten > state.now
         }
-        held = Held(state.now, records, scores, taken_out, listed, spoilt)
+        held = V2Service(state.now, records, scores, taken_out, listed, spoilt)
         return held, state.config
 
     async def _scanned(self, command: str, key: str) -> list[Any]:

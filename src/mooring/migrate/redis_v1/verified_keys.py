@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from mooring.migrate import verified_file as listing
-from mooring.migrate.redis_v1.plan import DIFFERENT, Found, Step
+from mooring.migrate.redis_v1.plan import DIFFERENT, InstancePlan, V1Service
 
 _FORMAT = "mooring redis-v1 verified 1"
 
@@ -36,17 +36,17 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class Verified:
     header: Header
-    services: Mapping[str, Found]
+    services: Mapping[str, V1Service]
 
 
-def deletable(found: Found, steps: Iterable[Step]) -> Found:
+def deletable(found: V1Service, steps: Iterable[InstancePlan]) -> V1Service:
     """What may go of a service: what v2 has, what has expired, what is of no use to anybody. What
     cannot be understood stays."""
     stays = {"unreadable", *DIFFERENT}
     return found.only(step.id for step in steps if step.verdict not in stays)
 
 
-def since(before: Found, after: Found, steps: Iterable[Step]) -> list[str]:
+def since(before: V1Service, after: V1Service, steps: Iterable[InstancePlan]) -> list[str]:
     """What happened to a service of v1 since it was verified; `steps` are about `after`. What is
     gone by now is no matter."""
     told: list[str] = []
@@ -82,7 +82,7 @@ def read(path: Path) -> Verified:
     """Raises `MigrationError` where it is not there, or no such file."""
     header, lines = listing.read(path, Header, _Line, format=_FORMAT)
     services = {
-        line.service: Found(line.service, line.hashes, frozenset(line.members), line.scores)
+        line.service: V1Service(line.service, line.hashes, frozenset(line.members), line.scores)
         for line in lines
     }
     return Verified(header, services)

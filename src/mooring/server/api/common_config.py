@@ -31,7 +31,7 @@ from mooring.server.http.routing import Endpoint
 from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
 from mooring.tenants.masked_document import unmasked_part
 from mooring.tenants.publish.merge import merged_common
-from mooring.tenants.publish.plan import NOTHING_RESENT, Held, Parts, Resent, Unread
+from mooring.tenants.publish.plan import NOTHING_RESENT, Parts, Resent, StoredParts, Unread
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
@@ -125,7 +125,7 @@ async def put(call: Call) -> Answer:
     condition = precondition(call, call.query.base, path)
     existed = False
 
-    def require(there: Held) -> None:
+    def require(there: StoredParts) -> None:
         nonlocal existed
         condition(there)
         existed = path in there.parts

@@ -25,7 +25,14 @@ from mooring.tenants.diff import Action, records
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
 from mooring.tenants.masked_document import restored, shown
-from mooring.tenants.publish.plan import NOTHING_RESENT, Difference, Held, Parts, Resent, held
+from mooring.tenants.publish.plan import (
+    NOTHING_RESENT,
+    Difference,
+    Parts,
+    Resent,
+    StoredParts,
+    held,
+)
 from mooring.tenants.publish.publish_state import Published
 from mooring.tenants.publish.publisher import Publisher, Require
 from mooring.tenants.redirect_guard import redirect_in_document
@@ -153,7 +160,7 @@ async def show_tenant(call: Call) -> Answer:
     return Answer(answer, headers=headers, etag=f"{revision}{'-unmasked' * unmask}")
 
 
-async def _held(call: Call) -> Held:
+async def _held(call: Call) -> StoredParts:
     keys, tenant = keys_of(call), check_id(call.tenant)
     found = await store_of(call).read(keys.parts(tenant))
     return held(keys, tenant, found.entries)
@@ -188,7 +195,7 @@ async def publish(call: Call) -> Answer:
     condition = precondition(call, call.query.base)
     existed = False
 
-    def require(there: Held) -> None:
+    def require(there: StoredParts) -> None:
         nonlocal existed
         condition(there)
         existed = bool(there.parts)
@@ -250,7 +257,7 @@ def precondition(call: Call, base: str = "", path: str = "") -> Require:
     unwanted = call.request.headers.get("if-none-match", "")
     owner = owner_of(call)
 
-    def check(there: Held) -> None:
+    def check(there: StoredParts) -> None:
         etag = f'"{there.revision}"'
         exists = path in there.parts if path else bool(there.parts)
         if unwanted and exists and matches(unwanted, etag):

@@ -7,7 +7,7 @@ from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import Keys, Owner
 from mooring.tenants.publish.claims import claims
-from mooring.tenants.publish.plan import ROOM, Held, Parts, Unread, batches, units
+from mooring.tenants.publish.plan import ROOM, Parts, StoredParts, Unread, batches, units
 
 MOST = ROOM - 20
 """Aliases that one stage changes; the rest is for the other domains and the parts themselves."""
@@ -50,7 +50,9 @@ def check(keys: Keys, tenant: Owner, there: Parts, wanted: Parts, *, most: int, 
             name: Entry(name, claim.value, 1, 1, 1)
             for name, claim in claims(keys, tenant, there).items()
         }
-        batches(tenant, units(keys, tenant, Held(dict(there), {}), towards, leading), room=room)
+        batches(
+            tenant, units(keys, tenant, StoredParts(dict(there), {}), towards, leading), room=room
+        )
         if towards is wanted:
             return
         there = towards

@@ -18,7 +18,7 @@ from mooring.errors import (
 from mooring.tasks import Backoff
 from mooring.tenants.keys import Owner, check_owner, has_part, named
 from mooring.tenants.publish.alias_batches import at_a_time, check, stage
-from mooring.tenants.publish.committer import Plan, Scribe, Seen, resending, room_beside
+from mooring.tenants.publish.committer import Committer, Plan, StoredTenant, resending, room_beside
 from mooring.tenants.publish.delete import erase
 from mooring.tenants.publish.encryption import Passwords, Search, judged
 from mooring.tenants.publish.plan import (
@@ -30,7 +30,7 @@ from mooring.tenants.publish.plan import (
     batches,
     differences,
 )
-from mooring.tenants.publish.publish_state import Published, Work
+from mooring.tenants.publish.publish_state import Published, PublishState
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import Keyring
 
@@ -43,15 +43,15 @@ Change = Callable[[Parts], Parts]
 """What a tenant is to be, from what is there."""
 
 
-class Committer:
+class CommitLoop:
     """Carries out what a publisher was asked for."""
 
-    def __init__(self, scribe: Scribe, ring: Keyring, sweeper: Sweeper) -> None:
-        self._scribe, self._ring, self._sweeper = scribe, ring, sweeper
-        self._search = Search(scribe.store, scribe.keys)
+    def __init__(self, committer: Committer, ring: Keyring, sweeper: Sweeper) -> None:
+        self._committer, self._ring, self._sweeper = committer, ring, sweeper
+        self._search = Search(committer.store, committer.keys)
 
     async def would_change(
-        self, tenant: Owner, seen: Seen, wanted: Parts, resent: Resent = NOTHING_RESENT
+        self, tenant: Owner, seen: StoredTenant, wanted: Parts, resent: Resent = NOTHING_RESENT
     ) -> list[Difference]:
         """What `change` would change. Raises what it would raise."""
         await self._passwords(tenant, seen, wanted, resent=resent, dry=True)
@@ -60,7 +60,7 @@ class Committer:
 
     async def change(
         self,
-        work: Work,
+        work: PublishState,
         change: Change,
         *,
         only_at: int | None = None,
@@ -69,7 +69,7 @@ class Committer:
         """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
         tenant = check_owner(work.tenant)
 
-        async def attempt(seen: Seen) -> None:
+        async def attempt(seen: StoredTenant) -> None:
             seen = resending(seen, resent)
             if only_at is not None and seen.last != (work.number or only_at):
                 raise Moved(tenant)
@@ -84,22 +84,22 @@ class Committer:
             work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse, resent=sent)
             plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
             while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
-                part = await self._scribe.plan(tenant, seen.held, towards)
-                head = await self._scribe.write(work, seen, part, towards, closing=False)
-                seen = await self._scribe.look(tenant)
+                part = await self._committer.plan(tenant, seen.held, towards)
+                head = await self._committer.write(work, seen, part, towards, closing=False)
+                seen = await self._committer.look(tenant)
                 if seen.head != head:
                     raise Conflict(f"{named(tenant)} was changed meanwhile", revision=seen.head)
-                plan = await self._scribe.plan(tenant, seen.held, wanted)
-            await self._scribe.write(work, seen, plan, wanted)
+                plan = await self._committer.plan(tenant, seen.held, wanted)
+            await self._committer.write(work, seen, plan, wanted)
 
         return await self._persist(work, attempt)
 
-    async def delete(self, work: Work) -> Published:
+    async def delete(self, work: PublishState) -> Published:
         """Delete a tenant with all that leads to it. Raises `NotConfigured` if there is none."""
 
-        async def attempt(seen: Seen) -> None:
+        async def attempt(seen: StoredTenant) -> None:
             if seen.held.revisions or seen.held.strange:
-                await erase(self._scribe, work, seen)
+                await erase(self._committer, work, seen)
             elif not work.changes:
                 raise NotConfigured(f"there is no {named(work.tenant)}")
 
@@ -108,7 +108,7 @@ class Committer:
     def _passwords(
         self,
         tenant: Owner,
-        seen: Seen,
+        seen: StoredTenant,
         wanted: Parts,
         *,
         refuse: bool = True,
@@ -127,19 +127,21 @@ class Committer:
         )
 
     async def _planned(
-        self, tenant: Owner, seen: Seen, wanted: Parts, room: int
+        self, tenant: Owner, seen: StoredTenant, wanted: Parts, room: int
     ) -> tuple[Plan, int]:
         """What is to be written, and how many aliases at a time. Raises every objection
         before anything is written."""
-        plan = await self._scribe.plan(tenant, seen.held, wanted)
+        plan = await self._committer.plan(tenant, seen.held, wanted)
         most, fewer = at_a_time(room)
         if stage(seen.held.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
             return plan, most
         most = fewer if plan.guarded else most
-        check(self._scribe.keys, tenant, seen.held.parts, wanted, most=most, room=room)
+        check(self._committer.keys, tenant, seen.held.parts, wanted, most=most, room=room)
         return plan, most
 
-    async def _persist(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> Published:
+    async def _persist(
+        self, work: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
+    ) -> Published:
         """Read and commit until no other publisher was first and the outcome is known. What was
         written, or may have been, is never reported as not written."""
         try:
@@ -160,11 +162,13 @@ class Committer:
         await self._sweeper.beside_a_publish()
         return work.published()
 
-    async def _try(self, work: Work, attempt: Callable[[Seen], Awaitable[None]]) -> None:
+    async def _try(
+        self, work: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
+    ) -> None:
         backoff = Backoff()
         for _ in range(TRIES):
-            seen = await self._scribe.look(work.tenant)
-            if await self._scribe.make_sure(work, seen):
+            seen = await self._committer.look(work.tenant)
+            if await self._committer.make_sure(work, seen):
                 return
             if work.require is not None and not work.written:
                 work.require(seen.held)

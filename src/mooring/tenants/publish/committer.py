@@ -1,4 +1,4 @@
-"""The scribe: looks at a tenant, and writes what was decided about it, together with its history.
+"""Reads a tenant, and writes what was decided about it together with its history.
 
 Every write that it makes carries the next entry of the tenant's history and moves its head, under
 the condition that nobody moved it before: so two publishers of one tenant never overlap.
@@ -34,9 +34,9 @@ from mooring.tenants.keys import IndexEntry, Keys, Owner, named
 from mooring.tenants.publish.claims import ANY_CASE, claims, holder
 from mooring.tenants.publish.plan import (
     ROOM,
-    Held,
     Parts,
     Resent,
+    StoredParts,
     Unit,
     batches,
     contested,
@@ -44,7 +44,7 @@ from mooring.tenants.publish.plan import (
     raw_names,
     units,
 )
-from mooring.tenants.publish.publish_state import Attempt, Work
+from mooring.tenants.publish.publish_state import Attempt, PublishState
 from mooring.tenants.publish.publish_state import Published as Published
 from mooring.tenants.secrets import Keyring
 
@@ -60,10 +60,10 @@ _TOLD = ("meta", "domain/primary")
 T = TypeVar("T")
 
 
-class Seen(msgspec.Struct, frozen=True):
+class StoredTenant(msgspec.Struct, frozen=True):
     """What was read of a tenant, at one revision."""
 
-    held: Held
+    held: StoredParts
     head: int
     """The revision at which its history last went on; 0: it has none."""
     last: int
@@ -75,7 +75,7 @@ class Seen(msgspec.Struct, frozen=True):
     """Up to this number, entries are too old."""
 
 
-def resending(seen: Seen, resent: Resent) -> Seen:
+def resending(seen: StoredTenant, resent: Resent) -> StoredTenant:
     """The same, with secrets that count as changed."""
     if not resent:
         return seen
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     """Whether something is taken over that led to another tenant."""
 
 
-class Scribe:
+class Committer:
     """Reads and writes the tenants below one namespace, on behalf of `by`."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Scribe:
         self.store, self.keys, self._ring = store, keys, ring
         self._by, self._keep, self._keep_for = by, keep, keep_for
 
-    async def look(self, tenant: Owner) -> Seen:
+    async def look(self, tenant: Owner) -> StoredTenant:
         chronicled = self.keys.history_of(tenant)
         found = await self.store.commit(
             read=[
@@ -115,7 +115,7 @@ class Scribe:
             if (number := self.keys.history_number(entry.key))
             and time.time() - _moment(understood(entry).at) > self._keep_for
         ]
-        return Seen(
+        return StoredTenant(
             held(self.keys, tenant, parts),
             heads[0].modified if heads else 0,
             max([*numbers, *(_number(head.value) for head in heads)], default=0),
@@ -125,7 +125,7 @@ class Scribe:
         )
 
     async def plan(
-        self, tenant: Owner, there: Held, wanted: Parts, *, claiming: bool = True
+        self, tenant: Owner, there: StoredParts, wanted: Parts, *, claiming: bool = True
     ) -> Plan:
         """Raises `Taken` where something belongs to another tenant. What leads to a tenant that
         does not lay claim to it leads nowhere, and is taken over unless that tenant is published
@@ -136,7 +136,7 @@ class Scribe:
         if there.obscure:
             index |= await self.leading(tenant)
         guards: dict[bytes, list[Check]] = {}
-        looked: dict[int, Seen] = {}
+        looked: dict[int, StoredTenant] = {}
         for claim, entry, other in contested(tenant, now if claiming else {}, self.keys, index):
             theirs = looked[other] = looked.get(other) or await self.look(other)
             if theirs.held.may_claim(self.keys, other, claim):
@@ -155,7 +155,13 @@ class Scribe:
         return Plan(found, bool(guards))
 
     async def write(
-        self, work: Work, seen: Seen, plan: Plan, wanted: Parts, *, closing: bool = True
+        self,
+        work: PublishState,
+        seen: StoredTenant,
+        plan: Plan,
+        wanted: Parts,
+        *,
+        closing: bool = True,
     ) -> int:
         """One commit, or several where it is too large for one; where the history's head is then.
         `closing`: nothing comes after it."""
@@ -197,7 +203,7 @@ class Scribe:
 
     async def commit(
         self,
-        work: Work,
+        work: PublishState,
         attempt: Attempt | None,
         writes: Sequence[Write],
         require: Sequence[Check],
@@ -230,7 +236,7 @@ class Scribe:
             }
         return found
 
-    async def make_sure(self, work: Work, seen: Seen) -> bool:
+    async def make_sure(self, work: PublishState, seen: StoredTenant) -> bool:
         """After lost answers: whether all was written. Raises `OutcomeUnknown` where that cannot be
         told any more."""
         for attempt in tuple(work.unsure):
@@ -270,7 +276,7 @@ class Scribe:
             found |= {entry.key: entry for each in answer.reads for entry in each.entries}
         return found
 
-    def recorded(self, work: Work, attempt: Attempt) -> list[Write]:
+    def recorded(self, work: PublishState, attempt: Attempt) -> list[Write]:
         entry = HistoryEntry(
             attempt.number,
             now(),
@@ -291,11 +297,11 @@ class Scribe:
             sign_of_life(self.keys),
         ]
 
-    def first_kept(self, number: int, seen: Seen) -> int:
+    def first_kept(self, number: int, seen: StoredTenant) -> int:
         """The first entry that is neither too old nor one too many, if this is the newest."""
         return max(number + 1 - self._keep, seen.aged + 1)
 
-    def trimmed(self, tenant: Owner, number: int, seen: Seen) -> list[Write]:
+    def trimmed(self, tenant: Owner, number: int, seen: StoredTenant) -> list[Write]:
         """What of the history goes when an entry comes."""
         first = min(self.first_kept(number, seen), number)
         if not seen.first or seen.first >= first:
@@ -308,7 +314,7 @@ def sign_of_life(keys: Keys) -> Put:
     return Put(keys.sentinel, msgspec.json.encode({"updatedAt": now()}))
 
 
-def room_beside(work: Work, wanted: Parts) -> int:
+def room_beside(work: PublishState, wanted: Parts) -> int:
     """Operations of the last commit that are left beside what the caller has to write in it."""
     writes, checks = work.beside(wanted)
     return ROOM - max(len(writes), len(checks))

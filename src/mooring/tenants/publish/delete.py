@@ -10,43 +10,45 @@ from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unch
 from mooring.tenants.keys import INDEXES, IndexEntry, Keys, Owner
 from mooring.tenants.publish.alias_batches import stage
 from mooring.tenants.publish.claims import claims, folded
-from mooring.tenants.publish.committer import Plan, Scribe, Seen, chunks
-from mooring.tenants.publish.plan import BYTES, ROOM, Held, Parts, Unit, differences, unclear
-from mooring.tenants.publish.publish_state import Work
+from mooring.tenants.publish.committer import Committer, Plan, StoredTenant, chunks
+from mooring.tenants.publish.plan import BYTES, ROOM, Parts, StoredParts, Unit, differences, unclear
+from mooring.tenants.publish.publish_state import PublishState
 
 _AT_ONCE = BYTES // 2  # bytes of values that one commit deletes: it also records them
 
 
-async def erase(scribe: Scribe, work: Work, seen: Seen) -> None:
+async def erase(committer: Committer, work: PublishState, seen: StoredTenant) -> None:
     """Delete a tenant in one commit, indexes before data. A tenant that is too large for one commit
     is deleted in pages. A page deletes objects together with their own indexes, so that a name is
     free only when no data claims it. Meta comes last, so that a deletion that was interrupted can
     be resumed."""
-    leading = await scribe.leading(work.tenant)
+    leading = await committer.leading(work.tenant)
     if not _fits(seen.held, leading):
-        seen = await _in_pages(scribe, work, seen)
-        leading = await scribe.leading(work.tenant)
-    await _last_page(scribe, work, seen, leading)
+        seen = await _in_pages(committer, work, seen)
+        leading = await committer.leading(work.tenant)
+    await _last_page(committer, work, seen, leading)
 
 
-def _fits(there: Held, leading: dict[bytes, Entry]) -> bool:
+def _fits(there: StoredParts, leading: dict[bytes, Entry]) -> bool:
     count = len(there.revisions) + len(there.strange) + len(leading)
     return count <= ROOM and sum(each.size for each in differences(there.parts, {})) <= _AT_ONCE
 
 
-async def _in_pages(scribe: Scribe, work: Work, seen: Seen) -> Seen:
+async def _in_pages(committer: Committer, work: PublishState, seen: StoredTenant) -> StoredTenant:
     """Delete all but meta."""
     rest = _last(seen.held.parts)
     while differences(seen.held.parts, rest):
         towards = stage(seen.held.parts, rest)
-        plan = await scribe.plan(work.tenant, seen.held, towards, claiming=False)
+        plan = await committer.plan(work.tenant, seen.held, towards, claiming=False)
         try:
-            head = await scribe.write(work, seen, plan, towards, closing=False)
+            head = await committer.write(work, seen, plan, towards, closing=False)
         except TooLarge:  # another program wrote it
-            plan = await scribe.plan(work.tenant, seen.held, rest, claiming=False)
+            plan = await committer.plan(work.tenant, seen.held, rest, claiming=False)
             pieces = [piece for unit in plan.units for piece in _pieces(unit)]
-            head = await scribe.write(work, seen, Plan(pieces, plan.guarded), rest, closing=False)
-        seen = await scribe.look(work.tenant)
+            head = await committer.write(
+                work, seen, Plan(pieces, plan.guarded), rest, closing=False
+            )
+        seen = await committer.look(work.tenant)
         if seen.head != head:
             raise Conflict(f"tenant {work.tenant} was changed meanwhile", revision=seen.head)
     return seen
@@ -65,25 +67,27 @@ def _pieces(unit: Unit) -> Iterator[Unit]:
         yield Unit(unit.changes[place : place + 1], (write,), (check,))
 
 
-async def _last_page(scribe: Scribe, work: Work, seen: Seen, leading: dict[bytes, Entry]) -> None:
-    keys, tenant, there = scribe.keys, work.tenant, seen.held
+async def _last_page(
+    committer: Committer, work: PublishState, seen: StoredTenant, leading: dict[bytes, Entry]
+) -> None:
+    keys, tenant, there = committer.keys, work.tenant, seen.held
     ordered = sorted(leading.values(), key=partial(_order, keys, tenant, there))
     names = [*(keys.part(tenant, path) for path in there.revisions), *there.strange]
     at_once = len(names) + len(ordered) <= ROOM
     room = max(ROOM - len(names), ROOM // 2)
     for page in chunks(ordered[:-room], ROOM):
-        await _set_aside(scribe, work, page, seen.head)
+        await _set_aside(committer, work, page, seen.head)
     last = ordered[-room:]
     gone = differences(there.parts, {})
     attempt = work.attempt(seen.last, gone, closing=True, incomplete=seen.incomplete)
-    done = await scribe.commit(
+    done = await committer.commit(
         work,
         attempt,
         [
             *_deletions(last),
             *([Delete(key(name)) for name in names] if at_once else [Delete(keys.parts(tenant))]),
-            *scribe.recorded(work, attempt),
-            *scribe.trimmed(tenant, attempt.number, seen),
+            *committer.recorded(work, attempt),
+            *committer.trimmed(tenant, attempt.number, seen),
         ],
         [
             unchanged(keys.history_head(tenant), seen.head),
@@ -95,22 +99,24 @@ async def _last_page(scribe: Scribe, work: Work, seen: Seen, leading: dict[bytes
     if done.reads[0].entries:
         raise Conflict(f"tenant {tenant} got something new meanwhile", revision=done.revision)
     if not at_once:  # what came meanwhile went unseen, and what leads to it is left
-        for page in chunks([*(await scribe.leading(tenant)).values()], ROOM):
-            await _set_aside(scribe, work, page, done.revision)
+        for page in chunks([*(await committer.leading(tenant)).values()], ROOM):
+            await _set_aside(committer, work, page, done.revision)
 
 
-async def _set_aside(scribe: Scribe, work: Work, entries: Sequence[Entry], head: int) -> None:
+async def _set_aside(
+    committer: Committer, work: PublishState, entries: Sequence[Entry], head: int
+) -> None:
     """Delete indexes that no data explains. The history does not record them."""
-    require = [unchanged(scribe.keys.history_head(work.tenant), head), *_as_read(entries)]
+    require = [unchanged(committer.keys.history_head(work.tenant), head), *_as_read(entries)]
     try:
-        await scribe.store.commit(*_deletions(entries), require=require)
+        await committer.store.commit(*_deletions(entries), require=require)
     except OutcomeUnknown:
         work.aside += 1  # perhaps
         raise
     work.aside += 1
 
 
-def _order(keys: Keys, tenant: Owner, there: Held, entry: Entry) -> tuple[bool, int, bytes]:
+def _order(keys: Keys, tenant: Owner, there: StoredParts, entry: Entry) -> tuple[bool, int, bytes]:
     """What the data explains, or may explain, comes last: it goes with the data."""
     place = keys.understand(entry.key)
     assert isinstance(place, IndexEntry)

@@ -66,7 +66,7 @@ they changed would tell the caller whether a guess is right."""
 NOTHING_RESENT: Resent = MappingProxyType({})
 
 
-class Held(msgspec.Struct, frozen=True):
+class StoredParts(msgspec.Struct, frozen=True):
     """What the store has of a tenant."""
 
     parts: dict[str, JSON | Unread]
@@ -107,7 +107,7 @@ def unclear(parts: Parts) -> frozenset[IndexKind]:
     return frozenset(found)
 
 
-def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> Held:
+def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> StoredParts:
     parts: dict[str, JSON | Unread] = {}
     revisions: dict[str, int] = {}
     strange = []
@@ -122,7 +122,7 @@ def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> Held:
         except Unreadable:
             value = None
         parts[path] = Unread(entry.value) if value is None else value
-    return Held(parts, revisions, tuple(strange))
+    return StoredParts(parts, revisions, tuple(strange))
 
 
 def shown(path: str, value: JSON | Unread) -> JSON | Unread:
@@ -264,7 +264,7 @@ Guards: TypeAlias = "Mapping[bytes, Sequence[Check]]"
 def units(
     keys: Keys,
     tenant: Owner,
-    had: Held,
+    had: StoredParts,
     wanted: Parts,
     index: Mapping[bytes, Entry],
     guards: Guards = MappingProxyType({}),

@@ -12,11 +12,11 @@ from mooring.masking import clear_secrets_of, is_hidden
 from mooring.store.contract import Check, Write
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.publish.encryption import Passwords
-from mooring.tenants.publish.plan import Difference, Held, Parts, Unread
+from mooring.tenants.publish.plan import Difference, Parts, StoredParts, Unread
 from mooring.tenants.secrets import CURRENT
 from mooring.tenants.validation import FIELDS
 
-Require = Callable[[Held], None]
+Require = Callable[[StoredParts], None]
 """Raises unless what the store has is what the caller expects."""
 Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
 
@@ -59,7 +59,7 @@ class Attempt(msgspec.Struct, frozen=True):
         return self.number, self.page
 
 
-class Work:
+class PublishState:
     """A publish under way."""
 
     def __init__(

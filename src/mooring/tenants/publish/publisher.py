@@ -29,12 +29,19 @@ from mooring.tenants.keys import (
     joined,
     named,
 )
-from mooring.tenants.publish.commit_loop import TRIES, Committer, Moved, lost
+from mooring.tenants.publish.commit_loop import TRIES, CommitLoop, Moved, lost
 from mooring.tenants.publish.commit_loop import Change as Change
-from mooring.tenants.publish.committer import Scribe, resending, sign_of_life, understood
+from mooring.tenants.publish.committer import Committer, resending, sign_of_life, understood
 from mooring.tenants.publish.merge import merged, merged_common
-from mooring.tenants.publish.plan import NOTHING_RESENT, Difference, Held, Parts, Resent, held
-from mooring.tenants.publish.publish_state import Also, Published, Work
+from mooring.tenants.publish.plan import (
+    NOTHING_RESENT,
+    Difference,
+    Parts,
+    Resent,
+    StoredParts,
+    held,
+)
+from mooring.tenants.publish.publish_state import Also, Published, PublishState
 from mooring.tenants.publish.publish_state import Require as Require
 from mooring.tenants.publish.rekey import Progress, rekey
 from mooring.tenants.publish.rekey import Rekeyed as Rekeyed
@@ -68,18 +75,20 @@ class Publisher:
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
         by = by or f"{_user()}@{socket.gethostname()}"
-        self._scribe = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for)
+        self._committer = Committer(
+            store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for
+        )
         # Other tenants' histories are never kept for less than the default.
         longest = max(keep_for, KEEP_FOR)
-        lenient = Scribe(store, self.keys, self._ring, by=by, keep=keep, keep_for=longest)
+        lenient = Committer(store, self.keys, self._ring, by=by, keep=keep, keep_for=longest)
         self._sweeper = Sweeper(store, self.keys, lenient)
-        self._committer = Committer(self._scribe, self._ring, self._sweeper)
+        self._commit_loop = CommitLoop(self._committer, self._ring, self._sweeper)
 
     async def read(self, tenant: Owner) -> Parts:
         """What the store has of a tenant, or of what all tenants share, by path."""
         return (await self.look(tenant)).parts
 
-    async def look(self, tenant: Owner) -> Held:
+    async def look(self, tenant: Owner) -> StoredParts:
         """The same, with its revisions."""
         entries = (await self._store.read(self.keys.parts(tenant))).entries
         return held(self.keys, tenant, entries)
@@ -92,11 +101,11 @@ class Publisher:
         resent: Resent = NOTHING_RESENT,
     ) -> list[Difference]:
         """What `apply` would change. Raises what it would raise. `resent`: see `change`."""
-        seen = resending(await self._scribe.look(document.tenant), resent)
+        seen = resending(await self._committer.look(document.tenant), resent)
         if require is not None:
             require(seen.held)
         wanted = document.applied(seen.held.parts, self._ring, reseal=bool(resent))
-        return await self._committer.would_change(document.tenant, seen, wanted, resent)
+        return await self._commit_loop.would_change(document.tenant, seen, wanted, resent)
 
     async def apply(
         self, document: Document, *, note: str = "", require: Require | None = None
@@ -152,8 +161,8 @@ class Publisher:
         was written, save where somebody took the name between two transactions of a publish that is
         too large for one, of which a note at the error tells.
         """
-        return await self._committer.change(
-            Work(tenant, action, note, also, require), change, resent=resent
+        return await self._commit_loop.change(
+            PublishState(tenant, action, note, also, require), change, resent=resent
         )
 
     async def delete(
@@ -163,8 +172,8 @@ class Publisher:
         where it fits. Its history stays. Raises `NotConfigured` where there is none. `require`:
         see `change`."""
         check_id(tenant)
-        work = Work(tenant, "delete", note, require=require)
-        return await self._committer.delete(work)
+        work = PublishState(tenant, "delete", note, require=require)
+        return await self._commit_loop.delete(work)
 
     @property
     def sweeper(self) -> Sweeper:
@@ -208,12 +217,12 @@ class Publisher:
         self.keys.common_part(path)
         path = joined(path)
         area = area_of(path)
-        seen = resending(await self._scribe.look(area), resent)
+        seen = resending(await self._committer.look(area), resent)
         if require is not None:
             require(seen.held)
         parts = seen.held.parts
         wanted = {**parts, path: merged_common(path, parts.get(path), value)}
-        return await self._committer.would_change(area, seen, wanted)
+        return await self._commit_loop.would_change(area, seen, wanted)
 
     async def remove_common(
         self, path: str, *, note: str = "", require: Require | None = None
@@ -272,16 +281,18 @@ class Publisher:
             if newest == tried:
                 raise torn(tenant, number)
             tried = newest
-            work = Work(tenant, "rollback", "", require=require)
+            work = PublishState(tenant, "rollback", "", require=require)
 
-            def change(there: Parts, work: Work = work, entries: History = entries) -> Parts:
+            def change(
+                there: Parts, work: PublishState = work, entries: History = entries
+            ) -> Parts:
                 found = undone(there, entries, self._ring)
                 work.lost = found.lost
                 work.note = noted(note or f"to {number}", found.lost)
                 return found.parts
 
             try:
-                return await self._committer.change(
+                return await self._commit_loop.change(
                     work, change, only_at=newest, resent=chronicle.resent(entries)
                 )
             except Moved:
@@ -291,8 +302,8 @@ class Publisher:
     async def diff_rollback(self, tenant: Owner, number: int) -> list[Difference]:
         """What `rollback` would change. Raises what it would raise."""
         _, entries = to_undo(tenant, await self.history(tenant), number)
-        seen = resending(await self._scribe.look(tenant), chronicle.resent(entries))
-        return await self._committer.would_change(
+        seen = resending(await self._committer.look(tenant), chronicle.resent(entries))
+        return await self._commit_loop.would_change(
             tenant, seen, undone(seen.held.parts, entries, self._ring).parts
         )
 

@@ -18,7 +18,7 @@ from mooring.errors import Conflict, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.contract import Delete, Range, Store, Write, between, unchanged
 from mooring.tasks import Backoff
 from mooring.tenants.keys import Keys, Owner, is_area, is_id
-from mooring.tenants.publish.committer import Scribe, Seen
+from mooring.tenants.publish.committer import Committer, StoredTenant
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ _ROUND = 3600.0  # seconds between two rounds of `run`
 class Sweeper:
     """Sweeps the histories of one namespace."""
 
-    def __init__(self, store: Store, keys: Keys, scribe: Scribe) -> None:
-        self._store, self._keys, self._scribe = store, keys, scribe
+    def __init__(self, store: Store, keys: Keys, committer: Committer) -> None:
+        self._store, self._keys, self._committer = store, keys, committer
         # Publishers that live briefly begin anywhere, so that together they reach every tenant.
         self._after = f"{keys.namespace}/_history/{random.randrange(1, 10**6)}".encode()
         self._begun = False
@@ -87,7 +87,7 @@ class Sweeper:
         """Delete what is too old, or with `purge` all that may go: how many entries."""
         gone, backoff = 0, Backoff()
         for _ in range(_TRIES):
-            seen = await self._scribe.look(owner)
+            seen = await self._committer.look(owner)
             cut = self._cut(owner, seen, purge)
             if not seen.first or cut <= seen.first:
                 return gone
@@ -101,13 +101,13 @@ class Sweeper:
                 await asyncio.sleep(backoff.next())
         return gone
 
-    def _cut(self, owner: Owner, seen: Seen, purge: bool) -> int:
+    def _cut(self, owner: Owner, seen: StoredTenant, purge: bool) -> int:
         """The first number that stays."""
         deleted = not is_area(owner) and not seen.held.revisions and not seen.held.strange
         cut = seen.last + 1 if purge else seen.aged + 1
         return cut if deleted else min(cut, seen.last)
 
-    def _deletion(self, owner: Owner, seen: Seen, cut: int) -> Write:
+    def _deletion(self, owner: Owner, seen: StoredTenant, cut: int) -> Write:
         if cut > seen.last:
             return Delete(self._keys.history_of(owner))
         return Delete(

@@ -16,7 +16,7 @@ from mooring.tenants.read.snapshot import Snapshot
 from mooring.tenants.read.tenants import Tenants
 
 
-class Outlook(msgspec.Struct, frozen=True):
+class PreparedFeed(msgspec.Struct, frozen=True):
     """What an update will lead to that is not told yet."""
 
     base: Snapshot
@@ -44,7 +44,7 @@ class Prepared:
         held: Callable[[], Mapping[bytes, Entry]],
     ) -> None:
         self.name = feed.name
-        self.prepared: Outlook | None = None
+        self.prepared: PreparedFeed | None = None
         self._feed, self._reading, self._tenants, self._held = feed, reading, tenants, held
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
@@ -53,7 +53,7 @@ class Prepared:
             base = self._tenants.snapshot
             changes = _differences(self._held(), items)
             outcome = await in_turns(self._reading.applying(base, changes))
-            self.prepared = Outlook(base, mark, outcome)
+            self.prepared = PreparedFeed(base, mark, outcome)
             if self.prepared.stands(self._tenants.snapshot):  # else the file stands in by now
                 return items, mark
 

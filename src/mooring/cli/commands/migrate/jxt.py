@@ -22,12 +22,12 @@ from mooring.tenants.keys import NAMESPACE, Keys
 
 if TYPE_CHECKING:
     from mooring.migrate.jxt.migration import Migration
-    from mooring.migrate.jxt.plan import Step
-    from mooring.migrate.jxt.sync_unit import Settled
+    from mooring.migrate.jxt.plan import PartPlan
+    from mooring.migrate.jxt.sync_unit import SyncResult
     from mooring.migrate.jxt.verified_keys import Verified
 
 
-def show_steps(steps: Sequence[Step], as_json: bool) -> None:
+def show_steps(steps: Sequence[PartPlan], as_json: bool) -> None:
     """What is not as it should be, and then how many of each; as JSON, everything."""
     from mooring.migrate.jxt.plan import counted
 
@@ -48,7 +48,7 @@ def show_steps(steps: Sequence[Step], as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _record(step: Step) -> Mapping[str, JSON]:
+def _record(step: PartPlan) -> Mapping[str, JSON]:
     return {
         "tenant": step.unit or None,
         "key": step.name,
@@ -61,7 +61,7 @@ def _record(step: Step) -> Mapping[str, JSON]:
 _BOTH = "both were changed: the later counts"
 
 
-def _show_settled(done: Sequence[Settled], as_json: bool) -> None:
+def _show_settled(done: Sequence[SyncResult], as_json: bool) -> None:
     if as_json:
         for settled in done:
             show_json(settled_record(settled))
@@ -88,7 +88,7 @@ def _show_settled(done: Sequence[Settled], as_json: bool) -> None:
             warn(f"tenant {settled.unit}: {problem}" if settled.unit else problem)
 
 
-def settled_record(settled: Settled) -> Mapping[str, JSON]:
+def settled_record(settled: SyncResult) -> Mapping[str, JSON]:
     return {
         "tenant": settled.unit or None,
         "changes": [
@@ -101,7 +101,7 @@ def settled_record(settled: Settled) -> Mapping[str, JSON]:
     }
 
 
-def show_copied(done: Mapping[int, Settled], as_json: bool) -> None:
+def show_copied(done: Mapping[int, SyncResult], as_json: bool) -> None:
     _show_settled(list(done.values()), as_json)
     count = sum(len(each.changes) for each in done.values())
     mended = sum(len(each.mended) for each in done.values())
@@ -167,7 +167,7 @@ def copy(
 async def _copy(namespace: str, store: str, as_json: bool) -> bool:
     from mooring.migrate.jxt.plan import LEFT, WRITTEN, counted
 
-    done: dict[int, Settled] = {}
+    done: dict[int, SyncResult] = {}
     async with _migration(store, namespace) as migration:
         try:
             with progress("copied") as told:
@@ -189,7 +189,7 @@ async def _copy(namespace: str, store: str, as_json: bool) -> bool:
     return not any(each.problems for each in done.values())
 
 
-def _add(done: dict[int, Settled], settled: Settled) -> None:
+def _add(done: dict[int, SyncResult], settled: SyncResult) -> None:
     """A unit may come more than once: the problems that it had last are those that it has."""
     if (before := done.get(settled.unit)) is not None:
         settled.changes = before.changes + settled.changes
@@ -248,7 +248,7 @@ async def _bridge(namespace: str, store: str, as_json: bool) -> None:
     async with _migration(store, namespace) as migration:
         from mooring.migrate.jxt.bridge import Bridge
 
-        heard: asyncio.Queue[Settled | None] = asyncio.Queue()
+        heard: asyncio.Queue[SyncResult | None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, heard.put_nowait, None)
         hear("mooring.migrate.jxt.bridge")

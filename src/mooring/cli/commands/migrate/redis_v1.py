@@ -22,9 +22,9 @@ from mooring.model import JSON
 from mooring.tasks import Tasks
 
 if TYPE_CHECKING:
-    from mooring.migrate.redis_v1.bridge import Passed
+    from mooring.migrate.redis_v1.bridge import BridgePass
     from mooring.migrate.redis_v1.migration import Migration, Written
-    from mooring.migrate.redis_v1.plan import Step
+    from mooring.migrate.redis_v1.plan import InstancePlan
 
 app = typer.Typer(
     help="Version 1.0 of the Redis registry: plan, copy, verify, bridge, delete.",
@@ -116,7 +116,7 @@ async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: b
     from mooring.migrate.redis_v1 import verified_keys as verified
     from mooring.migrate.redis_v1.plan import DIFFERENT
 
-    steps: list[Step] = []
+    steps: list[InstancePlan] = []
     services = {}
     async with _migration(store, registry, prefix) as migration:
         with progress("compared") as told:
@@ -157,7 +157,7 @@ async def _bridge(prefix: str, interval: float, store: str, registry: str, as_js
     async with _migration(store, registry, prefix) as migration:
         from mooring.migrate.redis_v1.bridge import Bridge
 
-        passes: asyncio.Queue[Passed | None] = asyncio.Queue()
+        passes: asyncio.Queue[BridgePass | None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
         hear("mooring.migrate.redis_v1.bridge")
@@ -227,7 +227,7 @@ async def _migration(store: str, registry: str, prefix: str) -> AsyncIterator[Mi
         yield Migration(hub.registry, prefix=prefix)
 
 
-def _show(steps: Sequence[Step], as_json: bool) -> None:
+def _show(steps: Sequence[InstancePlan], as_json: bool) -> None:
     """What is not as it should be, and then how many of each; as JSON, everything."""
     from mooring.migrate.redis_v1.plan import counted
 
@@ -248,7 +248,7 @@ def _show(steps: Sequence[Step], as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _record(step: Step) -> Mapping[str, JSON]:
+def _record(step: InstancePlan) -> Mapping[str, JSON]:
     return {
         "service": step.service,
         "id": step.id,
@@ -265,7 +265,7 @@ def _written_record(each: Written) -> Mapping[str, JSON]:
     return {**_record(each.step), "outcome": each.outcome}
 
 
-def _passed_record(passed: Passed) -> Mapping[str, JSON]:
+def _passed_record(passed: BridgePass) -> Mapping[str, JSON]:
     def places(found: list[tuple[str, str]]) -> JSON:
         return [{"service": service, "id": id} for service, id in found]
 

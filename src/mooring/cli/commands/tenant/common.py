@@ -30,7 +30,7 @@ from mooring.model import JSON
 from mooring.tenants.diff import UNREADABLE
 from mooring.tenants.document_file import read_value
 from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
-from mooring.tenants.publish.plan import Held, Unread
+from mooring.tenants.publish.plan import StoredParts, Unread
 from mooring.tenants.publish.publisher import Publisher
 
 HEALTH = "health"
@@ -194,5 +194,5 @@ def _shown(path: str, value: JSON | Unread, reveal: bool) -> JSON:
     return value if reveal else masked_field(field_of(path), value)
 
 
-async def _read(area: Area, publisher: Publisher) -> tuple[Held, JSON]:
+async def _read(area: Area, publisher: Publisher) -> tuple[StoredParts, JSON]:
     return await publisher.look(area), await publisher.health()

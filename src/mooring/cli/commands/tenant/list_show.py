@@ -27,7 +27,7 @@ from mooring.tenants.diff import UNREADABLE
 from mooring.tenants.document import written
 from mooring.tenants.document_file import JSON_SUFFIXES
 from mooring.tenants.keys import MAX_ID, NAMESPACE, Keys, PartOf, kind_of, name_of
-from mooring.tenants.publish.plan import Held, Parts, Unread, held
+from mooring.tenants.publish.plan import Parts, StoredParts, Unread, held
 from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.values import Part, Unreadable, decode, understand
@@ -168,7 +168,7 @@ def as_document(document: dict[str, JSON]) -> str:
     return str(yaml.dump(document, Dumper=_DUMPER, sort_keys=False))
 
 
-async def _one(tenant: int, keys: Keys, store: str) -> Held:
+async def _one(tenant: int, keys: Keys, store: str) -> StoredParts:
     async with reach(store, "tree") as hub:
         entries = (await hub.store.read(keys.parts(tenant))).entries
     found = held(keys, tenant, entries)
@@ -269,8 +269,8 @@ async def _read(keys: Keys, store: str, tenants: list[int]) -> list[Entry]:
         return [entry for each in ranges for entry in (await hub.store.read(each)).entries]
 
 
-def _grouped(keys: Keys, entries: list[Entry]) -> dict[int, Held]:
-    found: dict[int, Held] = {}
+def _grouped(keys: Keys, entries: list[Entry]) -> dict[int, StoredParts]:
+    found: dict[int, StoredParts] = {}
     for tenant, group in groupby(entries, lambda entry: keys.tenant(entry.key)):
         there = held(keys, tenant, group)
         if tenant and there.parts:
@@ -278,7 +278,7 @@ def _grouped(keys: Keys, entries: list[Entry]) -> dict[int, Held]:
     return found
 
 
-def _clear_secrets(there: Held) -> int:
+def _clear_secrets(there: StoredParts) -> int:
     fields = (field for value in there.parts.values() for field in _clear(value))
     return sum(field not in ("passwordEncrypted", "passwordHash") for field in fields)
 
@@ -287,7 +287,7 @@ def _clear(value: JSON | Unread) -> Iterator[str]:
     return iter(()) if isinstance(value, Unread) else clear_secrets(value)
 
 
-def _warned(tenant: int, there: Held) -> bool:
+def _warned(tenant: int, there: StoredParts) -> bool:
     for strange in there.strange:
         warn(f"{strange.decode(errors='backslashreplace')} is no part of a tenant: left out")
     unread = any(isinstance(value, Unread) for value in there.parts.values())

@@ -13,7 +13,7 @@ from mooring.cli.io.connect import reach, run_command
 from mooring.cli.io.stderr import hear, note, printable
 from mooring.errors import Conflict, InvalidRequest
 from mooring.tenants.keys import MAX_ID, Owner, default_namespace, joined, named
-from mooring.tenants.publish.plan import Held, Parts
+from mooring.tenants.publish.plan import Parts, StoredParts
 from mooring.tenants.publish.publisher import Publisher, Require
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def expecting(owner: Owner, base: str) -> Require | None:
     if not base:
         return None
 
-    def require(there: Held) -> None:
+    def require(there: StoredParts) -> None:
         if there.revision != base:
             raise Conflict(
                 f"{named(owner)}: changed since revision {base}. Compare and merge, then write "

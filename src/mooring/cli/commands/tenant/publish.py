@@ -78,7 +78,7 @@ def diff(
 
 
 async def _diff(
-    documents: Sequence[Named], publisher: Publisher
+    documents: Sequence[NamedDocument], publisher: Publisher
 ) -> list[tuple[Document, list[Difference]]]:
     return [(each.document, await publisher.diff(each.document)) for each in documents]
 
@@ -132,7 +132,12 @@ class Batch:
     """Tenants that are published, some of them at the same time."""
 
     def __init__(
-        self, documents: Sequence[Named], text: str, require: Require | None, *, dry_run: bool
+        self,
+        documents: Sequence[NamedDocument],
+        text: str,
+        require: Require | None,
+        *,
+        dry_run: bool,
     ) -> None:
         self._documents, self._text, self._require = documents, text, require
         self._dry_run = dry_run
@@ -222,15 +227,15 @@ def show_published(published: Published, as_json: bool) -> None:
     typer.echo(f"{named(published.tenant)}: {about}{version}")
 
 
-class Named(NamedTuple):
+class NamedDocument(NamedTuple):
     name: str
     """Where it comes from."""
     document: Document
 
 
-def _documents(files: list[Path]) -> list[Named]:
+def _documents(files: list[Path]) -> list[NamedDocument]:
     """All of them, or an error: nothing is written before all are valid."""
-    found: list[Named] = []
+    found: list[NamedDocument] = []
     seen: dict[int, str] = {}
     for file in _listed(files):
         name = "standard input" if file == Path("-") else str(file)
@@ -242,7 +247,7 @@ def _documents(files: list[Path]) -> list[Named]:
                     f"{where}: {seen[document.tenant]} is of tenant {document.tenant}"
                 )
             seen[document.tenant] = where
-            found.append(Named(where, document))
+            found.append(NamedDocument(where, document))
     return found
 
 

@@ -32,7 +32,7 @@ _INDEXES: dict[By, IndexKind] = {
 }
 
 
-class Found(NamedTuple):
+class Resolution(NamedTuple):
     tenant: int | None
     by: By | None
     name: str
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     status: str = ""
 
 
-class Typed(NamedTuple):
+class TypedRequest(NamedTuple):
     """A request as it was typed."""
 
     path: str
@@ -103,7 +103,7 @@ def resolve(
         note(f"tenant {found.tenant} is {found.status}: such a request is refused with 403")
 
 
-def _request(url: str, headers: list[str]) -> Typed:
+def _request(url: str, headers: list[str]) -> TypedRequest:
     sent: list[tuple[str, str]] = []
     for text in headers:
         name, colon, value = text.partition(":")
@@ -116,12 +116,12 @@ def _request(url: str, headers: list[str]) -> Typed:
         raise typer.BadParameter(f"{quoted(url)} is no URL", param_hint="--url") from None
     if where.netloc and not any(name.lower() == "host" for name, _ in sent):
         sent.append(("Host", where.netloc.rpartition("@")[2]))
-    return Typed(unquote(where.path), where.query, sent)
+    return TypedRequest(unquote(where.path), where.query, sent)
 
 
 async def _resolve(
-    given: list[tuple[By, str]], request: Typed | None, keys: Keys, store: str
-) -> Found:
+    given: list[tuple[By, str]], request: TypedRequest | None, keys: Keys, store: str
+) -> Resolution:
     async with reach(store, "tree") as hub:
         if request is None:
             ((by, name),) = given
@@ -129,7 +129,7 @@ async def _resolve(
         resolver = await _resolver(hub, keys)
         named = wanted(resolver, request)
         if isinstance(named, Refusal):
-            return Found(None, None, "", f"{named.message} ({named.status})")
+            return Resolution(None, None, "", f"{named.message} ({named.status})")
         return await _looked_up(hub, keys, named.by, named.name)
 
 
@@ -149,23 +149,23 @@ async def _resolver(hub: Hub, keys: Keys) -> Resolver:
         ) from None
 
 
-async def _looked_up(hub: Hub, keys: Keys, by: By, name: str) -> Found:
+async def _looked_up(hub: Hub, keys: Keys, by: By, name: str) -> Resolution:
     what = f"{'FTP user' if by == 'ftp-user' else by} {quoted(name)}"
     if by == "id":
         parts = await _parts(hub, keys, int(name)) if is_id(name) else {}
         if "meta" not in parts:
-            return Found(None, by, name, f"there is no tenant {name}")
-        return Found(int(name), by, name, f"the {what}", _status(parts))
+            return Resolution(None, by, name, f"there is no tenant {name}")
+        return Resolution(int(name), by, name, f"the {what}", _status(parts))
     kind = _INDEXES[by]
     tenant = await find(hub.store, keys, kind, name)
     place = keys.index(kind, name)
     if tenant is None:
-        return Found(None, by, name, f"no tenant has the {what}: there is no {place.decode()}")
+        return Resolution(None, by, name, f"no tenant has the {what}: there is no {place.decode()}")
     parts = await _parts(hub, keys, tenant)
     if place not in claims(keys, tenant, parts):
         why = f"{place.decode()} leads to tenant {tenant}, which does not have the {what}"
-        return Found(None, by, name, f"{why}: publish that tenant again")
-    return Found(tenant, by, name, f"{place.decode()} leads to it", _status(parts))
+        return Resolution(None, by, name, f"{why}: publish that tenant again")
+    return Resolution(tenant, by, name, f"{place.decode()} leads to it", _status(parts))
 
 
 async def _parts(hub: Hub, keys: Keys, tenant: int) -> Parts:
