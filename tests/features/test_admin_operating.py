@@ -123,11 +123,11 @@ async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: Non
     assert (await admin.delete(f"{ONE}?reason=rogue")).status_code == 204
     done = [each for each in told(await admin.get(f"{ONE}/timeline")) if each["kind"] == "action"]
     assert [each["text"] for each in done] == [
-        "drained by a-operator: disk full",
-        "its weight was set to 2.5 by a-operator",
-        "its own weight was given back by a-operator",
+        'drained by a-operator, reason: "disk full"',
+        "weight set to 2.5 by a-operator",
+        "weight reset to its own by a-operator",
         "enabled by a-operator",
-        "taken out by a-operator: rogue",
+        "deregistered by a-operator, reason: rogue",
     ]
 
 
@@ -172,7 +172,7 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         assert answer.status_code == 204
         await eventually(lambda: _known(admin) == 0)
         told_of = [event.text for event in admin.fleet.timeline("Common/echo")]
-        assert "gone: it was taken out" in told_of
+        assert "gone: an operator deregistered it" in told_of
         error(await admin.delete(ECHO, as_="viewer"), 403)
         error(await admin.delete(ECHO, as_=await admin.token("operator", groups=["Other"])), 403)
         answer = await admin.delete(f"{ECHO}?reason=no+more")

@@ -79,7 +79,7 @@ async def test_a_service_registers_beats_is_found_and_leaves(admin: Admin):
     gone = f"{ECHO}/{made['id']}?incarnation={made['incarnation']}"
     assert (await admin.delete(gone, as_="service")).status_code == 204
     told = [event.text for event in admin.fleet.timeline("echo", made["id"])]
-    assert "it took itself out over HTTP" in told
+    assert "it deregistered over HTTP" in told
     assert code(await admin.delete(gone, as_="service")) == (404, "not_registered")
     assert code(await beat(admin, made)) == (404, "not_registered")
 

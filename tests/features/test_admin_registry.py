@@ -134,8 +134,18 @@ EXPECTED_SERVICE = {
     "avgHeartbeatDelay": True,
     "avgResponseTime": None,
     "abnormalInstances": [
-        {"instanceId": "10.0.0.1:80", "reason": "unhealthy by its own account"},
-        {"instanceId": "10.0.0.2:80", "reason": "disabled by an operator"},
+        {
+            "instanceId": "10.0.0.1:80",
+            "reason": "it reports itself unhealthy",
+            "reasons": [{"kind": "unhealthy", "params": {}, "text": "it reports itself unhealthy"}],
+        },
+        {
+            "instanceId": "10.0.0.2:80",
+            "reason": "disabled by an operator",
+            "reasons": [
+                {"kind": "disabled_by_operator", "params": {}, "text": "disabled by an operator"}
+            ],
+        },
     ],
 }
 
@@ -413,6 +423,9 @@ async def test_why_each_is_or_is_not_called_is_explained(admin: Admin):
         assert [each["called"] for each in found] == [False, False, False]
         assert found[1]["reasons"] == ["disabled by an operator"]
         assert found[2]["reasons"] == ["its version is 0.0.0, not 2.0.0"]
+        (reason,) = found[2]["messages"]
+        assert reason["kind"] == "other_version"
+        assert reason["params"] == {"version": "0.0.0", "wanted": "2.0.0"}
 
 
 async def test_services_without_instances_are_known_where_the_registry_knows_them(
@@ -475,7 +488,7 @@ async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admi
     found = await told(admin, "services", "orders")
     assert (found["totalInstances"], found["healthyInstances"]) == (1, 0)
     (abnormal,) = found["abnormalInstances"]
-    assert abnormal["reason"] == "missing from the registry: it has not been heard again yet"
+    assert abnormal["reason"] == "missing from the registry"
     assert (await told(admin, "health"))["activeInstances"] == 0
     wrong = (await admin.get("/admin/overview")).json()["problems"]
     assert {each["service"] for each in wrong} == {"orders"}

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from mooring.messages import TEXTS, message
 from mooring.model import Instance, Status, Time
-from mooring.server.alerts.problems import HINTS, KINDS, Patience, Problem, problems, seen_by
+from mooring.server.alerts.problems import KINDS, Patience, Problem, problems, seen_by
 from mooring.server.http.response import shown
 from mooring.server.live.summary import Observed
 from mooring.server.live.timeline import Event
@@ -116,7 +117,7 @@ def test_a_service_whose_last_instance_left_in_order_is_a_note_for_an_hour():
     seen = of(Service("orders", emptied=ago(90), lost=False), having("x", WELL, WELL))
     note = only(problems(seen, NOW))
     assert (note.kind, note.severity, note.since) == ("emptied", "info", shown(ago(90)))
-    assert note.text == "orders has no instance: the last one left in order"
+    assert note.text == "orders has no instance: the last one deregistered"
     assert problems(seen, NOW + datetime.timedelta(hours=1)) == []
 
 
@@ -135,7 +136,7 @@ def test_nobody_to_call_is_said_though_there_are_instances():
     seen = of(having("orders", WELL, WELL, enabled=False))
     none, disabled = problems(seen, NOW)
     assert (none.kind, disabled.kind) == ("none_callable", "disabled")
-    assert none.text == "orders: 2 instances registered, and none of them is well and in rotation"
+    assert none.text == "orders: none of its registered instances (2) is healthy and in rotation"
     assert "callers try" in none.hint
     assert "`mooring explain orders`" in none.hint
 
@@ -145,19 +146,19 @@ def test_a_brake_is_told_in_its_own_words():
     seen = of(
         having("orders", WELL),
         brakes={"orders": "9 of 10 fell silent at once: none is taken out"},
-        events={"orders": [Event(since, "orders", "", "brake", "…")]},
+        events={"orders": [Event(since, "orders", "", "brake", message("brake_off"))]},
     )
     problem = only(problems(seen, NOW))
     assert (problem.kind, problem.since) == ("brake", shown(since))
-    assert problem.text.startswith("orders: 9 of 10")
+    assert problem.text.startswith('orders: eviction is paused: "9 of 10')
     assert "mooring brake release orders" in problem.hint
 
 
 def test_one_that_is_unwell_is_named():
-    told = Event(ago(5), "orders", "10.0.0.1:81", "health", "unhealthy by its own account")
+    told = Event(ago(5), "orders", "10.0.0.1:81", "health", message("unhealthy"))
     problem = only(problems(of(having("orders", WELL, UNWELL), events={"orders": [told]}), NOW))
     assert problem.id == "10.0.0.1:81"
-    assert problem.text == "orders: 10.0.0.1:81 says that it is unhealthy"
+    assert problem.text == "orders: 10.0.0.1:81 reports itself unhealthy"
     assert problem.since == shown(ago(5))
     assert problem.params["count"] == 1
 
@@ -165,8 +166,8 @@ def test_one_that_is_unwell_is_named():
 def test_several_are_counted_and_the_first_named():
     problem = only(problems(of(having("orders", WELL, *[UNWELL] * 5)), NOW))
     assert problem.id == ""
-    assert "5 of 6 instances say that they are unhealthy" in problem.text
-    assert "10.0.0.1:81, 10.0.0.1:82, 10.0.0.1:83 and 2 more" in problem.text
+    assert "5 of 6 instances report themselves unhealthy" in problem.text
+    assert "10.0.0.1:81, 10.0.0.1:82, 10.0.0.1:83, …" in problem.text
 
 
 def test_what_is_wrong_with_an_instance_is_said_once():
@@ -187,12 +188,12 @@ def test_silence_and_failing_checks_are_told_apart():
     )
     silent, failing = problems(seen, NOW)
     assert (silent.kind, silent.id, silent.since) == ("silent", "10.0.0.1:80", shown(ago(60)))
-    assert failing.text.endswith("fails its health check: it refused the connection")
+    assert failing.text.endswith('fails its health check: "it refused the connection"')
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(599, []), (601, ["draining"])])
 def test_draining_is_a_problem_only_where_it_does_not_end(seconds: float, told: list[str]):
-    began = Event(ago(seconds), "orders", "10.0.0.1:81", "state", "up → draining")
+    began = Event(ago(seconds), "orders", "10.0.0.1:81", "state", message("is_draining"))
     service = having("orders", WELL, Status(state="draining"))
     seen = of(service, events={"orders": [began]})
     assert [each.kind for each in problems(seen, NOW, patience=Patience(600.0))] == told
@@ -223,7 +224,7 @@ def test_a_problem_keeps_its_key_though_its_numbers_change():
 
 def test_its_words_do_not_change_with_the_time_alone():
     later = NOW + datetime.timedelta(minutes=30)
-    began = Event(ago(5000), "orders", "10.0.0.1:80", "state", "…")
+    began = Event(ago(5000), "orders", "10.0.0.1:80", "state", message("is_draining"))
     late = Observed(silence=60.0, sampled=NOW, late=True)
     seen = of(
         having("orders", Status(state="draining"), WELL),
@@ -243,7 +244,9 @@ def test_everybody_hears_of_the_store_and_of_their_own_services_alone():
 
 
 def test_every_kind_has_a_severity_and_a_hint():
-    assert KINDS.keys() == HINTS.keys()
+    assert {f"hint_{kind}" for kind in KINDS} == {
+        kind for kind in TEXTS if kind.startswith("hint_")
+    }
 
 
 def test_problems_can_be_written_as_json():

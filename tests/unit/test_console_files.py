@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from mooring.server.alerts.problems import KINDS
 from mooring.server.api.console import ENDPOINTS, MEDIA, files
 from mooring.server.http.response import Refused
 from mooring.server.http.routing import Router
@@ -67,20 +66,12 @@ def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else():
 
 def test_both_languages_say_the_same_things():
     english, chinese = (set(_WORD.findall(_text(f"words/{name}.js"))) for name in ("en", "zh"))
-    only_in_chinese = {each for each in chinese if each.startswith(("problem.", "hint."))}
-    assert chinese - only_in_chinese == english
+    assert chinese == english
 
 
 def test_every_word_that_is_asked_for_is_there():
     asked = {word for name in SCRIPTS for word in re.findall(r'\bt\("([^"]+)"', _text(name))}
     assert asked <= set(_WORD.findall(_text("words/en.js")))
-
-
-def test_the_chinese_words_for_problems_are_those_of_the_server():
-    words = set(_WORD.findall(_text("words/zh.js")))
-    for kind in KINDS:
-        assert f"problem.{kind}" in words
-        assert f"hint.{kind}" in words
 
 
 @pytest.mark.parametrize("path", [b"/console/../app.js", b"/console/%2e%2e/app.js"])

@@ -100,7 +100,7 @@ async def test_who_was_there_before_is_no_news(hub: Hub):
         assert kinds(fleet, "a") == []
         (event,) = fleet.timeline("a", "h:1")
         assert event.time == one.instance.status.registered_at
-        assert event.text == "registered at h:1, before this server looked"
+        assert event.text == "registered at h:1, before this server started"
 
 
 async def test_silence_is_sampled_soon_after_somebody_has_come(hub: Hub, fleet: Fleet):
@@ -121,7 +121,7 @@ async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: H
         fleet.take_silence("a", {"h:1": 1.0})
         assert not fleet.observed("a")["h:1"].late
         late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
-        assert late == ["heartbeat late: silent for 31 s", "heard again"]
+        assert late == ["heartbeat late: silent for 31 s", "heartbeats resumed"]
 
 
 async def test_who_is_shown_and_not_in_the_registry_is_missing(
@@ -141,7 +141,7 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
         first = fleet.observed("a")["h:1"]
         assert (first.late, fleet.rendering.tally(known)) == (True, Tally(1, 1, 0, 0))
         (abnormal,) = fleet.rendering.summary(known).abnormal_instances
-        assert abnormal.reason == "missing from the registry: it has not been heard again yet"
+        assert abnormal.reason == "missing from the registry"
         fleet.take_silence("a", {})
         later = fleet.observed("a")["h:1"]
         assert later.silence is not None
@@ -150,7 +150,7 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
         monkeypatch.undo()
         await eventually(lambda: not fleet.observed("a")["h:1"].missing)
         late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
-        assert late == ["missing from the registry", "heard again"]
+        assert late == ["missing from the registry", "heartbeats resumed"]
 
 
 async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub, fleet: Fleet):
@@ -203,7 +203,7 @@ async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
         assert fleet.check_failure("a", "h:1") == ""
         assert fleet.observed("a")["h:1"].unchecked == "its address is link-local"
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
-        assert checks == ["check failing: refused", "not checked: its address is link-local"]
+        assert checks == ["check failing: refused", 'not checked: "its address is link-local"']
 
 
 async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
@@ -213,7 +213,7 @@ async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
     fleet.take_brakes({})
     assert fleet.brake("a") == ""
     assert [event.text for event in fleet.timeline("a")] == [
-        "the brake holds: 3 of 4 are silent",
+        'the brake holds: "3 of 4 are silent"',
         "the brake is off",
     ]
 
@@ -341,7 +341,7 @@ async def test_a_service_whose_last_instance_left_in_order_was_not_lost(hub: Hub
         assert b is not None
     await eventually(lambda: a.emptied is not None and b.emptied is not None)
     assert (a.lost, b.lost) == (False, False)
-    assert fleet.timeline("a")[-1].text == "its last instance left in order"
+    assert fleet.timeline("a")[-1].text == "its last instance deregistered"
     assert fleet.timeline("a")[-2].text == "gone: it had drained"
 
 
@@ -353,7 +353,7 @@ async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, flee
     await eventually(lambda: known.emptied is not None, within=30)
     assert known.lost
     assert fleet.timeline("a")[-1].text == "its last instance was lost"
-    assert fleet.timeline("a")[-2].text == "gone: without a word, so it is taken for lost"
+    assert fleet.timeline("a")[-2].text == "gone: its heartbeats stopped, so it counts as lost"
 
 
 async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fleet):
@@ -368,7 +368,7 @@ async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fl
     assert known is not None
     await eventually(lambda: known.emptied is not None)
     assert not known.lost
-    assert fleet.timeline("a")[-2].text == "gone: it was taken out"
+    assert fleet.timeline("a")[-2].text == "gone: an operator deregistered it"
 
 
 @pytest.mark.parametrize("names_first", [False, True])

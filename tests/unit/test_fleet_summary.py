@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mooring import Instance
 from mooring.cli.commands.instances import record, without_secrets
+from mooring.messages import joined
 from mooring.model import JSON, Config, State, Status, applied
 from mooring.server.http.response import encode
 from mooring.server.live import summary as summary_module
@@ -109,7 +110,7 @@ def test_a_rate_of_nothing_is_nothing():
     ("instance", "observed", "reason"),
     [
         (at(1), Observed(), ""),
-        (at(1, status=Status(healthy=False)), Observed(), "unhealthy by its own account"),
+        (at(1, status=Status(healthy=False)), Observed(), "it reports itself unhealthy"),
         (at(1, status=Status(state="draining")), Observed(), "it is draining"),
         (at(1, enabled=False), Observed(), "disabled by itself"),
         (applied(at(1, config=Config(enabled=False))), Observed(), "disabled by an operator"),
@@ -121,7 +122,7 @@ def test_a_rate_of_nothing_is_nothing():
 def test_what_is_wrong_with_an_instance_is_told_in_words(
     instance: Instance, observed: Observed, reason: str
 ):
-    assert "; ".join(reasons(instance, observed)) == reason
+    assert joined(reasons(instance, observed)) == reason
 
 
 def test_who_fails_its_check_is_not_healthy_whatever_it_says():
@@ -217,7 +218,15 @@ def test_the_shape_of_a_service_and_of_its_instances():
         "enabledRate": 1.0,
         "avgHeartbeatDelay": 1500.0,
         "avgResponseTime": 12.5,
-        "abnormalInstances": [{"instanceId": "h:2", "reason": "unhealthy by its own account"}],
+        "abnormalInstances": [
+            {
+                "instanceId": "h:2",
+                "reason": "it reports itself unhealthy",
+                "reasons": [
+                    {"kind": "unhealthy", "params": {}, "text": "it reports itself unhealthy"}
+                ],
+            }
+        ],
     }
     assert instance == [
         {

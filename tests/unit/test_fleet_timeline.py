@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from mooring import Instance
+from mooring.messages import message
 from mooring.model import Status, now
 from mooring.server.live import metric_history as histories
 from mooring.server.live import timeline as timelines
 from mooring.server.live.metric_history import History
-from mooring.server.live.timeline import Event, Timeline, told
+from mooring.server.live.timeline import Event, Timeline, events_of
 
 ONE = Instance("a", "h", 1, incarnation="x")
 
@@ -22,33 +23,33 @@ def changed(**fields: object) -> Instance:
 @pytest.mark.parametrize(
     ("after", "kind", "text"),
     [
-        (changed(incarnation="y"), "restarted", "its process started anew"),
+        (changed(incarnation="y"), "restarted", "its process restarted"),
         (changed(version="2.0.0"), "version", "version 0.0.0 → 2.0.0"),
-        (changed(status=Status(state="draining")), "state", "up → draining"),
-        (changed(status=Status(healthy=False)), "health", "unhealthy by its own account"),
-        (changed(enabled=False), "enabled", "disabled: it is not called"),
+        (changed(status=Status(state="draining")), "state", "it is draining"),
+        (changed(status=Status(healthy=False)), "health", "it reports itself unhealthy"),
+        (changed(enabled=False), "enabled", "disabled: callers do not call it"),
         (changed(weight=2.5), "weight", "weight 1 → 2.5"),
         (changed(metadata={"k": "v"}), "metadata", "metadata changed: k"),
-        (changed(zone="z"), "metadata", "its zone or its ports changed"),
+        (changed(zone="z"), "metadata", "its zone or ports changed"),
     ],
 )
 def test_a_change_is_told_in_words_both_ways(after: Instance, kind: str, text: str):
-    assert list(told(ONE, after)) == [(kind, text)]
-    assert [each for each, _ in told(after, ONE)] == [kind]
+    assert [(kind, each.text) for kind, each in events_of(ONE, after)] == [(kind, text)]
+    assert [each for each, _ in events_of(after, ONE)] == [kind]
 
 
-def test_coming_and_going_are_told():
-    assert [kind for kind, _ in told(None, ONE)] == ["added"]
-    assert [kind for kind, _ in told(None, changed(enabled=False))] == ["added", "enabled"]
-    assert [kind for kind, _ in told(ONE, None)] == ["removed"]
+def test_coming_and_going_are_events_of():
+    assert [kind for kind, _ in events_of(None, ONE)] == ["added"]
+    assert [kind for kind, _ in events_of(None, changed(enabled=False))] == ["added", "enabled"]
+    assert [kind for kind, _ in events_of(ONE, None)] == ["removed"]
 
 
 def test_metrics_come_without_a_word():
-    assert list(told(ONE, changed(status=Status(metrics={"cpu": {"load": 1}})))) == []
+    assert list(events_of(ONE, changed(status=Status(metrics={"cpu": {"load": 1}})))) == []
 
 
 def event(service: str, id: str = "h:1") -> Event:
-    return Event(now(), service, id, "added", "came")
+    return Event(now(), service, id, "added", message("came_up"))
 
 
 def test_the_newest_events_of_a_service_are_kept():

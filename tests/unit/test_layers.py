@@ -23,7 +23,7 @@ LAYERS = [
     },
     {"addresses"},
     {"model"},
-    {"masking", "settings", "telemetry"},
+    {"masking", "messages", "settings", "telemetry"},
     {"store"},
     {"session", "mirror"},
     {"heartbeat", "locks", "tenants"},

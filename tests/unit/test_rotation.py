@@ -88,7 +88,7 @@ def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
         (one(1, state="draining"), Wanted(), "draining"),
         (one(1, weight=0), Wanted(), "weight is 0"),
         (one(1, version="1"), Wanted(version="2"), "version is 1, not 2"),
-        (one(1, metadata={"a": "x"}), Wanted(tags={"a": "y"}), "its a is 'x', not 'y'"),
+        (one(1, metadata={"a": "x"}), Wanted(tags={"a": "y"}), "its a is x, not y"),
         (one(1, zone="q"), Wanted(zone="z", zone_only=True), "zone is q, not z"),
         (one(1), Wanted(where=lambda i: i.port > 1), "condition"),
         (one(1, healthy=False), Wanted(), ""),
@@ -96,7 +96,7 @@ def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
 )
 def test_objections(instance: Instance, wanted: Wanted, says: str):
     found = objection(instance, wanted)
-    assert says in found
+    assert says in str(found or "")
     assert bool(found) == bool(says)
 
 
@@ -341,7 +341,9 @@ def test_a_condition_that_raises_leaves_out_that_one_alone():
     wanted = Wanted(where=lambda i: 1 // (i.port - 1) >= 0)
     rotation = rotation_of(one(1), one(2), wanted=wanted)
     assert called(rotation) == [2]
-    assert "condition fails on it: integer division or modulo by zero" in str(rotation.explain()[0])
+    assert 'condition fails on it: "integer division or modulo by zero"' in str(
+        rotation.explain()[0]
+    )
 
 
 def test_explanations():
@@ -355,7 +357,7 @@ def test_explanations():
     )
     told = [str(explanation) for explanation in rotation.explain()]
     assert told[0] == "10.0.0.1:1: called: in rotation"
-    assert "not called: it says that it is not healthy" in told[1]
+    assert "not called: it reports itself unhealthy" in told[1]
     assert "it is in b, and there are instances in a" in told[2]
     assert "disabled by an operator" in told[3]
     assert (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mooring.formatting import describe, quoted
+from mooring.formatting import describe
+from mooring.messages import Message, message
 from mooring.model import Instance
 
 
@@ -25,31 +26,35 @@ class Wanted:
     """Any other condition."""
 
 
-def objection(instance: Instance, wanted: Wanted, *, last_resort: bool = False) -> str:
-    """Why an instance is never called, in words; empty if it may be. `last_resort`: one that drains
-    may be called too, since no other can."""
+def objection(instance: Instance, wanted: Wanted, *, last_resort: bool = False) -> Message | None:
+    """Why an instance is never called; None if it may be. `last_resort`: a draining one may be
+    called too, since no other can."""
     if not instance.enabled:
-        return "disabled by an operator"
+        return message("disabled_by_operator")
     state = instance.status.state
     if state != "up" and not (last_resort and state == "draining"):
-        return f"it is {state}"
+        return message("is_draining" if state == "draining" else "is_down")
     if not instance.weight:
-        return "its weight is 0"
+        return message("no_weight")
     if wanted.version and instance.version != wanted.version:
-        return f"its version is {instance.version}, not {wanted.version}"
+        return message("other_version", version=instance.version, wanted=wanted.version)
     for name, value in wanted.tags.items():
         if (has := instance.metadata.get(name)) != value:
-            return f"its {name} is {quoted(has)}, not {quoted(value)}"
+            if has is None:
+                return message("no_tag", name=name, wanted=value)
+            return message("other_tag", name=name, value=has, wanted=value)
     if wanted.zone_only and instance.zone != wanted.zone:
-        return f"its zone is {instance.zone or 'not known'}, not {wanted.zone}"
+        if not instance.zone:
+            return message("unknown_zone", wanted=wanted.zone)
+        return message("outside_zone", zone=instance.zone, wanted=wanted.zone)
     if wanted.where is not None:
         try:
             meets = wanted.where(instance)
         except Exception as error:  # noqa: BLE001 - the caller's own code
-            return f"the caller's condition fails on it: {describe(error)}"
+            return message("condition_failed", error=describe(error))
         if not meets:
-            return "it does not meet the caller's condition"
-    return ""
+            return message("condition_unmet")
+    return None
 
 
 def callable_now(instances: Iterable[Instance], wanted: Wanted | None = None) -> list[Instance]:

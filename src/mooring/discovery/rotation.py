@@ -25,6 +25,7 @@ from mooring.discovery.eligibility import Wanted, objection
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
 from mooring.discovery.zones import Mode, Part, Sides, Tally
 from mooring.errors import NoInstance
+from mooring.messages import Message, joined, message
 from mooring.model import Instance
 
 _STEPS = 20
@@ -54,7 +55,7 @@ class Seat:
         """Since when it may be called, for its slow start; -inf: from the beginning."""
         self.step = 0
         """How far its slow start has got."""
-        self.objection = ""
+        self.objection: Message | None = None
         self.draining = False
         """Whether it is about to leave, and called only if no other is usable."""
         self.counted: list[tuple[Tally, Part]] = []
@@ -324,7 +325,8 @@ class Rotation:
             return f"{self._service}: no instance is registered"
         reasons: dict[str, int] = {}
         for seat in self._seats.values():
-            reason = seat.objection or ("unhealthy" if seat.reachable else "no connection")
+            default = "unhealthy" if seat.reachable else "no connection"
+            reason = default if seat.objection is None else seat.objection.text
             reasons[reason] = reasons.get(reason, 0) + 1
         told = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
         return f"{self._service}: none of {len(self._seats)} instances may be called: {told}"
@@ -350,33 +352,39 @@ class Rotation:
         return [self._explain(seat) for _, seat in sorted(self._seats.items())]
 
     def _explain(self, seat: Seat) -> Explanation:
-        reasons: list[str] = []
+        zone, wanted, reasons = seat.instance.zone, self.wanted.zone, list[Message]()
         if seat.objection:
             reasons.append(seat.objection)
         if seat.draining:
-            reasons.append("it is draining" + ", and no other is usable" * seat.seated)
+            reasons.append(message("draining_last_resort" if seat.seated else "is_draining"))
         if not seat.instance.status.healthy:
-            reasons.append("it says that it is not healthy")
+            reasons.append(message("unhealthy"))
         if not seat.reachable:
-            reasons.append("no connection")
+            reasons.append(message("no_connection"))
         if seat.ejected:
-            reasons.append("ejected: calls to it failed")
-        if self.mode == "zone" and seat.instance.zone != self.wanted.zone:
-            zone = seat.instance.zone or "no zone"
-            reasons.append(f"it is in {zone}, and there are instances in {self.wanted.zone}")
-        if seat.seated and self.mode == "spill-over" and not seat.local:
-            zone, usable = self.wanted.zone, self._members().local.share
+            reasons.append(message("ejected"))
+        if self.mode == "zone" and zone != wanted:
             reasons.append(
-                f"only {usable:.0%} of what {zone} can carry is usable: {1 - self.stay:.0%} of the "
-                "calls spill over to other zones"
+                message("other_zone", zone=zone, wanted=wanted)
+                if zone
+                else message("no_zone", wanted=wanted)
+            )
+        if seat.seated and self.mode == "spill-over" and not seat.local:
+            usable, share = self._members().local.share, 1 - self.stay
+            reasons.append(
+                message("spill_over", usable=_percent(usable), zone=wanted, share=_percent(share))
             )
         if seat.seated and self.mode == "panic" and reasons:
             well = sum(side.well for side in self._members())
-            few = f"only {well} of {sum(side.admissible for side in self._members())} are well"
-            reasons.append(f"called all the same: {few} (panic threshold)")
+            total = sum(side.admissible for side in self._members())
+            reasons.append(message("panic", healthy=well, total=total))
         if seat.seated and seat.instance.id in self._warming:
-            reasons.append(f"slow start: its weight counts {seat.node.weight:g} for the time being")
+            reasons.append(message("slow_start", weight=float(seat.node.weight)))
         return Explanation(seat.instance, seat.seated, tuple(reasons))
+
+
+def _percent(share: float) -> int:
+    return int(f"{100 * share:.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,10 +393,15 @@ class Explanation:
 
     instance: Instance
     called: bool
-    reasons: tuple[str, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The messages in English."""
+        return tuple(each.text for each in self.messages)
 
     def __str__(self) -> str:
-        told = "; ".join(self.reasons) or ("in rotation" if self.called else "out of rotation")
+        told = joined(self.messages) or ("in rotation" if self.called else "out of rotation")
         return f"{self.instance.id}: {'called' if self.called else 'not called'}: {told}"
 
 

@@ -24,6 +24,7 @@ from mooring.discovery.last_known_good import HOLD, Empty, RetainedFeed
 from mooring.discovery.resilience import Resilience, RetryBudget, blames
 from mooring.discovery.rotation import Explanation, Rotation
 from mooring.errors import Closed, NoInstance, Unavailable
+from mooring.messages import message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance
 from mooring.registry.contract import InstanceFeed
@@ -152,7 +153,7 @@ class View:
         """For each instance, why it is or is not called."""
         reason = self._retained.reason
         return [
-            replace(each, reasons=(*each.reasons, reason))
+            replace(each, messages=(*each.messages, message("retained", detail=reason)))
             if self._retained.holds(each.instance.id)
             else each
             for each in self.rotation.explain()

@@ -145,7 +145,7 @@ async def test_a_service_without_instances_is_a_note_and_can_be_forgotten(
     async with registered(admin, AUTH):
         await visitor.go()
         await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    note = page.get_by_role("link", name="Common/Auth has no instance: the last one left in order")
+    note = page.get_by_role("link", name="Common/Auth has no instance: the last one deregistered")
     await expect(note).to_be_visible()
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await note.click()

@@ -7,12 +7,13 @@ same for who says it in another language.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
 
+from mooring.messages import TEXTS, Parameter, message, parameters
 from mooring.model import Instance, Time
 from mooring.names import split_service
 from mooring.server.http.response import shown
@@ -73,7 +74,8 @@ class Problem(msgspec.Struct, frozen=True):
     """What is wrong, for a person; it does not change with the time alone."""
     hint: str
     """What to do about it."""
-    params: Mapping[str, str | int] = {}
+    params: dict[str, Parameter] = {}
+    """What the text is made of, for a text in another language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +161,12 @@ def of_service(picture: Picture, known: Known, now: Time, patience: Patience) ->
     moments = _Moments(picture, name)
     if words := picture.brake(name):
         since = moments.of("", "brake")
-        yield _problem("brake", name, since=since, text=f"{name}: {words}", params={"words": words})
+        yield _problem("brake", name, since=since, params={"detail": words})
     if not instances:
         if known.emptied is not None:
             yield from _empty(known, known.emptied, now, patience)
         elif known.absent:
-            text = f"{name} has no instance, and had none when this server started"
-            yield _problem("absent", name, since=known.since, text=text)
+            yield _problem("absent", name, since=known.since)
         return
     observed = picture.observed(name)
     pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
@@ -230,136 +231,59 @@ def _look(
 
 
 def _stale(error: str, since: Time | None) -> Problem:
-    why = error or "it does not answer"
-    return _problem(
-        "stale",
-        "",
-        since=since,
-        text=f"the registry cannot be read, what is shown here may be old: {why}",
-        params={"error": why},
-    )
+    return _problem("stale", "", since=since, params={"error": error or "no answer"})
 
 
 def _store_alarm(alarm: str, since: Time | None) -> Problem:
-    return _problem(
-        "store_alarm",
-        "",
-        since=since,
-        text=f"the store has an alarm: {alarm}",
-        params={"alarm": alarm},
-    )
+    return _problem("store_alarm", "", since=since, params={"alarm": alarm})
 
 
 def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator[Problem]:
     long_ago = (now - since).total_seconds() > patience.emptied
     if known.lost:
-        text = f"{known.name} has no instance: the last one was lost"
-        problem = _problem("no_instances", known.name, since=since, text=text)
+        problem = _problem("no_instances", known.name, since=since)
         yield msgspec.structs.replace(problem, severity="warning") if long_ago else problem
     elif not long_ago:
-        text = f"{known.name} has no instance: the last one left in order"
-        yield _problem("emptied", known.name, since=since, text=text)
+        yield _problem("emptied", known.name, since=since)
 
 
 def _none_callable(known: Known) -> Problem:
-    total = len(known.instances)
-    registered = f"{known.name}: {_counted(total)} registered"
-    return _problem(
-        "none_callable",
-        known.name,
-        text=f"{registered}, and none of them is well and in rotation",
-        params={"total": total},
-    )
-
-
-_WORDS: Mapping[Kind, tuple[str, str]] = {
-    "unhealthy": ("says that it is unhealthy", "say that they are unhealthy"),
-    "silent": ("gives no sign of life", "give no sign of life"),
-    "check_failing": ("fails its health check", "fail their health checks"),
-    "draining": ("is draining, and does not end", "are draining, and do not end"),
-    "disabled": ("is taken out of rotation", "are taken out of rotation"),
-}
-
-HINTS: Mapping[Kind, str] = {
-    "stale": "See whether the store answers: `mooring doctor`.",
-    "store_alarm": (
-        "Make room and disarm it; `mooring doctor` shows it too. Reads go on meanwhile, but new "
-        "instances, configuration and tokens may be refused."
-    ),
-    "no_instances": (
-        "Start one: callers of it fail now. If it does not come back, press Forget on its page, or "
-        "DELETE it in the API."
-    ),
-    "none_callable": (
-        "See what is wrong with each: `mooring explain SERVICE`. Meanwhile callers try all that "
-        "are enabled and up (panic threshold), and fail where none is."
-    ),
-    "brake": (
-        "So many at once is rather a network's fault than theirs: see whether they run. If they "
-        "are gone, release it: `mooring brake release SERVICE`."
-    ),
-    "unhealthy": "Look at its own log: it said so itself.",
-    "silent": "See whether the process runs, and whether it reaches the registry.",
-    "check_failing": "See whether it answers from this machine at the address that it registered.",
-    "draining": "It was told to stop: see what it still waits for, or end the process.",
-    "disabled": "An operator took it out: put it back once what was wrong with it is mended.",
-    "absent": (
-        "Nobody saw how it went: start one, or, if it was given up, press Forget on its page, or "
-        "DELETE it in the API."
-    ),
-    "emptied": (
-        "Nothing, if that was meant: this is said for an hour, and Forget on its page takes it "
-        "away at once. Callers of it fail now."
-    ),
-}
+    return _problem("none_callable", known.name, params={"total": len(known.instances)})
 
 
 def _of_some(
     kind: Kind, service: str, which: Sequence[tuple[str, Time | None, str]], total: int
 ) -> Problem:
     ids = [id for id, _, _ in which]
-    one, several = _WORDS[kind]
-    if len(which) == 1:
-        subject = f"{service}: {ids[0]} {one}"
-    else:
-        subject = f"{service}: {len(which)} of {_counted(total)} {several} ({_named(ids)})"
-    detail = which[0][2]
     moments = [since for _, since, _ in which if since is not None]
     return _problem(
         kind,
         service,
         id=ids[0] if len(which) == 1 else "",
         since=min(moments, default=None),
-        text=f"{subject}: {detail}" if detail else subject,
         params={
             "count": len(which),
             "total": total,
-            "ids": ", ".join(ids[:_NAMED]),
-            "detail": detail,
+            "ids": [*ids[:_NAMED], *(["…"] if len(ids) > _NAMED else [])],
+            "detail": which[0][2],
         },
     )
-
-
-def _named(ids: Collection[str]) -> str:
-    shown = list(ids)[:_NAMED]
-    rest = len(ids) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
-
-
-def _counted(count: int) -> str:
-    return "1 instance" if count == 1 else f"{count} instances"
 
 
 def _problem(
     kind: Kind,
     service: str,
     *,
-    text: str,
     id: str = "",
     since: Time | None = None,
-    params: Mapping[str, str | int] | None = None,
+    params: dict[str, Parameter] | None = None,
 ) -> Problem:
-    hint = HINTS[kind].replace("SERVICE", service)
-    key = f"{kind}:{service}"
-    severity, begun = KINDS[kind], shown(since)
-    return Problem(key, severity, kind, service, id, begun, text, hint, params or {})
+    every = {"service": service, **(params or {})}
+    text = _text(f"problem_{kind}_one" if id else f"problem_{kind}", every)
+    hint = _text(f"hint_{kind}", every)
+    key, begun = f"{kind}:{service}", shown(since)
+    return Problem(key, KINDS[kind], kind, service, id, begun, text, hint, params or {})
+
+
+def _text(kind: str, params: Mapping[str, Parameter]) -> str:
+    return message(kind, **{name: params[name] for name in parameters(TEXTS[kind])}).text

@@ -11,6 +11,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
+from mooring.messages import Parameter, message
 from mooring.model import JSON, Instance
 from mooring.server.api.lookup import instance_of, not_found
 from mooring.server.api.registry import known_of
@@ -57,9 +58,9 @@ async def drain(call: Call) -> Answer:
     said = await _said(call)
     own = said.before.get("enabled")
     if own is True:
-        return await said.change("drained", set={"enabled": False, KEPT_ON: True})
+        return await said.change("drained_by", set={"enabled": False, KEPT_ON: True})
     old = (KEPT_ON,) if own is None and KEPT_ON in said.before else ()
-    return await said.change("drained", set={"enabled": False}, unset=old)
+    return await said.change("drained_by", set={"enabled": False}, unset=old)
 
 
 async def enable(call: Call) -> Answer:
@@ -71,16 +72,16 @@ async def enable(call: Call) -> Answer:
     if not was_on:
         answer = await said.change("", unset=("enabled", *kept))
         if answer.value.enabled:
-            _tell(call, said.instance.service, said.instance.id, "enabled")
+            _record(call, said.instance.service, said.instance.id, "enabled_by")
             return answer
-    return await said.change("enabled", set={"enabled": True}, unset=kept)
+    return await said.change("enabled_by", set={"enabled": True}, unset=kept)
 
 
 async def weigh(call: Call) -> Answer:
     said, weight = await _said(call), call.body.weight
     if weight is None:
-        return await said.change("its own weight was given back", unset=("weight",))
-    return await said.change(f"its weight was set to {weight:g}", set={"weight": weight})
+        return await said.change("weight_reset_by", unset=("weight",))
+    return await said.change("weight_set_by", {"weight": float(weight)}, set={"weight": weight})
 
 
 class _Said(NamedTuple):
@@ -91,14 +92,20 @@ class _Said(NamedTuple):
     before: Mapping[str, JSON]
 
     async def change(
-        self, what: str, *, set: Mapping[str, JSON] | None = None, unset: tuple[str, ...] = ()
+        self,
+        kind: str,
+        params: Mapping[str, Parameter] | None = None,
+        *,
+        set: Mapping[str, JSON] | None = None,
+        unset: tuple[str, ...] = (),
     ) -> Answer:
-        """Change it. The timeline tells `what` was done; nothing while there is more to do."""
+        """Change it, and record a message of this kind in the timeline; with an empty kind record
+        nothing, because more changes follow."""
         call, (service, id) = self.call, (self.instance.service, self.instance.id)
         note(call, self.before, set or {}, unset)
         config = await call.parts.hub.registry.configure(service, id, set=set or {}, unset=unset)
-        if what:
-            _tell(call, service, id, what)
+        if kind:
+            _record(call, service, id, kind, params)
         return Answer(_operated(await instance_of(call), config))
 
 
@@ -109,11 +116,12 @@ async def _said(call: Call) -> _Said:
     )
 
 
-def _tell(call: Call, service: str, id: str, what: str) -> None:
-    """In the timeline: what was done, by whom and why."""
-    reason = getattr(call.query, "reason", "")
-    told = f"{what} by {call.principal.name}"
-    call.parts.fleet.act(service, id, f"{told}: {reason}" if reason else told)
+def _record(
+    call: Call, service: str, id: str, kind: str, params: Mapping[str, Parameter] | None = None
+) -> None:
+    """Add an action to the timeline: what was done, by which token, and the reason given."""
+    by, reason = call.principal.name, getattr(call.query, "reason", "")
+    call.parts.fleet.act(service, id, message(kind, **(params or {}), by=by, reason=reason))
 
 
 def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
@@ -155,7 +163,7 @@ async def deregister(call: Call) -> Answer:
         call.parts.fleet.expect(service, id, None)
         await instance_of(call)  # says what is wrong with the name
         raise not_found(f"{service} has no instance {quoted(id)} any more", id, ())
-    _tell(call, service, id, "taken out")
+    _record(call, service, id, "deregistered_by")
     return Answer(status=204)
 
 

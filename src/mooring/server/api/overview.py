@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import structs
 
+from mooring.messages import Message
 from mooring.model import Time, now
 from mooring.names import split_service
 from mooring.server.alerts.problems import Problem, problems, seen_by
@@ -48,6 +49,14 @@ class EventShown(msgspec.Struct, frozen=True):
     id: str
     kind: str
     text: str
+    """In English."""
+    message: Message
+    """The same as data."""
+
+    @classmethod
+    def of(cls, event: Event) -> EventShown:
+        time = shown(event.time) or ""
+        return cls(time, event.service, event.id, event.kind, event.text, event.message)
 
 
 class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -86,7 +95,7 @@ def overview(fleet: Fleet, told: Iterable[Problem], principal: Principal, at: Ti
         problems=seen_by(told, principal.sees_service),
         groups=[_counts(group, by_group[group]) for group in sorted(by_group)],
         heartbeat_lag=lag(silences),
-        events=[_shown(event) for event in recent(fleet, names)],
+        events=[EventShown.of(event) for event in recent(fleet, names)],
     )
 
 
@@ -112,10 +121,6 @@ def _delays(instances: Iterable[str], observed: Mapping[str, Observed]) -> list[
 
 def _counts(group: str, told: Tally) -> GroupCounts:
     return GroupCounts(group, told.services, told.instances, told.healthy, told.active)
-
-
-def _shown(event: Event) -> EventShown:
-    return EventShown(shown(event.time) or "", event.service, event.id, event.kind, event.text)
 
 
 async def _overview(call: Call) -> Answer:

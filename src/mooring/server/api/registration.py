@@ -17,6 +17,7 @@ from mooring import durations
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
+from mooring.messages import message
 from mooring.model import Instance, State
 from mooring.server.auth.authorization import DISCOVERING, need
 from mooring.server.http.request import Call, Page, cut
@@ -204,7 +205,7 @@ async def withdraw(call: Call) -> Answer:
     service, id = registry.canonical(call.service), call.path["id"]
     fleet.expect(service, id, "left")
     if await registry.leave(service, id, call.query.incarnation):
-        fleet.act(service, id, "it took itself out over HTTP")
+        fleet.act(service, id, message("deregistered_itself"))
         return Answer(status=204)
     fleet.expect(service, id, None)
     raise Refused(

@@ -15,6 +15,7 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.errors import InvalidName
 from mooring.formatting import quoted
+from mooring.messages import Message
 from mooring.model import Instance, now
 from mooring.names import split_service
 from mooring.server.api.lookup import not_found
@@ -84,6 +85,9 @@ class Explained(msgspec.Struct, frozen=True, rename="camel"):
     instance_id: str
     called: bool
     reasons: tuple[str, ...]
+    """In English."""
+    messages: tuple[Message, ...]
+    """The same as data."""
 
 
 class SampleShown(msgspec.Struct, frozen=True):
@@ -271,10 +275,7 @@ async def instance_timeline(call: Call) -> Answer:
 
 
 def _shown(events: Iterable[Event]) -> list[EventShown]:
-    return [
-        EventShown(shown(each.time) or "", each.service, each.id, each.kind, each.text)
-        for each in events
-    ]
+    return [EventShown.of(event) for event in events]
 
 
 async def history(call: Call) -> Answer:
@@ -290,7 +291,9 @@ async def explanation(call: Call) -> Answer:
     known, query = known_of(call), call.query
     ordered = [known.instances[id] for id in sorted(known.instances)]
     told = explain(ordered, Wanted(query.version, zone=query.zone), Resilience())
-    return Answer([Explained(each.instance.id, each.called, each.reasons) for each in told])
+    return Answer(
+        [Explained(each.instance.id, each.called, each.reasons, each.messages) for each in told]
+    )
 
 
 ENDPOINTS = (

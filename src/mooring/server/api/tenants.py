@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.errors import NotConfigured, Taken
+from mooring.messages import Message
 from mooring.server.api.lookup import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
 from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
@@ -108,7 +109,9 @@ class PublishedShown(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str]
     """What a rollback could not bring back."""
     warnings: list[str] = []
-    """What an operator should know, such as a password that is stored in clear text."""
+    """What an operator should know, such as a password that is stored in clear text, in English."""
+    messages: list[Message] = []
+    """The warnings as data."""
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -295,6 +298,7 @@ def published_shown(published: Published) -> PublishedShown:
         changes=_changes(published.changes),
         lost=list(published.lost),
         warnings=list(published.remarks),
+        messages=list(published.messages),
     )
 
 

@@ -1,24 +1,23 @@
-// What is wrong, in words. The server says it in English; `kind` and `params` say the same for other
-// languages.
+// What is wrong, and what to do about it.
 
 import { h } from "./dom.js";
 import { plain } from "./hostile.js";
 import { severity } from "./marks.js";
 import { when } from "./times.js";
-import { current, knows, t } from "./words.js";
+import { say } from "./words.js";
 
 /** What is wrong, as a string. */
 export function problemText(problem) {
-  const key = `problem.${problem.kind}${problem.params?.count === 1 ? ".one" : ""}`;
-  if (current() === "en" || !knows(key)) return plain(problem.text, 400);
-  return plain(t(key, { service: problem.service, id: problem.id, ...problem.params }), 400);
+  const kind = `problem_${problem.kind}${problem.id ? "_one" : ""}`;
+  return plain(say({ kind, params: paramsOf(problem), text: problem.text }), 400);
 }
 
 function hintText(problem) {
-  const key = `hint.${problem.kind}`;
-  if (current() === "en" || !knows(key)) return plain(problem.hint, 400);
-  return plain(t(key, { service: problem.service }), 400);
+  const kind = `hint_${problem.kind}`;
+  return plain(say({ kind, params: paramsOf(problem), text: problem.hint }), 400);
 }
+
+const paramsOf = ({ service, params }) => ({ service, ...params });
 
 export function problemList(problems) {
   return h("ul", { class: "problems" }, problems.map(row));

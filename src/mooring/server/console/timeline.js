@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { plain, told } from "./hostile.js";
 import { instanceLink, serviceLink } from "./names.js";
 import { when } from "./times.js";
-import { said, t } from "./words.js";
+import { say, t } from "./words.js";
 
 /** Events, the newest first; with whose they are, unless `of` says that all are the same's. */
 export function timeline(events, { of = "" } = {}) {
@@ -23,7 +23,7 @@ export function timeline(events, { of = "" } = {}) {
             "data-key": `${event.time} ${event.service} ${event.id} ${event.kind} ${plain(event.text, 60)}`,
           },
           when(event.time),
-          h("span", {}, whose(event, of), told(said(event.text), { most: 300 })),
+          h("span", {}, whose(event, of), told(say(event.message), { most: 300 })),
         ),
       ),
     ),

@@ -1,7 +1,7 @@
 // What the console says, in the language that was chosen.
 
 import en from "./words/en.js";
-import zh, { SENTENCES } from "./words/zh.js";
+import zh, { MESSAGES } from "./words/zh.js";
 
 const ALL = { en, zh };
 export const LANGUAGES = { en: "English", zh: "中文" };
@@ -38,9 +38,6 @@ export function t(key, params = {}) {
   });
 }
 
-/** Whether there are words for a key. */
-export const knows = (key) => key in ALL[language];
-
 /** A number as people write it. */
 export function n(value, digits = 2) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -55,16 +52,27 @@ export function percent(rate) {
   );
 }
 
-/** What the server says in English words of its own, in the language that was chosen; as it is
- * where nobody translated it. */
-export function said(text) {
-  if (language !== "zh") return text;
-  return text.split("; ").map(translated).join("；");
+/** A message of the server in the chosen language. English texts come with the message; others are
+ * made of its kind and parameters alone. */
+export function say({ kind, params, text }) {
+  const words = language === "zh" ? MESSAGES[kind] : undefined;
+  if (words === undefined) return text;
+  const filled = (section) => names(section).some((name) => String(params[name] ?? "") !== "");
+  return words
+    .replace(/\[([^[\]]*)\]/g, (_, section) => (filled(section) ? section : ""))
+    .replace(/\{(\w+)\}/g, (_, name) => parameter(params[name]));
 }
 
-function translated(sentence) {
-  for (const [pattern, words] of SENTENCES) {
-    if (pattern.test(sentence)) return sentence.replace(pattern, words);
-  }
-  return sentence;
+export const sayAll = (messages) => messages.map(say).join(language === "zh" ? "；" : "; ");
+
+const names = (section) => [...section.matchAll(/\{(\w+)\}/g)].map(([, name]) => name);
+
+// As in mooring/messages.py: one word is shown as it is; anything else is quoted, so that it cannot
+// look like a sentence of the server.
+const NAME = /^(?:[\p{L}\p{N}_.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](?::\d+)?)$/u;
+
+function parameter(value) {
+  if (Array.isArray(value)) return value.map(parameter).join("、");
+  if (typeof value === "number") return n(value, 6);
+  return NAME.test(value) ? value : JSON.stringify(value ?? "");
 }

@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from mooring.messages import Message, message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
@@ -26,7 +27,7 @@ from mooring.server.live.rendering import Rendering
 from mooring.server.live.services import Known, Remembered
 from mooring.server.live.summary import UNOBSERVED, Observed
 from mooring.server.live.summary import moment as moment_of
-from mooring.server.live.timeline import Event, Kind, Timeline, told
+from mooring.server.live.timeline import Event, Kind, Timeline, events_of
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +137,8 @@ class Fleet:
         if instance is None or any(event.kind == "added" for event in events):
             return events
         begun = moment_of(instance.status.registered_at) or (known.since if known else now())
-        text = f"registered at {instance.address}, before this server looked"
-        return [Event(begun, service, id, "added", text), *events]
+        registered = message("registered_before", address=instance.address)
+        return [Event(begun, service, id, "added", registered), *events]
 
     def history(self, service: str, id: str) -> list[Sample]:
         """The metrics of a while, the newest last."""
@@ -200,8 +201,8 @@ class Fleet:
         for service in emptied:
             known = self._known[service]
             known.emptied, known.lost = moment, service in lost
-            text = "its last instance was lost" if known.lost else "its last instance left in order"
-            self._note(service, "", "emptied", text)
+            kind = "emptied_lost" if known.lost else "emptied_left"
+            self._note(service, "", "emptied", message(kind))
         if first:
             self._look_for_absent()
         self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
@@ -242,8 +243,8 @@ class Fleet:
         elif before is None or before.status.metrics != after.status.metrics:
             self._history.add(change.key, after, moment)
         if news:
-            for kind, text in told(before, after, how):
-                self._timeline.add(Event(moment, service, id, kind, text))
+            for kind, event in events_of(before, after, how):
+                self._timeline.add(Event(moment, service, id, kind, event))
 
     def _sampling_after(self, change: Change[tuple[str, str], Instance]) -> None:
         """Of who came nothing is known yet; and where one goes, others may be about to."""
@@ -268,12 +269,12 @@ class Fleet:
             if not seen:
                 del self._observed[service]
 
-    def act(self, service: str, id: str, text: str) -> None:
-        """Somebody did something through this server."""
-        self._note(service, id, "action", text)
+    def act(self, service: str, id: str, action: Message) -> None:
+        """Record an action that a caller took through this server."""
+        self._note(service, id, "action", action)
 
-    def _note(self, service: str, id: str, kind: Kind, text: str) -> None:
-        self._timeline.add(Event(now(), service, id, kind, text))
+    def _note(self, service: str, id: str, kind: Kind, event: Message) -> None:
+        self._timeline.add(Event(now(), service, id, kind, event))
 
     def _found_out(self, known: Known) -> None:
         known.sampled += 1
@@ -303,7 +304,7 @@ class Fleet:
         if failed == (bool(seen.check_failure), seen.unchecked):
             self._found_out(known)
             return
-        self._note(service, id, "check", _checked_text(seen))
+        self._note(service, id, "check", _check_event(seen))
         known.version += 1
         self._tell([(service, id)])
 
@@ -330,7 +331,7 @@ class Fleet:
             self._observe(service, id, seen)
             if (late, missing) != (before.late, before.missing):
                 turned.append((service, id))
-                self._note(service, id, "late", _lateness(seen))
+                self._note(service, id, "late", _heartbeat_event(seen))
         self._found_out(known)
         if turned:
             known.version += 1
@@ -357,9 +358,8 @@ class Fleet:
         for name in turned:
             held = brakes.get(name, "")
             self._know(name, moment).version += 1
-            self._note(
-                name, "", "brake", f"the brake holds: {held}" if held else "the brake is off"
-            )
+            brake = message("brake_on", detail=held) if held else message("brake_off")
+            self._note(name, "", "brake", brake)
         if turned:
             self._tell([(name, "") for name in turned])
 
@@ -449,18 +449,22 @@ class Fleet:
         if stale is self._was_stale:
             return
         self._was_stale = stale
-        text = f"the picture may be old: {self.error}" if stale else "the picture is live again"
-        self._note("", "", "stale", text)
+        event = message("stale", error=self.error) if stale else message("live_again")
+        self._note("", "", "stale", event)
         self._tell(())
 
 
-def _checked_text(seen: Observed) -> str:
+def _check_event(seen: Observed) -> Message:
     if seen.unchecked:
-        return f"not checked: {seen.unchecked}"
-    return f"check failing: {seen.check_failure}" if seen.check_failure else "check passes"
+        return message("check_skipped", detail=seen.unchecked)
+    if seen.check_failure:
+        return message("check_failing", detail=seen.check_failure)
+    return message("check_passing")
 
 
-def _lateness(seen: Observed) -> str:
+def _heartbeat_event(seen: Observed) -> Message:
     if seen.missing:
-        return "missing from the registry"
-    return f"heartbeat late: silent for {seen.silence or 0:.0f} s" if seen.late else "heard again"
+        return message("missing")
+    if seen.late:
+        return message("heartbeat_late", seconds=round(seen.silence or 0))
+    return message("heartbeat_resumed")

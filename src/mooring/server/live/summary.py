@@ -16,8 +16,10 @@ from typing import Any, Literal
 import msgspec
 
 from mooring.masking import masked_fields
+from mooring.messages import Message, joined, message
 from mooring.model import JSON, Config, Instance, State, Time
 from mooring.server.http.response import shown
+from mooring.server.live.timeline import STATES
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -49,7 +51,9 @@ class Aggregate(msgspec.Struct, frozen=True, gc=False):
 class Abnormal(msgspec.Struct, frozen=True, rename="camel", gc=False):
     instance_id: str
     reason: str
-    """In words; several are joined by a semicolon."""
+    """In English; several are joined by a semicolon."""
+    reasons: tuple[Message, ...]
+    """The same as data."""
 
 
 class ServiceSummary(msgspec.Struct, frozen=True, rename="camel", kw_only=True, gc=False):
@@ -206,24 +210,24 @@ def check_shown(observed: Observed) -> Check | None:
     return None if observed.response_time is None else Check("passing", "")
 
 
-def reasons(instance: Instance, observed: Observed) -> list[str]:
-    """What is wrong with an instance, in words; empty where nothing is."""
+def reasons(instance: Instance, observed: Observed) -> list[Message]:
+    """What is wrong with an instance; empty if nothing is."""
     found = []
     if observed.check_failure:
-        found.append(f"check failing: {observed.check_failure}")
+        found.append(message("check_failing", detail=observed.check_failure))
     if not instance.status.healthy:
-        found.append("unhealthy by its own account")
+        found.append(message("unhealthy"))
     if observed.missing:
-        found.append("missing from the registry: it has not been heard again yet")
+        found.append(message("missing"))
     elif observed.late:
-        found.append(f"heartbeat late: silent for {observed.silence or 0:.0f} s")
+        found.append(message("heartbeat_late", seconds=round(observed.silence or 0)))
     if instance.status.state != "up":
-        found.append(f"it is {instance.status.state}")
+        found.append(message(STATES[instance.status.state]))
     if not instance.enabled:
-        by = "an operator" if instance.config.enabled is False else "itself"
-        found.append(f"disabled by {by}")
+        by_operator = instance.config.enabled is False
+        found.append(message("disabled_by_operator" if by_operator else "disabled_by_itself"))
     if not instance.weight:
-        found.append("its weight is 0")
+        found.append(message("no_weight"))
     return found
 
 
@@ -377,7 +381,7 @@ def service_summary(
         avg_heartbeat_delay=average(each.heartbeat_delay for _, each in seen),
         avg_response_time=average(each.response_time for _, each in seen),
         abnormal_instances=tuple(
-            Abnormal(instance.id, "; ".join(why))
+            Abnormal(instance.id, joined(why), tuple(why))
             for instance, each in seen
             if (why := reasons(instance, each))
         ),

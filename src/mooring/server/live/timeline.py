@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mooring.model import Instance, Time
+from mooring.messages import Message, message
+from mooring.model import Instance, State, Time
 from mooring.server.live.exit_reason import Departure
 
 Kind = Literal[
@@ -42,7 +43,11 @@ class Event:
     id: str
     """Empty where it concerns the service."""
     kind: Kind
-    text: str
+    message: Message
+
+    @property
+    def text(self) -> str:
+        return self.message.text
 
 
 class Timeline:
@@ -66,57 +71,59 @@ class Timeline:
         self._events.pop(service, None)
 
 
-def told(
+def events_of(
     before: Instance | None, after: Instance | None, how: Departure | None = None
-) -> Iterator[tuple[Kind, str]]:
-    """What a change of an instance means, in words; `how` it went, where it is gone. Metrics come
-    and go without a word."""
+) -> Iterator[tuple[Kind, Message]]:
+    """The events that a change of an instance means; `how` it went, if it is gone. A change of
+    metrics alone is not an event."""
     if before is None or after is None:
         if after is not None:
-            yield "added", f"registered at {after.address}, version {_short(after.version)}"
+            version = _short(after.version)
+            yield "added", message("registered", address=after.address, version=version)
             yield from _shortcomings(after)
         elif before is not None:
-            yield "removed", f"gone: {_DEPARTURES[how or 'lost']}"
+            yield "removed", message(_DEPARTURES[how or "lost"])
         return
     if before.incarnation != after.incarnation:
-        yield "restarted", "its process started anew"
+        yield "restarted", message("restarted")
     if before.address != after.address:
-        yield "restarted", f"moved from {before.address} to {after.address}"
+        yield "restarted", message("moved", before=before.address, after=after.address)
     if before.version != after.version:
-        yield "version", f"version {_short(before.version)} → {_short(after.version)}"
+        old, new = _short(before.version), _short(after.version)
+        yield "version", message("version_changed", before=old, after=new)
     if before.status.state != after.status.state:
-        yield "state", f"{before.status.state} → {after.status.state}"
+        yield "state", message(STATES[after.status.state])
     if before.status.healthy != after.status.healthy:
-        yield "health", "healthy again" if after.status.healthy else "unhealthy by its own account"
+        yield "health", message("healthy_again" if after.status.healthy else "unhealthy")
     if before.enabled != after.enabled:
-        yield "enabled", _enabled(after)
+        yield "enabled", message("enabled" if after.enabled else "disabled")
     if before.weight != after.weight:
-        yield "weight", f"weight {before.weight:g} → {after.weight:g}"
+        old_weight, new_weight = float(before.weight), float(after.weight)
+        yield "weight", message("weight_changed", before=old_weight, after=new_weight)
     if before.zone != after.zone or before.ports != after.ports:
-        yield "metadata", "its zone or its ports changed"
+        yield "metadata", message("zone_or_ports_changed")
     if names := _differing(before.metadata, after.metadata):
-        yield "metadata", f"metadata changed: {', '.join(names)}"
+        yield "metadata", message("metadata_changed", names=names)
 
 
-def _shortcomings(instance: Instance) -> Iterator[tuple[Kind, str]]:
+def _shortcomings(instance: Instance) -> Iterator[tuple[Kind, Message]]:
     if instance.status.state != "up":
-        yield "state", f"is {instance.status.state}"
+        yield "state", message(STATES[instance.status.state])
     if not instance.status.healthy:
-        yield "health", "unhealthy by its own account"
+        yield "health", message("unhealthy")
     if not instance.enabled:
-        yield "enabled", _enabled(instance)
+        yield "enabled", message("disabled")
 
 
-def _enabled(instance: Instance) -> str:
-    return "enabled: it may be called" if instance.enabled else "disabled: it is not called"
-
+STATES: Mapping[State, str] = {"up": "came_up", "draining": "is_draining", "down": "is_down"}
+"""The kind of message of each state."""
 
 _DEPARTURES: Mapping[Departure, str] = {
-    "drained": "it had drained",
-    "down": "it had said that it is down",
-    "left": "it left in order",
-    "taken_out": "it was taken out",
-    "lost": "without a word, so it is taken for lost",
+    "drained": "gone_drained",
+    "down": "gone_down",
+    "left": "gone_left",
+    "taken_out": "gone_removed",
+    "lost": "gone_lost",
 }
 
 
@@ -132,5 +139,4 @@ def _short(text: str) -> str:
 def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     names = sorted({*before, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
-    rest = len(changed) - _SHOWN
-    return [*map(_short, changed[:_SHOWN])] + ([f"and {rest} more"] if rest > 0 else [])
+    return [*map(_short, changed[:_SHOWN]), *(["…"] if len(changed) > _SHOWN else [])]

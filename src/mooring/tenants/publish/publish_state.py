@@ -9,6 +9,7 @@ import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
 from mooring.masking import clear_secrets_of, is_hidden
+from mooring.messages import Message, message
 from mooring.store.contract import Check, Write
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.publish.encryption import Passwords
@@ -35,8 +36,13 @@ class Published(msgspec.Struct, frozen=True):
     """How many came before those, and only took away what led to a tenant that was deleted."""
     lost: tuple[str, ...] = ()
     """What a rollback could not bring back: the history was written without a key."""
-    remarks: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
     """What an operator should know of it, such as passwords in clear text."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The messages in English."""
+        return tuple(each.text for each in self.messages)
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -127,29 +133,19 @@ class PublishState:
     def interrupted(self, error: StoreError) -> OutcomeUnknown:
         return OutcomeUnknown(f"{named(self.tenant)}: {self.so_far} ({error})")
 
-    def remarks(self) -> Iterator[str]:
+    def remarks(self) -> Iterator[Message]:
         """What whoever looks after the tenant should know of a publish that is done."""
         if (count := self.transactions + self.aside) > 1:
-            yield (
-                f"too large for one transaction, written in {count}; readers may have seen it in "
-                "between"
-            )
+            yield message("publish_split", count=count)
         if self.lost and self.changes:
-            lost = ", ".join(self.lost)
-            yield f"not brought back, for the history was written without a key: {lost}"
+            yield message("publish_lost", paths=list(self.lost))
         changed = {each.path for each in self.changes}
         if clear := [path for path in self.passwords.clear if path in changed]:
-            yield (
-                f"no encryption key is set: the password of {', '.join(clear)} is stored in clear "
-                f"text (set {CURRENT[0]})"
-            )
+            yield message("publish_no_key", paths=clear, variable=CURRENT[0])
         for each in self.changes if self.action != "rekey" else ():
             if secrets := _in_clear_text(each):
-                which = f": {', '.join(secrets)}" if any(secrets) else ""
-                yield (
-                    f"{each.path}{which} is stored in clear text: only passwords of databases are "
-                    "encrypted"
-                )
+                fields = list(secrets) if any(secrets) else []
+                yield message("publish_clear_text", path=each.path, fields=fields)
 
     def published(self) -> Published:
         return Published(

@@ -12,7 +12,7 @@ import * as paths from "../paths.js";
 import { stale } from "../picture.js";
 import { timeline } from "../timeline.js";
 import { when } from "../times.js";
-import { n, said, t } from "../words.js";
+import { n, t } from "../words.js";
 
 const CHARTS = 24;
 
@@ -109,7 +109,7 @@ const CHECKS = { passing: "good", failing: "warn", not_checked: "off" };
 function checked({ result, reason }) {
   return [
     mark(stale() ? "old" : CHECKS[result], t(`check.${result}`)),
-    reason && h("span", { class: "why" }, told(said(reason))),
+    reason && h("span", { class: "why" }, told(reason)),
   ];
 }
 

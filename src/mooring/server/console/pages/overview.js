@@ -9,7 +9,7 @@ import { problemList } from "../problems.js";
 import { filterField, Table } from "../tables.js";
 import { timeline } from "../timeline.js";
 import { lasting, when } from "../times.js";
-import { n, percent, said, t } from "../words.js";
+import { n, percent, sayAll, t } from "../words.js";
 
 const SHOWN = 12;
 
@@ -190,7 +190,7 @@ function notable(row, brakes) {
   return h(
     "span",
     { class: "muted" },
-    `${plain(first.instanceId, 40)}: ${plain(said(first.reason), 80)}`,
+    `${plain(first.instanceId, 40)}: ${plain(sayAll(first.reasons), 80)}`,
     more > 0 && ` ${t("overview.more", { n: more })}`,
   );
 }

@@ -13,7 +13,7 @@ import { problemList } from "../problems.js";
 import { filterField, Table } from "../tables.js";
 import { timeline } from "../timeline.js";
 import { lasting, when } from "../times.js";
-import { n, percent, said, t } from "../words.js";
+import { n, percent, sayAll, t } from "../words.js";
 
 // So many are explained at once; and with more instances than that, all are read less often.
 const MOST = 500;
@@ -32,7 +32,7 @@ export function page(app, [name]) {
     app.redraw();
   };
   const reasons = () =>
-    new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reason]));
+    new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reasons]));
   const table = new Table({
     label: () => t("service.instances"),
     key: (row) => row.instanceId,
@@ -176,7 +176,7 @@ function columns(service, reasons) {
       cell: (row) => [
         instanceLink(service, row.instanceId, { "data-item": true }),
         reasons().has(row.instanceId) &&
-          h("span", { class: "why" }, told(said(reasons().get(row.instanceId)))),
+          h("span", { class: "why" }, told(sayAll(reasons().get(row.instanceId)))),
       ],
     },
     { name: "state", title: () => t("column.state"), order: stateOf, cell: (row) => state(row) },
@@ -247,8 +247,8 @@ function explanation(explained, service) {
               "dd",
               {},
               each.called ? mark("good", t("explain.chosen")) : mark("off", t("explain.out")),
-              each.reasons.length > 0 &&
-                h("span", { class: "why" }, told(said(each.reasons.join("; ")), { most: 300 })),
+              each.messages.length > 0 &&
+                h("span", { class: "why" }, told(sayAll(each.messages), { most: 300 })),
             ),
           ]),
       ),

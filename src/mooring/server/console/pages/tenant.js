@@ -11,7 +11,7 @@ import * as paths from "../paths.js";
 import { everything } from "../picture.js";
 import { Table } from "../tables.js";
 import { when } from "../times.js";
-import { said, t } from "../words.js";
+import { say, t } from "../words.js";
 
 const EMPTY = { meta: { name: "", code: "", status: "active" } };
 
@@ -171,14 +171,14 @@ export function page(app, [id, verb]) {
 }
 
 /** Say that it is done, and what an operator should know of it. */
-export function published({ warnings }, words) {
+export function published({ messages }, words) {
   note(words);
-  for (const each of warnings) note(plain(said(each), 400), "bad");
+  for (const each of messages) note(plain(say(each), 400), "bad");
 }
 
 export const pretty = (document) => JSON.stringify(document, null, 2);
 
-/** Text as JSON. What is wrong with it is said with the line. */
+/** Text as JSON. What is wrong with it is say with the line. */
 export function read(text) {
   try {
     return JSON.parse(text);

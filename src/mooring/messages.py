@@ -1,0 +1,207 @@
+"""Messages as data: a kind with parameters, and the one table of their English texts.
+
+A console in another language makes its own text of the same kind and parameters. Parameters come
+from instances, operators and libraries: a value that is not a plain name is shown in quotes, with
+its own quotes escaped, so that it cannot look like a sentence of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from mooring.formatting import printable
+
+Parameter: TypeAlias = str | int | float | list[str]
+
+TEXTS: Mapping[str, str] = {
+    # What happened.
+    "registered": "registered at {address}, version {version}",
+    "registered_before": "registered at {address}, before this server started",
+    "gone_drained": "gone: it had drained",
+    "gone_down": "gone: it had reported that it is down",
+    "gone_left": "gone: it deregistered",
+    "gone_removed": "gone: an operator deregistered it",
+    "gone_lost": "gone: its heartbeats stopped, so it counts as lost",
+    "restarted": "its process restarted",
+    "moved": "moved from {before} to {after}",
+    "version_changed": "version {before} → {after}",
+    "weight_changed": "weight {before} → {after}",
+    "zone_or_ports_changed": "its zone or ports changed",
+    "metadata_changed": "metadata changed: {names}",
+    "came_up": "up",
+    "healthy_again": "healthy again",
+    "enabled": "enabled: callers may call it",
+    "disabled": "disabled: callers do not call it",
+    "heartbeat_resumed": "heartbeats resumed",
+    "check_passing": "check passes",
+    "check_skipped": "not checked: {detail}",
+    "brake_on": "the brake holds: {detail}",
+    "brake_off": "the brake is off",
+    "emptied_lost": "its last instance was lost",
+    "emptied_left": "its last instance deregistered",
+    "stale": "the state may be stale: {error}",
+    "live_again": "the state is live again",
+    "drained_by": "drained by {by}[, reason: {reason}]",
+    "enabled_by": "enabled by {by}[, reason: {reason}]",
+    "weight_set_by": "weight set to {weight} by {by}[, reason: {reason}]",
+    "weight_reset_by": "weight reset to its own by {by}[, reason: {reason}]",
+    "deregistered_by": "deregistered by {by}[, reason: {reason}]",
+    "deregistered_itself": "it deregistered over HTTP",
+    # What is wrong with an instance, and why it is or is not called.
+    "check_failing": "check failing: {detail}",
+    "unhealthy": "it reports itself unhealthy",
+    "missing": "missing from the registry",
+    "heartbeat_late": "heartbeat late: silent for {seconds} s",
+    "is_draining": "it is draining",
+    "is_down": "it is down",
+    "disabled_by_operator": "disabled by an operator",
+    "disabled_by_itself": "disabled by itself",
+    "no_weight": "its weight is 0",
+    "other_version": "its version is {version}, not {wanted}",
+    "other_tag": "its {name} is {value}, not {wanted}",
+    "no_tag": "it has no {name}, and {wanted} is required",
+    "outside_zone": "its zone is {zone}, not {wanted}",
+    "unknown_zone": "its zone is not known, and {wanted} is required",
+    "condition_failed": "the caller's condition fails on it: {error}",
+    "condition_unmet": "it does not meet the caller's condition",
+    "draining_last_resort": "it is draining, and no other is usable",
+    "no_connection": "no connection",
+    "ejected": "ejected: calls to it failed",
+    "other_zone": "it is in {zone}, and there are instances in {wanted}",
+    "no_zone": "it is in no zone, and there are instances in {wanted}",
+    "spill_over": (
+        "only {usable}% of what {zone} can carry is usable: {share}% of the calls spill over to "
+        "other zones"
+    ),
+    "panic": "called all the same: only {healthy} of {total} are healthy (panic threshold)",
+    "slow_start": "slow start: its weight counts {weight} for now",
+    "retained": "kept from the last known list: {detail}",
+    # Warnings of a publish.
+    "publish_split": (
+        "too large for one transaction, written in {count}; readers may have seen it in between"
+    ),
+    "publish_lost": "not restored, because the history was written without a key: {paths}",
+    "publish_no_key": (
+        "no encryption key is set: the password of {paths} is stored in clear text (set {variable})"
+    ),
+    "publish_clear_text": (
+        "{path}[: {fields}] is stored in clear text: only passwords of databases are encrypted"
+    ),
+    # Problems. `_one` is about one instance.
+    "problem_stale": "the registry cannot be read, so the state shown may be stale: {error}",
+    "problem_store_alarm": "the store has an alarm: {alarm}",
+    "problem_no_instances": "{service} has no instance: the last one was lost",
+    "problem_absent": "{service} has no instance, and had none when this server started",
+    "problem_emptied": "{service} has no instance: the last one deregistered",
+    "problem_none_callable": (
+        "{service}: none of its registered instances ({total}) is healthy and in rotation"
+    ),
+    "problem_brake": "{service}: eviction is paused: {detail}",
+    "problem_unhealthy": (
+        "{service}: {count} of {total} instances report themselves unhealthy ({ids})"
+    ),
+    "problem_unhealthy_one": "{service}: {ids} reports itself unhealthy",
+    "problem_silent": "{service}: {count} of {total} instances send no heartbeat ({ids})",
+    "problem_silent_one": "{service}: {ids} sends no heartbeat",
+    "problem_check_failing": (
+        "{service}: {count} of {total} instances fail their health checks ({ids})[: {detail}]"
+    ),
+    "problem_check_failing_one": "{service}: {ids} fails its health check[: {detail}]",
+    "problem_draining": "{service}: {count} of {total} instances are still draining ({ids})",
+    "problem_draining_one": "{service}: {ids} is still draining",
+    "problem_disabled": "{service}: {count} of {total} instances are disabled ({ids})",
+    "problem_disabled_one": "{service}: {ids} is disabled",
+    # What to do about them.
+    "hint_stale": "Check that the store answers: `mooring doctor`.",
+    "hint_store_alarm": (
+        "Free space and disarm the alarm; `mooring doctor` shows it too. Reads go on meanwhile, "
+        "but new instances, configuration and tokens may be refused."
+    ),
+    "hint_no_instances": (
+        "Start an instance: callers fail now. If the service is retired, press Forget on its page, "
+        "or DELETE it in the API."
+    ),
+    "hint_absent": (
+        "This server did not see how it went. Start an instance, or, if the service is retired, "
+        "press Forget on its page, or DELETE it in the API."
+    ),
+    "hint_emptied": (
+        "Nothing, if that was intended: this note stays for an hour, and Forget on its page "
+        "removes it at once. Callers fail now."
+    ),
+    "hint_none_callable": (
+        "See what is wrong with each: `mooring explain {service}`. Meanwhile callers try all that "
+        "are enabled and up (panic threshold), and fail if none is."
+    ),
+    "hint_brake": (
+        "A network fault is more likely than that many failures at once: check whether the "
+        "instances run. If they are gone, release the brake: `mooring brake release {service}`."
+    ),
+    "hint_unhealthy": "Look at the log of the instance: it reports this itself.",
+    "hint_silent": "Check that the process runs, and that it reaches the registry.",
+    "hint_check_failing": "Check that it answers from this machine at its registered address.",
+    "hint_draining": "It was asked to stop: see what it still waits for, or end the process.",
+    "hint_disabled": "An operator disabled it: enable it once the fault is repaired.",
+}
+"""The English text of each kind. `{name}` is a parameter; `[…]` is left out if the parameters in it
+are empty. The placeholders declare the parameters of the kind."""
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
+_NAME = re.compile(r"[\w.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](:\d+)?")
+"""A value that is shown as it is: one word without quotes, brackets or separators."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A text for people, as data. Make one with `message`."""
+
+    kind: str
+    params: dict[str, Parameter]
+    text: str
+    """In English."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def message(kind: str, /, **params: Parameter) -> Message:
+    """A message of a known kind with exactly the parameters that its text names."""
+    return Message(kind, params, _render(TEXTS[kind], params))
+
+
+def joined(messages: Iterable[Message]) -> str:
+    """Several messages in one line."""
+    return "; ".join(each.text for each in messages)
+
+
+def parameters(template: str) -> frozenset[str]:
+    """The names of the placeholders of a text."""
+    return frozenset(_PLACEHOLDER.findall(template))
+
+
+def _render(template: str, params: Mapping[str, Parameter]) -> str:
+    if params.keys() != parameters(template):
+        raise ValueError(f"the parameters {sorted(params)} do not fit the text {template!r}")
+
+    def optional(section: re.Match[str]) -> str:
+        names = parameters(section[1])
+        return section[1] if any(params[name] not in ("", []) for name in names) else ""
+
+    return _PLACEHOLDER.sub(
+        lambda found: _shown(params[found[1]]), _OPTIONAL.sub(optional, template)
+    )
+
+
+def _shown(value: Parameter) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int) or (value.isprintable() and _NAME.fullmatch(value)):
+        return str(value)
+    return json.dumps(printable(value), ensure_ascii=False)
