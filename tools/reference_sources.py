@@ -26,41 +26,36 @@ VERSION: str = mooring.__version__
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Hub": (
-        "mooring.connect",
-        "mooring.Hub",
-        "mooring.until_stopped",
-        *("Session", "Mirror"),
+        *("mooring.connect", "mooring.Hub", "mooring.until_stopped"),
+        *("mooring.Session", "mooring.Mirror"),
     ),
     "Registration": (
-        "mooring.Registration",
-        *("mooring.Instance", "mooring.Service", "mooring.Group"),
-        *("mooring.Config", "mooring.Status"),
-        "Registry",
-        "mooring.heartbeat",
+        *("mooring.Registration", "mooring.Instance", "mooring.Service", "mooring.Group"),
+        *("mooring.Config", "mooring.Status", "mooring.Registry", "mooring.heartbeat"),
     ),
-    "Discovery": ("View", "Pick", "mooring.Resilience", "RetryBudget"),
+    "Discovery": (
+        *("mooring.View", "mooring.Pick", "mooring.Explanation"),
+        *("mooring.Resilience", "mooring.RetryBudget"),
+    ),
     "Locks": (
-        *("mooring.Lock", "mooring.Held", "ReadWriteLock", "Semaphore"),
-        *("Election", "Campaign", "mooring.Leadership", "Leaders", "Barrier"),
+        *("mooring.Lock", "mooring.Held", "mooring.ReadWriteLock", "mooring.Semaphore"),
+        *("mooring.Election", "mooring.Campaign", "mooring.Leadership", "mooring.Leader"),
+        *("mooring.Leaders", "mooring.Barrier", "mooring.LockInfo", "mooring.Contender"),
     ),
-    "Tenants": ("Provider", "mooring.tenants"),
-    "Store": ("mooring.store",),
+    "Tenants": ("mooring.Publisher", "mooring.tenants"),
+    "Store": ("mooring.Store", "mooring.Watch", "mooring.store"),
     "Blocking API": ("mooring.sync.connect", "mooring.sync.timeout", "mooring.sync.until_stopped"),
     "Edges": (
         *("mooring.asgi", "mooring.wsgi", "mooring.httpx", "mooring.grpc", "mooring.grpc.aio"),
         *("mooring.hprose", "mooring.xds"),
     ),
 }
-"""The public names by page. A package stands for everything in its `__all__`. A name without a
-module is one that `mooring.sync` has too, and the reference shows its async form."""
+"""The public names by page. A package stands for everything in its `__all__`."""
 
 
 def public_names(group: str) -> Iterator[tuple[str, str]]:
     """Each public name of a group, and the path at which the source defines it."""
     for name in GROUPS[group]:
-        if name in mooring.sync.__all__:
-            yield name, f"{getattr(mooring, name).__module__}.{name}"
-            continue
         module, _, attribute = name.rpartition(".")
         parent = importlib.import_module(module)
         if attribute in getattr(parent, "__all__", ()) and not _is_module(name):

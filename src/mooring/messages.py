@@ -186,7 +186,7 @@ def parameters(template: str) -> frozenset[str]:
 
 def _render(template: str, params: Mapping[str, Parameter]) -> str:
     if params.keys() != parameters(template):
-        raise ValueError(f"the parameters {sorted(params)} do not fit the text {template!r}")
+        raise ValueError(f"the parameters {', '.join(sorted(params))} do not fit: {template}")
 
     def optional(section: re.Match[str]) -> str:
         names = parameters(section[1])

@@ -59,7 +59,7 @@ datetime.datetime = Shifted
 import asyncio
 import mooring
 from mooring import Instance
-from tests.faults.redis_actors import quick, registry_of
+from tests.faults.redis_actors import evictions_of, quick, registry_of
 
 async def main():
     loop = asyncio.get_running_loop()
