@@ -23,7 +23,7 @@ from tests.acceptance.console.chromium import FLAGS, find_chromium
 from tests.acceptance.console.visiting import Visitor
 from tests.admin import Admin
 
-from mooring.locks.ordering import EXCLUSIVE, Card, written
+from mooring.locks.ordering import EXCLUSIVE, ContenderValue, encode_value
 from mooring.model import JSON, Instance
 from mooring.registry.contract import RemoteRegistration
 from mooring.store import Put
@@ -178,7 +178,9 @@ async def _contend(admin: Admin, lock: str, who: str) -> None:
     """As a contender of a machine with that name does."""
     lease = await admin.hub.store.grant(600)
     key = f"{lock}/{lease.id:x}".encode()
-    await admin.hub.store.commit(Put(key, written(Card(EXCLUSIVE, who)), lease=lease.id))
+    await admin.hub.store.commit(
+        Put(key, encode_value(ContenderValue(EXCLUSIVE, who)), lease=lease.id)
+    )
 
 
 async def _cast(admin: Admin) -> dict[tuple[str, int], Actor]:

@@ -401,11 +401,11 @@ class Hub:
         `ttl` is how long it stays held without a sign of life of the holder.
         """
         from mooring.locks.lock import Lock
-        from mooring.locks.ordering import ALONE, EXCLUSIVE, Card, written
+        from mooring.locks.ordering import EXCLUSIVE, EXCLUSIVE_RULE, ContenderValue, encode_value
 
         queue = self._queue()
-        value = written(Card(EXCLUSIVE, queue.by))
-        return Lock(queue, name, rule=ALONE, value=value, ttl=ttl, timeout=timeout)
+        value = encode_value(ContenderValue(EXCLUSIVE, queue.by))
+        return Lock(queue, name, rule=EXCLUSIVE_RULE, value=value, ttl=ttl, timeout=timeout)
 
     def rwlock(
         self, name: str, *, ttl: float = 10.0, timeout: float | None = None

@@ -14,7 +14,7 @@ import pytest
 import mooring
 from mooring import Hub
 from mooring.hub import open_store
-from mooring.locks.server_locks import Contests
+from mooring.locks.server_locks import ServerLocks
 from mooring.store import Store, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
@@ -120,8 +120,8 @@ async def memory() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def contests(memory: Store) -> AsyncIterator[Contests]:
-    made = Contests(memory)
+async def contests(memory: Store) -> AsyncIterator[ServerLocks]:
+    made = ServerLocks(memory)
     yield made
     await made.aclose()
 
@@ -130,7 +130,7 @@ async def places(store: Store) -> int:
     return len((await store.read(prefix(b"name/"))).entries)
 
 
-async def two_wait(contests: Contests, store: Store) -> bool:
+async def two_wait(contests: ServerLocks, store: Store) -> bool:
     """Whether two calls stand on the second place, and both have got there."""
     counts = [calls.count for calls in contests._calls.values() if not calls.changing.locked()]
     return 2 in counts and await places(store) == 2
@@ -138,7 +138,7 @@ async def two_wait(contests: Contests, store: Store) -> bool:
 
 @pytest.mark.parametrize("gives_up", [0, 1])
 async def test_a_call_that_gives_up_leaves_the_place_to_the_other_one(
-    contests: Contests, memory: Store, gives_up: int
+    contests: ServerLocks, memory: Store, gives_up: int
 ):
     one, two = (await memory.grant(60)).id, (await memory.grant(60)).id
     first = await contests.win(b"name", one, b"")
@@ -153,7 +153,7 @@ async def test_a_call_that_gives_up_leaves_the_place_to_the_other_one(
 
 
 async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
-    contests: Contests, memory: Store
+    contests: ServerLocks, memory: Store
 ):
     """At whatever moment: the lease holds the lock since another call."""
     lease = (await memory.grant(60)).id
@@ -167,7 +167,9 @@ async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
         assert await places(memory) == 1, steps
 
 
-async def test_who_gives_up_at_whatever_moment_leaves_no_place(contests: Contests, memory: Store):
+async def test_who_gives_up_at_whatever_moment_leaves_no_place(
+    contests: ServerLocks, memory: Store
+):
     await contests.win(b"name", (await memory.grant(60)).id, b"")
     for steps in range(12):
         waits = asyncio.ensure_future(contests.win(b"name", (await memory.grant(60)).id, b""))

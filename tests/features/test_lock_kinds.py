@@ -13,7 +13,7 @@ from mooring.errors import InvalidRequest, LockLost, LockTimeout, NotHeld
 from mooring.locks.election import Leader
 from mooring.locks.held import Held
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import PARTY, Card, written
+from mooring.locks.ordering import PARTY, ContenderValue, encode_value
 from mooring.store import Delete, Put, key, prefix
 from tests.waiting import eventually
 
@@ -358,7 +358,7 @@ async def test_a_party_that_gives_up_does_not_count(hub: Hub, other: Hub):
 async def test_a_party_that_does_not_go_on_keeps_nobody_for_longer_than_their_timeout(hub: Hub):
     """As one that was killed just when the last of them came."""
     dead = await hub.store.grant(60)
-    card = written(Card(PARTY, "dead:1", 2))
+    card = encode_value(ContenderValue(PARTY, "dead:1", 2))
     await hub.store.commit(Put(b"start/%x" % dead.id, card, dead.id))
     async with asyncio.timeout(20):
         with pytest.raises(LockTimeout, match="start"):

@@ -27,7 +27,7 @@ NOT_LEADER = Refusal(grpc.StatusCode.UNKNOWN, "election: not leader")
 NO_LEADER_GIVEN = Refusal(grpc.StatusCode.UNKNOWN, '"leader" field must be provided')
 
 
-class Won(Protocol):
+class OwnedKey(Protocol):
     """What somebody holds."""
 
     @property
@@ -38,10 +38,10 @@ class Won(Protocol):
     def lease(self) -> int: ...
 
 
-class Contests(Protocol):
+class ServerLocks(Protocol):
     """Who stands in line: see `mooring.locks.server_locks`."""
 
-    async def win(self, name: bytes, lease: int, value: bytes) -> Won: ...
+    async def win(self, name: bytes, lease: int, value: bytes) -> OwnedKey: ...
     async def drop(self, name: bytes, created: int = 0) -> bool: ...
     async def proclaim(self, won: Any, value: bytes) -> bool: ...
     async def first(self, name: bytes) -> Entry | None: ...
@@ -49,7 +49,7 @@ class Contests(Protocol):
 
 
 class Locking:
-    def __init__(self, host: Host, contests: Contests) -> None:
+    def __init__(self, host: Host, contests: ServerLocks) -> None:
         self._host, self._contests = host, contests
 
     # What waits is served as a stream is, so that it ends when the server stops.

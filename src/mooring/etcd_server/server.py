@@ -18,7 +18,7 @@ from mooring.etcd_server.connections import Sockets
 from mooring.etcd_server.grpc_adapter import MAX_MESSAGE, Calls
 from mooring.etcd_server.kv import KV
 from mooring.etcd_server.lease import Leases
-from mooring.etcd_server.locking import Contests, Locking
+from mooring.etcd_server.locking import Locking, ServerLocks
 from mooring.etcd_server.maintenance import MEMBERS, Cluster, Maintenance
 from mooring.etcd_server.tls import ServerTLS, listen
 from mooring.etcd_server.txn import Transactions
@@ -73,7 +73,7 @@ class WireServer:
         users: Mapping[str, str] | None = None,
         advertise: str = "",
         progress_interval: float = PROGRESS_INTERVAL,
-        contests: Contests | None = None,
+        contests: ServerLocks | None = None,
         connections: ConnectionLimit | None = None,
     ) -> None:
         self.port = 0

@@ -7,7 +7,7 @@ import asyncio
 from mooring.locks.held import Held
 from mooring.locks.lease_pool import GRACE
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import PARTY, Card, Gathered, written
+from mooring.locks.ordering import PARTY, BarrierRule, ContenderValue, encode_value
 from mooring.locks.queue import Queue
 from mooring.locks.semaphore import check_size
 from mooring.store.contract import Put
@@ -24,12 +24,12 @@ class Barrier:
         self.name: str = name
         self.parties: int = parties
         self._queue, self._timeout = queue, timeout
-        self._rule = Gathered(parties)
+        self._rule = BarrierRule(parties)
         self._line = Lock(
             queue,
             name,
             rule=self._rule,
-            value=written(Card(PARTY, queue.by, parties)),
+            value=encode_value(ContenderValue(PARTY, queue.by, parties)),
             ttl=ttl,
             timeout=timeout,
             reentrant=True,
@@ -59,21 +59,21 @@ class Barrier:
     async def _pass(self, held: Held) -> int:
         """Say that it was seen open, and stay until everybody has."""
         view = self._queue.view(held._start)
-        mark = held._place.mark
+        mark = held._waiter.mark
         changed = asyncio.Event()
         unsubscribe = view.subscribe(changed.set)
-        self._queue.watch_over(held._place, held._start)
+        self._queue.watch_over(held._waiter, held._start)
         try:
-            while not (bound := self._rule.opened(view.line, mark)):
+            while not (bound := self._rule.opened(view.order, mark)):
                 held.ensure()
                 await changed.wait()
                 changed.clear()
-            number = self._rule.number(view.line, mark)
-            card = Card(PARTY, self._queue.by, self.parties, bound)
+            number = self._rule.number(view.order, mark)
+            card = ContenderValue(PARTY, self._queue.by, self.parties, bound)
             await self._queue.store.commit(
-                Put(held.key, written(card), held._place.lease), require=[held.check]
+                Put(held.key, encode_value(card), held._waiter.lease), require=[held.check]
             )
-            while not self._rule.all_passed(view.line, bound):
+            while not self._rule.all_passed(view.order, bound):
                 changed.clear()
                 await changed.wait()
             return number

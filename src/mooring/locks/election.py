@@ -12,9 +12,9 @@ from mooring.errors import Conflict, InvalidRequest
 from mooring.locks.held import Held
 from mooring.locks.lease_pool import Lease
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.locks.ordering import ELECTED, Line
+from mooring.locks.ordering import ELECTION_RULE, QueueOrder
 from mooring.locks.queue import Queue
-from mooring.locks.watched_queue import Place
+from mooring.locks.watched_queue import Waiter
 from mooring.store.contract import Entry, Put, prefix
 
 
@@ -38,7 +38,7 @@ class Leadership(Held):
     async def proclaim(self, value: str | bytes) -> None:
         """Say something else of itself. Raises `LockLost` where it leads no more."""
         self.ensure()
-        put = Put(self.key, as_value(value), self._place.lease)
+        put = Put(self.key, as_value(value), self._waiter.lease)
         try:
             await self._queue.store.commit(put, require=[self.check])
         except Conflict:
@@ -58,8 +58,8 @@ class Campaign(Lock):
         assert isinstance(held, Leadership)
         return held
 
-    def _hold(self, place: Place, lease: Lease, by: object) -> Leadership:
-        return Leadership(self._queue, self._start, place, lease, by)
+    def _hold(self, waiter: Waiter, lease: Lease, by: object) -> Leadership:
+        return Leadership(self._queue, self._start, waiter, lease, by)
 
 
 class Election:
@@ -79,7 +79,7 @@ class Election:
         return Campaign(
             self._queue,
             self.name,
-            rule=ELECTED,
+            rule=ELECTION_RULE,
             value=as_value(value),
             ttl=self._ttl,
             timeout=self._timeout,
@@ -88,11 +88,11 @@ class Election:
     async def leader(self) -> Leader | None:
         """Who leads now; None where nobody does."""
         found = await self._queue.store.read(prefix(self._start), limit=8, order="created")
-        line = Line(self._start, found.entries)
-        if not len(line) and found.more:  # hidden behind those of names below this one
+        order = QueueOrder(self._start, found.entries)
+        if not len(order) and found.more:  # hidden behind those of names below this one
             whole = await self._queue.store.read(prefix(self._start))
-            line = Line(self._start, whole.entries)
-        return leader_of(line.first)
+            order = QueueOrder(self._start, whole.entries)
+        return leader_of(order.first)
 
     def observe(self) -> Leaders:
         """Follow who leads, from now on.
@@ -128,7 +128,7 @@ class Leaders(AsyncIterator[Leader | None]):
 
     async def __anext__(self) -> Leader | None:
         while not (self._left or self._view.closed):
-            leader = leader_of(self._view.line.first)
+            leader = leader_of(self._view.order.first)
             if self._view.mirror.loaded and (self._first or leader != self._told):
                 self._first, self._told = False, leader
                 return leader

@@ -13,7 +13,7 @@ from mooring.errors import LockLost, NotHeld, StoreError
 from mooring.formatting import quoted
 from mooring.locks.lease_pool import GRACE, Lease
 from mooring.locks.queue import Queue
-from mooring.locks.watched_queue import Place
+from mooring.locks.watched_queue import Waiter
 from mooring.store.contract import Check
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,15 @@ class Held:
     `async with held` makes it a scope: a loss cancels the body, and leaving raises `LockLost`.
     """
 
-    def __init__(self, queue: Queue, start: bytes, place: Place, lease: Lease, by: object) -> None:
-        self.key: bytes = place.key
-        self.token: int = place.token
+    def __init__(
+        self, queue: Queue, start: bytes, waiter: Waiter, lease: Lease, by: object
+    ) -> None:
+        self.key: bytes = waiter.key
+        self.token: int = waiter.token
         """The fencing token: higher than that of everybody who held it before."""
         self._lost: asyncio.Event | None = None
         self._queue, self._start = queue, start
-        self._place, self._lease, self._by = place, lease, by
+        self._waiter, self._lease, self._by = waiter, lease, by
         self._guarded = False
         """Whether whom it is held by is marked, so that it cannot wait for itself."""
         self._reason = ""
@@ -43,11 +45,11 @@ class Held:
         self._scope: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        queue.holds(place, start)
+        queue.holds(waiter, start)
         self._listen()
 
     def _listen(self) -> None:
-        self._lease.lost = self._place.on_gone = self._lose
+        self._lease.lost = self._waiter.on_gone = self._lose
 
     @property
     def name(self) -> str:
@@ -65,7 +67,7 @@ class Held:
     @property
     def check(self) -> Check:
         """For `commit(…, require=[held.check])`: nothing is written unless it is still ours."""
-        return self._place.check
+        return self._waiter.check
 
     @property
     def suspended(self) -> bool:
@@ -124,8 +126,8 @@ class Held:
 
     def _settle(self) -> None:
         """It is ours no longer, one way or another."""
-        self._place.on_gone = self._lease.lost = None
-        self._queue.forget(self._place, self._start)
+        self._waiter.on_gone = self._lease.lost = None
+        self._queue.forget(self._waiter, self._start)
         if self._guarded:
             self._queue.owners.discard((self._start, self._by))
 
@@ -147,7 +149,7 @@ class Held:
             self._queue.leases.discard_soon(self._lease)
             raise self._error()
         try:
-            stood = await self._queue.leave(self._place, self._start)
+            stood = await self._queue.leave(self._waiter, self._start)
         except StoreError as error:
             log.info("the lock %s is left to its lease: %s", quoted(self.name), error)
             await self._queue.leases.discard(self._lease, within=GRACE)

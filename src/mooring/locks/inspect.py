@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from mooring.errors import Conflict
-from mooring.locks.ordering import FOREIGN, Card, Line, read, rule_of, written
+from mooring.locks.ordering import (
+    FOREIGN,
+    ContenderValue,
+    QueueOrder,
+    decode_value,
+    encode_value,
+    rule_of,
+)
 from mooring.store.contract import Delete, Entry, Store, created_at, everything, key, prefix
 
 
@@ -44,24 +51,24 @@ async def locks(store: Store, start: str = "") -> list[LockInfo]:
 
 
 def _info(name: bytes, entries: list[Entry]) -> LockInfo:
-    line = Line(name + b"/", entries)
+    order = QueueOrder(name + b"/", entries)
     holders: list[Contender] = []
     waiting: list[Contender] = []
-    for entry in line:
+    for entry in order:
         card = _ours(entry)
-        admitted = rule_of(card).admits(line, (entry.created, entry.key))
+        admitted = rule_of(card).admits(order, (entry.created, entry.key))
         (holders if admitted else waiting).append(_contender(entry, card))
     return LockInfo(name.decode(errors="backslashreplace"), tuple(holders), tuple(waiting))
 
 
-def _ours(entry: Entry) -> Card:
+def _ours(entry: Entry) -> ContenderValue:
     """The card of a contender. One that is not written as ours are is what a candidate of an
     election says of itself, whatever it looks like."""
-    card = read(entry.value)
-    return card if card.by and written(card) == entry.value else FOREIGN
+    card = decode_value(entry.value)
+    return card if card.by and encode_value(card) == entry.value else FOREIGN
 
 
-def _contender(entry: Entry, card: Card) -> Contender:
+def _contender(entry: Entry, card: ContenderValue) -> Contender:
     value = b"" if card.kind else entry.value
     return Contender(entry.key, entry.created, entry.lease, card.kind, card.by, value)
 

@@ -27,9 +27,9 @@ from mooring.errors import (
 from mooring.formatting import quoted
 from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, Lease, patiently
-from mooring.locks.ordering import Rule, read
+from mooring.locks.ordering import Rule, decode_value
 from mooring.locks.queue import Queue
-from mooring.locks.watched_queue import Place
+from mooring.locks.watched_queue import Waiter
 from mooring.store.validation import check_ttl
 from mooring.tasks import Backoff
 
@@ -156,12 +156,12 @@ class Lock:
 
     def _late(self, used: Iterable[Lease] = ()) -> LockTimeout:
         """What to raise where its time is over; it names the holder where that is known."""
-        line = self._queue.known(self._start)
-        holder = line.first if line is not None else None
+        order = self._queue.known(self._start)
+        holder = order.first if order is not None else None
         by = ""
-        if line is not None and holder is not None:
-            who = read(holder.value).by or f"the key {quoted(holder.key)}"
-            others = f", {len(line) - 1} more wait" if len(line) > 1 else ""
+        if order is not None and holder is not None:
+            who = decode_value(holder.value).by or f"the key {quoted(holder.key)}"
+            others = f", {len(order) - 1} more wait" if len(order) > 1 else ""
             by = f": held by {who} (token {holder.created}){others}"
         return LockTimeout(
             f"the lock {quoted(self.name)} was not to be had within "
@@ -199,7 +199,7 @@ class Lock:
         stood, backoff = False, self._backoff
         while True:
             try:
-                lease, place = await self._join(used, certain=not wait)
+                lease, waiter = await self._join(used, certain=not wait)
             except (Unavailable, OutcomeUnknown, LockLost):
                 # Who has stood in line once goes on trying: the store was there.
                 if not stood:
@@ -207,29 +207,29 @@ class Lock:
                 await asyncio.sleep(backoff.next())
                 continue
             stood = True
-            if not place.admitted and not wait:
-                await self._withdraw(place, lease)
+            if not waiter.admitted and not wait:
+                await self._withdraw(waiter, lease)
                 return None
-            if not place.admitted and lease.certain:
-                lease.lost = place.lose
+            if not waiter.admitted and lease.certain:
+                lease.lost = waiter.lose
                 try:
-                    await place.turn()
+                    await waiter.turn()
                 except LockLost as error:
                     log.info("%s; it gets in line again", error)
-                    self._queue.forget(place, self._start)
+                    self._queue.forget(waiter, self._start)
                     await self._queue.leases.discard(lease)
                     await asyncio.sleep(backoff.next())
                     continue
                 except BaseException:
-                    await self._withdraw(place, lease)
+                    await self._withdraw(waiter, lease)
                     raise
-            if lease.certain and not place.gone and not self._queue.closed:
+            if lease.certain and not waiter.gone and not self._queue.closed:
                 backoff.reset()
-                return self._hold(place, lease, by)
-            self._queue.forget(place, self._start)
+                return self._hold(waiter, lease, by)
+            self._queue.forget(waiter, self._start)
             await self._queue.leases.discard(lease)
 
-    async def _join(self, used: list[Lease], *, certain: bool) -> tuple[Lease, Place]:
+    async def _join(self, used: list[Lease], *, certain: bool) -> tuple[Lease, Waiter]:
         """A place in the line. Where it is not known whether it was taken, the lease is revoked:
         it is not taken then, nor later."""
         unknown = False
@@ -238,7 +238,7 @@ class Lock:
             lease.taken = True
             used.append(lease)
             try:
-                place = await self._queue.join(
+                waiter = await self._queue.join(
                     self._start, lease.id, self._rule, self._value, certain=certain
                 )
             except OutcomeUnknown as error:
@@ -266,17 +266,17 @@ class Lock:
                 await self._queue.leases.discard(lease)
                 raise
             else:
-                return lease, place
+                return lease, waiter
 
-    def _hold(self, place: Place, lease: Lease, by: object) -> Held:
-        return Held(self._queue, self._start, place, lease, by)
+    def _hold(self, waiter: Waiter, lease: Lease, by: object) -> Held:
+        return Held(self._queue, self._start, waiter, lease, by)
 
-    async def _withdraw(self, place: Place, lease: Lease) -> None:
+    async def _withdraw(self, waiter: Waiter, lease: Lease) -> None:
         """Leave the line. Where that takes longer, it goes on without the caller."""
         lease.lost = None
         if not self._queue.leases.forked:
             deadline = asyncio.get_running_loop().time() + GRACE
-            await patiently(self._queue.withdraw(place, self._start, lease), within=GRACE)
+            await patiently(self._queue.withdraw(waiter, self._start, lease), within=GRACE)
             left = deadline - asyncio.get_running_loop().time()
             if lease.end is not None and left > 0:
                 await patiently(lease.end, within=left)

@@ -22,7 +22,7 @@ EXCLUSIVE, SHARED, PLACE, PARTY = "lock", "read", "place", "party"
 _KINDS = frozenset({EXCLUSIVE, SHARED, PLACE, PARTY})
 
 
-class Card(msgspec.Struct, frozen=True, omit_defaults=True):
+class ContenderValue(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a contender's key says of it: the value of the key, as JSON."""
 
     kind: str = msgspec.field(name="mooring")
@@ -37,14 +37,14 @@ class Card(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Card)
+_decoder = msgspec.json.Decoder(ContenderValue)
 
 
-def written(card: Card) -> bytes:
+def encode_value(card: ContenderValue) -> bytes:
     return _encoder.encode(card)
 
 
-def read(value: bytes) -> Card:
+def decode_value(value: bytes) -> ContenderValue:
     """The card in a value; an empty one where it is none of ours."""
     try:
         card = _decoder.decode(value)
@@ -53,11 +53,11 @@ def read(value: bytes) -> Card:
     return card if card.kind in _KINDS else FOREIGN
 
 
-FOREIGN = Card("")
+FOREIGN = ContenderValue("")
 """Anybody else's, who wants the line for itself."""
 
 
-class Line:
+class QueueOrder:
     """The contenders for one name. `prefix` is the name and a slash; keys of names below it (which
     have a slash more) are none of its."""
 
@@ -91,7 +91,7 @@ class Line:
         if self._created.get(entry.key, entry.created) != entry.created:
             gone = self.remove(entry.key)
         mark = (entry.created, entry.key)
-        card = read(entry.value)
+        card = decode_value(entry.value)
         if mark not in self._places and card.kind != SHARED:
             self._alone.add(mark)
         if card.kind == PARTY:
@@ -132,38 +132,38 @@ class Rule(Protocol):
     kinds: frozenset[str]
     """Who may stand in one line with those of this rule."""
 
-    def admits(self, line: Line, mark: Mark) -> bool:
+    def admits(self, order: QueueOrder, mark: Mark) -> bool:
         """Whether who stands there may go ahead."""
 
 
-class Alone:
+class ExclusiveRule:
     """The first in line: a lock, a writer."""
 
     head = 1
     kinds = frozenset({"", EXCLUSIVE, SHARED})
 
-    def admits(self, line: Line, mark: Mark) -> bool:
-        return line.ahead(mark) == 0
+    def admits(self, order: QueueOrder, mark: Mark) -> bool:
+        return order.ahead(mark) == 0
 
 
-class Elected(Alone):
+class ElectionRule(ExclusiveRule):
     """The first in line, whatever the values say: those of candidates are their own. So it is for
     an election, and for who locks from elsewhere and knows no kinds."""
 
-    kinds = Alone.kinds | _KINDS
+    kinds = ExclusiveRule.kinds | _KINDS
 
 
-class Shared:
+class SharedRule:
     """Everybody before the first who wants the line for itself: readers."""
 
     head = 64
-    kinds = Alone.kinds
+    kinds = ExclusiveRule.kinds
 
-    def admits(self, line: Line, mark: Mark) -> bool:
-        return not line.alone_ahead(mark)
+    def admits(self, order: QueueOrder, mark: Mark) -> bool:
+        return not order.alone_ahead(mark)
 
 
-class Places:
+class SemaphoreRule:
     """The first `size` in line: a semaphore."""
 
     kinds = frozenset({PLACE})
@@ -171,11 +171,11 @@ class Places:
     def __init__(self, size: int) -> None:
         self.size = self.head = size
 
-    def admits(self, line: Line, mark: Mark) -> bool:
-        return line.ahead(mark) < self.size
+    def admits(self, order: QueueOrder, mark: Mark) -> bool:
+        return order.ahead(mark) < self.size
 
 
-class Gathered:
+class BarrierRule:
     """Everybody, once `size` are there: a barrier.
 
     Who has seen it open says so on their card, with up to where in the line it opened (`passed`),
@@ -189,12 +189,12 @@ class Gathered:
         self.size = size
         self.head = 0
 
-    def admits(self, line: Line, mark: Mark) -> bool:
-        return self.opened(line, mark) > 0
+    def admits(self, order: QueueOrder, mark: Mark) -> bool:
+        return self.opened(order, mark) > 0
 
-    def opened(self, line: Line, mark: Mark) -> int:
+    def opened(self, order: QueueOrder, mark: Mark) -> int:
         """Up to which creation it is open for who stands there; 0 where it is not."""
-        parties = line.parties()
+        parties = order.parties()
         bounds = {bound for _, bound in parties if bound}
         if rounds := [bound for bound in bounds if mark[0] <= bound]:
             return min(rounds)
@@ -205,22 +205,22 @@ class Gathered:
         bound = waiting[self.size - 1][0]
         return bound if mark[0] <= bound else 0
 
-    def number(self, line: Line, mark: Mark) -> int:
+    def number(self, order: QueueOrder, mark: Mark) -> int:
         """The number in its round of who stands there, for whom it is open; from 0."""
-        parties = line.parties()
+        parties = order.parties()
         before = max((bound for _, bound in parties if bound < mark[0]), default=0)
         return sum(before < each[0] < mark[0] for each, _ in parties)
 
-    def all_passed(self, line: Line, bound: int) -> bool:
+    def all_passed(self, order: QueueOrder, bound: int) -> bool:
         """Whether everybody for whom it opened has seen it."""
-        return all(passed for mark, passed in line.parties() if mark[0] <= bound)
+        return all(passed for mark, passed in order.parties() if mark[0] <= bound)
 
 
 def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
     """Why who has this key and rule cannot stand behind the first in line; empty where it can."""
     if first.key == key:
         return ""
-    name, card = start[:-1].decode(errors="replace"), read(first.value)
+    name, card = start[:-1].decode(errors="replace"), decode_value(first.value)
     if card.kind not in rule.kinds:
         by = quoted(card.by or first.key)
         return f"{quoted(name)} is in use as another kind of lock, by {by}: choose another name"
@@ -230,15 +230,15 @@ def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
     return ""
 
 
-ALONE = Alone()
-ELECTED = Elected()
-SHARED_RULE = Shared()
+EXCLUSIVE_RULE = ExclusiveRule()
+ELECTION_RULE = ElectionRule()
+SHARED_RULE = SharedRule()
 
 
-def rule_of(card: Card) -> Rule:
+def rule_of(card: ContenderValue) -> Rule:
     """The rule that somebody with this card stands under."""
     if card.kind == PLACE:
-        return Places(card.size)
+        return SemaphoreRule(card.size)
     if card.kind == PARTY:
-        return Gathered(card.size)
-    return SHARED_RULE if card.kind == SHARED else ALONE
+        return BarrierRule(card.size)
+    return SHARED_RULE if card.kind == SHARED else EXCLUSIVE_RULE

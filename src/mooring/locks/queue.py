@@ -23,8 +23,8 @@ import time
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
 from mooring.formatting import readable
 from mooring.locks.lease_pool import Lease, Leases
-from mooring.locks.ordering import Line, Rule, misfit
-from mooring.locks.watched_queue import CROWD, LineView, Place
+from mooring.locks.ordering import QueueOrder, Rule, misfit
+from mooring.locks.watched_queue import CROWD, Waiter, WatchedQueue
 from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, created_at, key, prefix
 from mooring.tasks import Tasks
 
@@ -44,15 +44,15 @@ class Queue:
         """Who here contends for what: nobody may do so twice."""
         self.closed = False
         self.by = f"{socket.gethostname()}:{os.getpid()}"
-        self._views: dict[bytes, LineView] = {}
+        self._views: dict[bytes, WatchedQueue] = {}
         self._joining: dict[bytes, int] = {}
-        self._held: dict[Place, tuple[bytes, float]] = {}
+        self._held: dict[Waiter, tuple[bytes, float]] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
 
     async def join(
         self, start: bytes, lease: int, rule: Rule, value: bytes, *, certain: bool = False
-    ) -> Place:
+    ) -> Waiter:
         """Take a place in the line of the keys below `start`, which ends with a slash. `certain`:
         it is known at once whether it may go ahead.
 
@@ -71,12 +71,12 @@ class Queue:
             done = await self.store.commit(
                 Put(name, value, lease), require=[absent(name)], read=head
             )
-            place = Place(name, done.revision, lease, rule)
+            waiter = Waiter(name, done.revision, lease, rule)
             if asks:
                 entries, more = done.reads[0].entries, done.reads[0].more
         except Conflict:
             # It stands there already, for the same lease: whoever asks twice has one place.
-            place = await self._standing(name, lease, rule, value)
+            waiter = await self._standing(name, lease, rule, value)
         finally:
             self._joining[start] -= 1
             if not self._joining[start]:
@@ -84,20 +84,20 @@ class Queue:
         if self.closed:  # meanwhile: the lease is being revoked
             raise Closed(f"{self.store.url} was closed meanwhile")
         if entries and entries[0].key == name and rule.head:
-            place.admit()  # alone, or first: the same in every rule
+            waiter.admit()  # alone, or first: the same in every rule
         else:
-            line = Line(start, entries)
-            if certain and more and not len(line):  # hidden behind those of names below this one
-                line = Line(start, (await self.store.read(prefix(start))).entries)
-            if place.mark in line and rule.admits(line, place.mark):
-                place.admit()
-            first = line.first or (view.line.first if view is not None else None)
-            if first is not None and (problem := misfit(start, first, place.key, rule)):
-                await self.leave(place, start)
+            order = QueueOrder(start, entries)
+            if certain and more and not len(order):  # hidden behind those of names below this one
+                order = QueueOrder(start, (await self.store.read(prefix(start))).entries)
+            if waiter.mark in order and rule.admits(order, waiter.mark):
+                waiter.admit()
+            first = order.first or (view.order.first if view is not None else None)
+            if first is not None and (problem := misfit(start, first, waiter.key, rule)):
+                await self.leave(waiter, start)
                 raise InvalidRequest(problem)
-        if view is not None or not place.admitted:
-            self.view(start).add(place)
-        return place
+        if view is not None or not waiter.admitted:
+            self.view(start).add(waiter)
+        return waiter
 
     def _crowded(self, start: bytes) -> bool:
         """Whether a newcomer will wait in any case, and need not ask the store who is first: to
@@ -105,7 +105,7 @@ class Queue:
         view = self._views.get(start)
         return (view is not None and view.crowded) or self._joining.get(start, 0) >= CROWD
 
-    async def _standing(self, name: bytes, lease: int, rule: Rule, value: bytes) -> Place:
+    async def _standing(self, name: bytes, lease: int, rule: Rule, value: bytes) -> Waiter:
         entry = (await self.store.read(key(name))).first
         if entry is None:
             raise LockLost(f"the place {readable(name)} in the line was given up meanwhile")
@@ -113,45 +113,45 @@ class Queue:
             await self.store.commit(
                 Put(name, value, lease), require=[created_at(name, entry.created)]
             )
-        return Place(name, entry.created, lease, rule, fresh=False)
+        return Waiter(name, entry.created, lease, rule, fresh=False)
 
-    async def leave(self, place: Place, start: bytes) -> bool:
+    async def leave(self, waiter: Waiter, start: bytes) -> bool:
         """Give a place up; whether it stood until now. Raises what `Store.commit` raises."""
         if (view := self._views.get(start)) is not None:
-            view.forget(place)
+            view.forget(waiter)
         try:
-            await self.store.commit(Delete(key(place.key)), require=[place.check])
+            await self.store.commit(Delete(key(waiter.key)), require=[waiter.check])
         except Conflict:
             return False
         return True
 
-    def withdraw(self, place: Place, start: bytes, lease: Lease) -> asyncio.Task[object]:
+    def withdraw(self, waiter: Waiter, start: bytes, lease: Lease) -> asyncio.Task[object]:
         """Give a place up, and its lease back; in doubt the lease is revoked."""
         return self._tasks.start(
-            self._withdraw(place, start, lease), name=f"end of a place in {readable(start)}"
+            self._withdraw(waiter, start, lease), name=f"end of a place in {readable(start)}"
         )
 
-    async def _withdraw(self, place: Place, start: bytes, lease: Lease) -> None:
+    async def _withdraw(self, waiter: Waiter, start: bytes, lease: Lease) -> None:
         clean = False
         try:
             async with asyncio.timeout(_LEAVE_WITHIN):
-                clean = await self.leave(place, start)
+                clean = await self.leave(waiter, start)
         except (StoreError, TimeoutError) as error:
-            log.debug("%s is left by revoking its lease: %s", readable(place.key), error)
+            log.debug("%s is left by revoking its lease: %s", readable(waiter.key), error)
         finally:
             if clean:
                 self.leases.give(lease)
             else:
                 self.leases.discard_soon(lease)
 
-    def watch_over(self, place: Place, start: bytes) -> None:
+    def watch_over(self, waiter: Waiter, start: bytes) -> None:
         """Have a place told when it is gone, though nobody waits for its name."""
-        self._held.pop(place, None)
-        self.view(start).add(place)
+        self._held.pop(waiter, None)
+        self.view(start).add(waiter)
 
-    def holds(self, place: Place, start: bytes) -> None:
+    def holds(self, waiter: Waiter, start: bytes) -> None:
         """A place is held from now on. If that takes longer, it is watched over."""
-        self._held[place] = (start, time.monotonic())
+        self._held[waiter] = (start, time.monotonic())
         if self._looking is None:
             self._look_later()
 
@@ -161,32 +161,32 @@ class Queue:
     def _look(self) -> None:
         self._looking = None
         since = time.monotonic() - _BRIEF
-        for place, (start, held) in tuple(self._held.items()):
+        for waiter, (start, held) in tuple(self._held.items()):
             if held > since:
                 self._look_later()
                 return
-            self.watch_over(place, start)
+            self.watch_over(waiter, start)
 
-    def forget(self, place: Place, start: bytes) -> None:
+    def forget(self, waiter: Waiter, start: bytes) -> None:
         """Nobody is interested in a place any more."""
-        self._held.pop(place, None)
+        self._held.pop(waiter, None)
         if (view := self._views.get(start)) is not None:
-            view.forget(place)
+            view.forget(waiter)
 
-    def view(self, start: bytes) -> LineView:
+    def view(self, start: bytes) -> WatchedQueue:
         """The line of a name, as seen from here."""
         if (view := self._views.get(start)) is None:
             if self.closed:
                 raise Closed(f"{self.store.url} is closed")
-            view = self._views[start] = LineView(self.store, start, self._end)
+            view = self._views[start] = WatchedQueue(self.store, start, self._end)
         return view
 
-    def known(self, start: bytes) -> Line | None:
+    def known(self, start: bytes) -> QueueOrder | None:
         """The line of a name where it is followed already."""
         view = self._views.get(start)
-        return view.line if view is not None and view.mirror.loaded else None
+        return view.order if view is not None and view.mirror.loaded else None
 
-    def _end(self, view: LineView) -> None:
+    def _end(self, view: WatchedQueue) -> None:
         if self._views.get(view.start) is view:
             del self._views[view.start]
             self._tasks.start(view.mirror.aclose(), name="end of a line's watch")

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.locks.ordering import ALONE, EXCLUSIVE, SHARED, SHARED_RULE, Card, written
+from mooring.locks.ordering import (
+    EXCLUSIVE,
+    EXCLUSIVE_RULE,
+    SHARED,
+    SHARED_RULE,
+    ContenderValue,
+    encode_value,
+)
 from mooring.locks.queue import Queue
 
 
@@ -22,24 +29,24 @@ class ReadWriteLock:
 
     def read(self) -> Lock:
         """Shared with other readers."""
-        card = Card(SHARED, self._queue.by)
+        card = ContenderValue(SHARED, self._queue.by)
         return Lock(
             self._queue,
             self.name,
             rule=SHARED_RULE,
-            value=written(card),
+            value=encode_value(card),
             ttl=self._ttl,
             timeout=self._timeout,
         )
 
     def write(self) -> Lock:
         """Shared with nobody."""
-        card = Card(EXCLUSIVE, self._queue.by)
+        card = ContenderValue(EXCLUSIVE, self._queue.by)
         return Lock(
             self._queue,
             self.name,
-            rule=ALONE,
-            value=written(card),
+            rule=EXCLUSIVE_RULE,
+            value=encode_value(card),
             ttl=self._ttl,
             timeout=self._timeout,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import PLACE, Card, Places, written
+from mooring.locks.ordering import PLACE, ContenderValue, SemaphoreRule, encode_value
 from mooring.locks.queue import Queue
 
 
@@ -20,8 +20,8 @@ class Semaphore(Lock):
         super().__init__(
             queue,
             name,
-            rule=Places(places),
-            value=written(Card(PLACE, queue.by, places)),
+            rule=SemaphoreRule(places),
+            value=encode_value(ContenderValue(PLACE, queue.by, places)),
             ttl=ttl,
             timeout=timeout,
             reentrant=True,

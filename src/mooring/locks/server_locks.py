@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from mooring.errors import Conflict, Unavailable
 from mooring.formatting import quoted
-from mooring.locks.ordering import ELECTED, Line
+from mooring.locks.ordering import ELECTION_RULE, QueueOrder
 from mooring.locks.queue import Queue
-from mooring.locks.watched_queue import Place
+from mooring.locks.watched_queue import Waiter
 from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
 from mooring.tasks import cleanup
 
@@ -22,7 +22,7 @@ _ENTER_WITHIN = 30.0
 _LEAVE_WITHIN = 5.0
 
 
-class Won(NamedTuple):
+class OwnedKey(NamedTuple):
     """A lock or an election that is held."""
 
     key: bytes
@@ -41,7 +41,7 @@ class _Calls:
         self.changing = asyncio.Lock()
 
 
-class Contests:
+class ServerLocks:
     """Close it with `aclose`: whoever waits is cancelled by its own caller."""
 
     def __init__(self, store: Store) -> None:
@@ -49,7 +49,7 @@ class Contests:
         self._queue = Queue(store)
         self._calls: dict[bytes, _Calls] = {}
 
-    async def win(self, name: bytes, lease: int, value: bytes) -> Won:
+    async def win(self, name: bytes, lease: int, value: bytes) -> OwnedKey:
         """Get in line with a lease (0: with a new one), and wait for the turn. To renew the lease
         is its owner's business, as with etcd: who is not heard of must not stay in line. Asked
         twice with one lease, it has one place.
@@ -63,39 +63,39 @@ class Contests:
         at = start + b"%x" % lease
         calls = self._calls.setdefault(at, _Calls())
         calls.count += 1
-        place: Place | None = None
+        waiter: Waiter | None = None
 
         async def enter() -> None:
-            nonlocal place
+            nonlocal waiter
             async with calls.changing:
-                place = await self._queue.join(start, lease, ELECTED, value)
-                calls.fresh = calls.fresh or place.fresh
+                waiter = await self._queue.join(start, lease, ELECTION_RULE, value)
+                calls.fresh = calls.fresh or waiter.fresh
 
         try:
             # To its end though cancelled: else nobody knew whether the place was taken here.
             await cleanup(enter(), within=_ENTER_WITHIN)
-            if place is None:
+            if waiter is None:
                 raise Unavailable(
                     f"no place in the line of {quoted(name)} within {_ENTER_WITHIN:.0f} s"
                 )
-            if not place.admitted:
-                await place.turn()
+            if not waiter.admitted:
+                await waiter.turn()
             calls.won = True
-            return Won(place.key, place.token, lease)
+            return OwnedKey(waiter.key, waiter.token, lease)
         finally:
             calls.count -= 1
-            if place is not None:
-                self._queue.forget(place, start)
-                if not (calls.won or calls.count or place.gone):
-                    await cleanup(self._abandon(calls, place), within=_LEAVE_WITHIN)
+            if waiter is not None:
+                self._queue.forget(waiter, start)
+                if not (calls.won or calls.count or waiter.gone):
+                    await cleanup(self._abandon(calls, waiter), within=_LEAVE_WITHIN)
             if not calls.count and self._calls.get(at) is calls:
                 del self._calls[at]
 
-    async def _abandon(self, calls: _Calls, place: Place) -> None:
+    async def _abandon(self, calls: _Calls, waiter: Waiter) -> None:
         """Give a place up, unless another call has come meanwhile that stands on it."""
         async with calls.changing:
             if not calls.count and calls.fresh:
-                await self.drop(place.key, place.token)
+                await self.drop(waiter.key, waiter.token)
 
     async def drop(self, name: bytes, created: int = 0) -> bool:
         """Give up what was won; whether it was still there. With `created` only that very one."""
@@ -107,7 +107,7 @@ class Contests:
             return False
         return True
 
-    async def proclaim(self, won: Won, value: bytes) -> bool:
+    async def proclaim(self, won: OwnedKey, value: bytes) -> bool:
         """Let a leader say something else; whether it still leads."""
         put = Put(won.key, value, won.lease)
         try:
@@ -119,7 +119,7 @@ class Contests:
     async def first(self, name: bytes) -> Entry | None:
         """Who has it."""
         start = name + b"/"
-        return Line(start, (await self._store.read(prefix(start))).entries).first
+        return QueueOrder(start, (await self._store.read(prefix(start))).entries).first
 
     @asynccontextmanager
     async def observe(self, name: bytes) -> AsyncIterator[AsyncIterator[Entry]]:
@@ -133,7 +133,7 @@ class Contests:
             told: Entry | None = None
             while True:
                 changed.clear()
-                first = view.line.first
+                first = view.order.first
                 if first is not None and first != told:
                     told = first
                     yield first

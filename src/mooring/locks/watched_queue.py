@@ -10,12 +10,12 @@ from sortedcontainers import SortedDict
 
 from mooring.errors import InvalidRequest, LockLost
 from mooring.formatting import readable
-from mooring.locks.ordering import Line, Mark, Rule, misfit
+from mooring.locks.ordering import Mark, QueueOrder, Rule, misfit
 from mooring.mirror import Mirror, RangeFeed, Step, Steps, Update
 from mooring.store.contract import Check, Entry, Range, Store, Watch, created_at, prefix
 
 
-class Place:
+class Waiter:
     """One contender's place in a line. Made by `Queue.join`."""
 
     def __init__(
@@ -84,20 +84,20 @@ CROWD = 8
 """Contenders in a line from which on a newcomer does not ask the store who is first."""
 
 
-class LineView:
+class WatchedQueue:
     """A line that is followed, and who of this process stands in it."""
 
-    def __init__(self, store: Store, start: bytes, ended: Callable[[LineView], None]) -> None:
+    def __init__(self, store: Store, start: bytes, ended: Callable[[WatchedQueue], None]) -> None:
         self.start = start
-        self.line = Line(start)
+        self.order = QueueOrder(start)
         self.closed = False
         self.woken = 0
         """How often a contender was told that its turn has come."""
         self._ended = ended
-        self._ours: dict[Mark, set[Place]] = {}
+        self._ours: dict[Mark, set[Waiter]] = {}
         """Several may stand on one mark: who asks twice with one lease."""
-        self._waiting: SortedDict[tuple[Mark, int], Place] = SortedDict()
-        self._unseen: set[Place] = set()
+        self._waiting: SortedDict[tuple[Mark, int], Waiter] = SortedDict()
+        self._unseen: set[Waiter] = set()
         self._subscribers: list[Callable[[], None]] = []
         self._lingering: asyncio.TimerHandle | None = None
         self.mirror: Mirror[bytes, Entry] = Mirror(
@@ -109,24 +109,24 @@ class LineView:
     @property
     def crowded(self) -> bool:
         """Whether a newcomer will have to wait, and need not ask the store."""
-        return self.mirror.error is None and len(self.line) >= CROWD
+        return self.mirror.error is None and len(self.order) >= CROWD
 
-    def add(self, place: Place) -> None:
+    def add(self, waiter: Waiter) -> None:
         """Tell a place when its turn comes, and when it is gone."""
         self._stay()
-        self._ours.setdefault(place.mark, set()).add(place)
-        if not place.admitted:
-            self._waiting[place.mark, id(place)] = place
-        self._unseen.add(place)
+        self._ours.setdefault(waiter.mark, set()).add(waiter)
+        if not waiter.admitted:
+            self._waiting[waiter.mark, id(waiter)] = waiter
+        self._unseen.add(waiter)
         self._look()
 
-    def forget(self, place: Place) -> None:
-        together = self._ours.get(place.mark, set())
-        together.discard(place)
+    def forget(self, waiter: Waiter) -> None:
+        together = self._ours.get(waiter.mark, set())
+        together.discard(waiter)
         if not together:
-            self._ours.pop(place.mark, None)
-        self._waiting.pop((place.mark, id(place)), None)
-        self._unseen.discard(place)
+            self._ours.pop(waiter.mark, None)
+        self._waiting.pop((waiter.mark, id(waiter)), None)
+        self._unseen.discard(waiter)
         self._go()
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -162,12 +162,12 @@ class LineView:
     def _hear(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
             if change.after is None:
-                gone = self.line.remove(change.key)
+                gone = self.order.remove(change.key)
             else:
-                gone = self.line.put(change.after)
+                gone = self.order.put(change.after)
             if gone is not None:
-                for place in tuple(self._ours.get(gone, ())):
-                    self._lose(place)
+                for waiter in tuple(self._ours.get(gone, ())):
+                    self._lose(waiter)
         self._look()
         for callback in tuple(self._subscribers):
             callback()
@@ -175,35 +175,35 @@ class LineView:
     def _look(self) -> None:
         """Whose turn has come?"""
         if self._unseen:
-            for place in tuple(self._unseen):
-                if place.mark in self.line:
-                    self._unseen.discard(place)
-                    self._refuse_misfit(place)
-                elif self.mirror.mark >= place.token:
-                    self._lose(place)
+            for waiter in tuple(self._unseen):
+                if waiter.mark in self.order:
+                    self._unseen.discard(waiter)
+                    self._refuse_misfit(waiter)
+                elif self.mirror.mark >= waiter.token:
+                    self._lose(waiter)
         while self._waiting:
-            at, place = self._waiting.peekitem(0)
-            if place.mark not in self.line or not place.rule.admits(self.line, place.mark):
+            at, waiter = self._waiting.peekitem(0)
+            if waiter.mark not in self.order or not waiter.rule.admits(self.order, waiter.mark):
                 return
             del self._waiting[at]
-            if self._refuse_misfit(place):
+            if self._refuse_misfit(waiter):
                 continue
             self.woken += 1
-            place.admit()
+            waiter.admit()
 
-    def _refuse_misfit(self, place: Place) -> bool:
+    def _refuse_misfit(self, waiter: Waiter) -> bool:
         """Whether one who waits cannot stand in this line. Who came in a crowd did not ask."""
-        first = self.line.first
-        if place.admitted or first is None:
+        first = self.order.first
+        if waiter.admitted or first is None:
             return False
-        if problem := misfit(self.start, first, place.key, place.rule):
-            self.forget(place)
-            place.refuse(problem)
+        if problem := misfit(self.start, first, waiter.key, waiter.rule):
+            self.forget(waiter)
+            waiter.refuse(problem)
         return bool(problem)
 
-    def _lose(self, place: Place) -> None:
-        self.forget(place)
-        place.lose("its key was deleted")
+    def _lose(self, waiter: Waiter) -> None:
+        self.forget(waiter)
+        waiter.lose("its key was deleted")
 
 
 class StandingFeed(RangeFeed):

@@ -15,7 +15,7 @@ from mooring.durations import show
 from mooring.etcd_server.server import WireServer
 from mooring.etcd_server.tls import ServerTLS
 from mooring.hub import Hub, connect, open_host
-from mooring.locks.server_locks import Contests
+from mooring.locks.server_locks import ServerLocks
 from mooring.registry.evictions import Evictions
 from mooring.server.alerts.current_problems import Outlook, StoreAlarms
 from mooring.server.alerts.notifier import Alerts
@@ -199,7 +199,7 @@ async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterato
     host = open_host(url)
     # Not the store that the URL names: clients of the wire are below no namespace.
     store = EmbeddedStore(host, url=str(url))
-    contests = Contests(store)
+    contests = ServerLocks(store)
     server = WireServer(
         host,
         bind=settings.etcd,

@@ -6,40 +6,40 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.locks.ordering import (
-    ALONE,
     EXCLUSIVE,
+    EXCLUSIVE_RULE,
     PARTY,
     SHARED,
     SHARED_RULE,
-    Card,
-    Gathered,
-    Line,
-    Places,
+    BarrierRule,
+    ContenderValue,
+    QueueOrder,
     Rule,
-    read,
+    SemaphoreRule,
+    decode_value,
+    encode_value,
     rule_of,
-    written,
 )
 from mooring.store.contract import Entry
 
 PREFIX = b"name/"
 
 
-def entry(created: int, card: Card | None = None, lease: int = 0) -> Entry:
+def entry(created: int, card: ContenderValue | None = None, lease: int = 0) -> Entry:
     lease = lease or created + 100
-    value = b"" if card is None else written(card)
+    value = b"" if card is None else encode_value(card)
     return Entry(PREFIX + b"%x" % lease, value, created, created, 1, lease)
 
 
-def line_of(*entries: Entry) -> Line:
-    return Line(PREFIX, entries)
+def line_of(*entries: Entry) -> QueueOrder:
+    return QueueOrder(PREFIX, entries)
 
 
-def admitted(line: Line, rule: Rule | None = None) -> list[int]:
+def admitted(line: QueueOrder, rule: Rule | None = None) -> list[int]:
     return [
         each.created
         for each in line
-        if (rule or rule_of(read(each.value))).admits(line, (each.created, each.key))
+        if (rule or rule_of(decode_value(each.value))).admits(line, (each.created, each.key))
     ]
 
 
@@ -48,7 +48,7 @@ readers_and_writers = some.lists(some.sampled_from([SHARED, EXCLUSIVE]), max_siz
 
 @given(readers_and_writers)
 def test_readers_before_the_first_writer_or_one_writer(kinds: list[str]):
-    line = line_of(*(entry(n, Card(kind)) for n, kind in enumerate(kinds, 2)))
+    line = line_of(*(entry(n, ContenderValue(kind)) for n, kind in enumerate(kinds, 2)))
     first = kinds.index(EXCLUSIVE) if EXCLUSIVE in kinds else len(kinds)
     assert admitted(line) == list(range(2, 2 + (first or min(len(kinds), 1))))
 
@@ -56,8 +56,8 @@ def test_readers_before_the_first_writer_or_one_writer(kinds: list[str]):
 @given(some.sets(some.integers(1, 1000), max_size=20), some.integers(1, 8))
 def test_the_oldest_have_the_places(created: set[int], size: int):
     line = line_of(*map(entry, created))
-    assert admitted(line, Places(size)) == sorted(created)[:size]
-    assert admitted(line, ALONE) == sorted(created)[:1]
+    assert admitted(line, SemaphoreRule(size)) == sorted(created)[:size]
+    assert admitted(line, EXCLUSIVE_RULE) == sorted(created)[:1]
     assert admitted(line, SHARED_RULE) == sorted(created)[:1]
 
 
@@ -89,16 +89,16 @@ def test_names_below_do_not_count():
 def test_values_of_others_are_no_cards():
     mine = (b'{"kind":"read"}', b'{"mooring":5}', b'{"mooring":"1.4.0","size":2}')
     for value in (b"", b"{}", b"[1]", b"\xff", *mine):
-        assert read(value).kind == ""
-    card = Card(PARTY, "host:1", 3, 17)
-    assert read(written(card)) == card
+        assert decode_value(value).kind == ""
+    card = ContenderValue(PARTY, "host:1", 3, 17)
+    assert decode_value(encode_value(card)) == card
 
 
 def test_parties_are_numbered_in_their_round():
     """Whoever of the round before still stands there is none of theirs."""
-    rule = Gathered(2)
-    before = [entry(2, Card(PARTY, "", 2, 3)), entry(3, Card(PARTY, "", 2))]
-    now = [entry(4, Card(PARTY, "", 2, 5)), entry(5, Card(PARTY, "", 2))]
+    rule = BarrierRule(2)
+    before = [entry(2, ContenderValue(PARTY, "", 2, 3)), entry(3, ContenderValue(PARTY, "", 2))]
+    now = [entry(4, ContenderValue(PARTY, "", 2, 5)), entry(5, ContenderValue(PARTY, "", 2))]
     line = line_of(*before, *now)
     assert [rule.number(line, (each.created, each.key)) for each in line] == [0, 1, 0, 1]
     assert rule.number(line_of(*now), (5, now[1].key)) == 1
@@ -108,7 +108,7 @@ def test_parties_are_numbered_in_their_round():
 def test_rounds_of_a_barrier_do_not_mix(size: int, rounds: int, chance):
     """Parties come, see, say so and go in any order that they could: each passes with those of its
     own round, and none is left behind."""
-    rule, line = Gathered(size), line_of()
+    rule, line = BarrierRule(size), line_of()
     coming = list(range(2, 2 + size * rounds))
     bounds: dict[int, int] = {}
     left: set[int] = set()
@@ -125,11 +125,11 @@ def test_rounds_of_a_barrier_do_not_mix(size: int, rounds: int, chance):
         assert steps, "everybody waits for ever"
         what, created = chance.choice(steps)
         if what == "come":
-            line.put(entry(coming.pop(0), Card(PARTY, size=size)))
+            line.put(entry(coming.pop(0), ContenderValue(PARTY, size=size)))
         elif what == "pass":
             mark = (created, PREFIX + b"%x" % (created + 100))
             bounds[created] = rule.opened(line, mark)
-            line.put(entry(created, Card(PARTY, size=size, passed=bounds[created])))
+            line.put(entry(created, ContenderValue(PARTY, size=size, passed=bounds[created])))
         else:
             line.remove(PREFIX + b"%x" % (created + 100))
             left.add(created)
