@@ -19,7 +19,7 @@ from mooring.registry.redis.connection import Argument, Connection
 from mooring.registry.redis.keys import Keys
 from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.registry.redis.settings import Settings
+from mooring.settings.connections import RedisConnectionSettings
 from mooring.settings.registry import RegistrySettings
 from mooring.testing.redis import RedisServer, find_redis, launch
 
@@ -48,7 +48,7 @@ def fresh_redis() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def registry_at(address: str, namespace: str = "") -> AsyncIterator[RedisRegistry]:
-    connection = Connection(Settings((address,)), url=f"redis://{address}")
+    connection = Connection(RedisConnectionSettings((address,)), url=f"redis://{address}")
     registry = RedisRegistry(connection, Keys(namespace=namespace), RegistrySettings())
     try:
         yield registry

@@ -123,12 +123,12 @@ def _engine(url: StoreURL) -> Engine:
 
 def _open_etcd(url: StoreURL) -> Store:
     try:
-        from mooring.store.etcd.settings import TLS, Settings
+        from mooring.settings.connections import TLS, EtcdConnectionSettings
         from mooring.store.etcd.store import EtcdStore
     except ImportError as error:
         raise MissingExtra(f"{url.scheme}://", "etcd") from error
     tls = TLS(url.path("ca"), url.path("cert"), url.path("key"), url.options.get("server_name"))
-    settings = Settings(
+    settings = EtcdConnectionSettings(
         endpoints=url.hosts(2379),
         tls=tls if url.scheme == "etcds" else None,
         user=url.user,
@@ -159,7 +159,7 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         from mooring.registry.redis.connection import Connection
         from mooring.registry.redis.keys import Keys
         from mooring.registry.redis.registry import RedisRegistry
-        from mooring.registry.redis.settings import TLS, Settings
+        from mooring.settings.connections import TLS, RedisConnectionSettings
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("redis", "hiredis"):
             raise  # a mistake of ours
@@ -168,10 +168,10 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
     encrypted = url.scheme == "rediss" or url.options.get("tls") == "on"
     tls = TLS(url.path("ca"), url.path("cert"), url.path("key")) if encrypted else None
     if tls is not None:
-        tls.check()
+        tls.context()
     segments = list(url.segments)
     told = settings.redis
-    where = Settings(
+    where = RedisConnectionSettings(
         hosts=url.hosts(26379 if kind == "sentinel" else 6379),
         kind=kind,  # type: ignore[arg-type]
         master=segments.pop(0) if kind == "sentinel" else "",

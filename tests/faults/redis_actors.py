@@ -26,7 +26,7 @@ from mooring.registry.redis.pubsub import Changes
 from mooring.registry.redis.reader import Reader
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.registry.redis.service_feed import ServiceFeed
-from mooring.registry.redis.settings import Settings
+from mooring.settings.connections import RedisConnectionSettings
 from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,
@@ -151,7 +151,7 @@ class World:
     def __init__(self, where: RedisServer | RedisCluster, *, cleanup: CleanupSettings = NO_BRAKE):
         cluster = isinstance(where, RedisCluster)
         members = where.members if isinstance(where, RedisCluster) else [where]
-        self._settings = Settings(
+        self._settings = RedisConnectionSettings(
             tuple(member.address for member in members), "cluster" if cluster else "single"
         )
         self.keys = Keys("registry", namespace=uuid.uuid4().hex, cluster=cluster)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from mooring.settings.connections import EtcdConnectionSettings
 from mooring.store.etcd.connection import Cluster
 from mooring.store.etcd.endpoints import Preference
-from mooring.store.etcd.settings import Settings
 from mooring.tasks import Tasks
 from tests.waiting import eventually
 
@@ -115,7 +115,7 @@ async def test_clients_return_minutes_later_and_not_together(monkeypatch: pytest
         return call_later(delay, *arguments, **options)
 
     monkeypatch.setattr(loop, "call_later", recorded)
-    settings = Settings(endpoints=tuple(f"127.0.0.1:{port}" for port in (1, 2, 3)))
+    settings = EtcdConnectionSettings(endpoints=tuple(f"127.0.0.1:{port}" for port in (1, 2, 3)))
     async with AsyncExitStack() as stack:
         tasks = Tasks()
         for _ in range(50):

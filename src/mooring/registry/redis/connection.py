@@ -28,7 +28,7 @@ from mooring.registry.redis.errors import LOST, code_of, judge, kind_of, transla
 from mooring.registry.redis.liveness import ServerClock
 from mooring.registry.redis.pipeline import LANES, Call, Script, plain, scripted, send
 from mooring.registry.redis.pipeline import Argument as Argument
-from mooring.registry.redis.settings import Settings
+from mooring.settings.connections import RedisConnectionSettings
 from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
 
@@ -47,7 +47,7 @@ _SENTINEL_WITHIN = 0.5
 class Connection:
     """Must be made in a running event loop. It connects when it is first used."""
 
-    def __init__(self, settings: Settings, *, url: str) -> None:
+    def __init__(self, settings: RedisConnectionSettings, *, url: str) -> None:
         self.url = url
         self.cluster = settings.kind == "cluster"
         self.where = ",".join(settings.hosts)
@@ -258,7 +258,7 @@ def _split(host: str) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
-def options_of(settings: Settings) -> dict[str, Any]:
+def options_of(settings: RedisConnectionSettings) -> dict[str, Any]:
     """What clients of this driver are made with."""
     options: dict[str, Any] = {
         "db": settings.database,
@@ -283,7 +283,7 @@ def options_of(settings: Settings) -> dict[str, Any]:
 class _PasswordFile(CredentialProvider):
     """Reads the password for every new connection: operators rotate it while a hub runs."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisConnectionSettings) -> None:
         self._settings = settings
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:

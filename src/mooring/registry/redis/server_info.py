@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from mooring.addresses import join
 from mooring.registry.redis.connection import options_of
 from mooring.registry.redis.errors import LOST, code_of, in_words
-from mooring.registry.redis.settings import Settings
+from mooring.settings.connections import RedisConnectionSettings
 
 FAILURES = (*LOST, TimeoutError)
 _PATIENCE = 3.0
@@ -79,7 +79,7 @@ class Look:
     coverage: Coverage | None = None
 
 
-async def look(settings: Settings) -> Look:
+async def look(settings: RedisConnectionSettings) -> Look:
     """Ask everybody who is named, and whom they name. Raises nothing: what is wrong is in it."""
     if settings.kind == "sentinel":
         sentinels = await _ask_sentinels(settings)
@@ -90,11 +90,13 @@ async def look(settings: Settings) -> Look:
     return Look(await _servers(settings, settings.hosts))
 
 
-async def _servers(settings: Settings, addresses: Sequence[str]) -> tuple[Server, ...]:
+async def _servers(
+    settings: RedisConnectionSettings, addresses: Sequence[str]
+) -> tuple[Server, ...]:
     return tuple(await asyncio.gather(*(_server(settings, address) for address in addresses)))
 
 
-async def _server(settings: Settings, address: str) -> Server:
+async def _server(settings: RedisConnectionSettings, address: str) -> Server:
     try:
         async with (
             asyncio.timeout(_PATIENCE + settings.timeout),
@@ -113,7 +115,9 @@ async def _server(settings: Settings, address: str) -> Server:
 
 
 @asynccontextmanager
-async def client_of(settings: Settings, address: str, **other: Any) -> AsyncIterator[Any]:
+async def client_of(
+    settings: RedisConnectionSettings, address: str, **other: Any
+) -> AsyncIterator[Any]:
     """A client of the driver for one server."""
     host, _, port = address.rpartition(":")
     options = {**options_of(settings), "decode_responses": True, **other}
@@ -167,7 +171,7 @@ async def _clock_ahead(client: Any) -> tuple[float, float] | None:
     return theirs - time.time(), theirs - sent
 
 
-async def _ask_sentinels(settings: Settings) -> Sentinels:
+async def _ask_sentinels(settings: RedisConnectionSettings) -> Sentinels:
     asked = await asyncio.gather(*(_sentinel(settings, address) for address in settings.hosts))
     servers = tuple(server for server, _, _ in asked)
     answered = [(master, quorum) for server, master, quorum in asked if server.latency is not None]
@@ -177,7 +181,7 @@ async def _ask_sentinels(settings: Settings) -> Sentinels:
     return Sentinels(settings.master, servers, known[0] if known else "", quorum)
 
 
-async def _sentinel(settings: Settings, address: str) -> tuple[Server, str, str]:
+async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Server, str, str]:
     """A sentinel, the master by its account, and why there could be no failover."""
     login = {
         "db": 0,
@@ -204,7 +208,7 @@ async def _sentinel(settings: Settings, address: str) -> tuple[Server, str, str]
         return Server(address, problem=_in_words(address, error, settings)), "", ""
 
 
-async def _look_at_cluster(settings: Settings) -> Look:
+async def _look_at_cluster(settings: RedisConnectionSettings) -> Look:
     for address in settings.hosts:
         try:
             async with (
@@ -226,7 +230,7 @@ async def _look_at_cluster(settings: Settings) -> Look:
     return Look(await _servers(settings, settings.hosts))
 
 
-def _in_words(address: str, error: BaseException, settings: Settings) -> str:
+def _in_words(address: str, error: BaseException, settings: RedisConnectionSettings) -> str:
     """What is wrong with a server that was not reached."""
     text = f"{error} {error.__cause__ or error.__context__ or ''}"
     if "(connection refused)" in (told := in_words(error)):

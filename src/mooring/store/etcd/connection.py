@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.errors import AccessDenied, Closed, OutcomeUnknown, StoreError, Unavailable
+from mooring.errors import AccessDenied, Closed, InvalidURL, OutcomeUnknown, StoreError, Unavailable
 from mooring.formatting import quoted
+from mooring.settings.connections import TLS, EtcdConnectionSettings
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.endpoints import Endpoint, Preference
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.grpc_shutdown import settled
 from mooring.store.etcd.proto import AuthenticateRequest, Methods, RangeRequest
-from mooring.store.etcd.settings import Settings
 from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
 
@@ -37,10 +37,10 @@ class Cluster:
     taken. The deadline is `settings.timeout`.
     """
 
-    def __init__(self, settings: Settings, tasks: Tasks) -> None:
+    def __init__(self, settings: EtcdConnectionSettings, tasks: Tasks) -> None:
         self.settings = settings
         tls = settings.tls
-        credentials = tls.credentials() if tls else None
+        credentials = _credentials(tls) if tls else None
         name = (tls.server_name or "") if tls else ""
         self.endpoints = [Endpoint(each, credentials, name) for each in settings.endpoints]
         self._preference = Preference(self.endpoints)
@@ -313,3 +313,15 @@ def _cancelled() -> bool:
     """Whether somebody cancelled the present task."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _credentials(tls: TLS) -> grpc.ChannelCredentials:
+    """Read and checked at once: gRPC itself ends the process over some bad files."""
+    if bool(tls.cert) != bool(tls.key):
+        raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
+    tls.context()
+    return grpc.ssl_channel_credentials(
+        tls.ca.read_bytes() if tls.ca else None,
+        tls.key.read_bytes() if tls.key else None,
+        tls.cert.read_bytes() if tls.cert else None,
+    )

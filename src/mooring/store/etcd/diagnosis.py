@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from mooring.formatting import quoted, reason
-from mooring.store.etcd.settings import TLS
+from mooring.settings.connections import TLS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _SETTINGS_FRAME = 4

@@ -22,6 +22,7 @@ from mooring.errors import (
     Unavailable,
 )
 from mooring.formatting import readable
+from mooring.settings.connections import EtcdConnectionSettings
 from mooring.store.contract import (
     Check,
     Committed,
@@ -54,7 +55,6 @@ from mooring.store.etcd.errors import (
     translate,
 )
 from mooring.store.etcd.keepalive import KeepAlives
-from mooring.store.etcd.settings import Settings
 from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
 from mooring.store.validation import (
     check_commit,
@@ -76,7 +76,7 @@ _CLOSE = 5.0  # seconds to close at the most
 class EtcdStore(Store):
     guarantees = Guarantees(durable=True, replicated=True, shared=True)
 
-    def __init__(self, settings: Settings, *, url: str = "") -> None:
+    def __init__(self, settings: EtcdConnectionSettings, *, url: str = "") -> None:
         self._tasks = Tasks()
         self._cluster = Cluster(settings, self._tasks)
         self.url = url or self._cluster.name
