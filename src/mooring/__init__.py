@@ -3,8 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from mooring.fork_guard import guard as _guard_forks
-from mooring.version import VERSION as __version__
+from mooring.fork_safety import turn_off_grpc_handlers as _turn_off_grpc_handlers
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mooring.discovery.resilience import Resilience, RetryBudget
@@ -134,7 +135,7 @@ __all__ = [
     "until_stopped",
 ]
 
-_guard_forks()
+_turn_off_grpc_handlers()
 
 _MODULES = {
     "Resilience": "mooring.discovery.resilience",

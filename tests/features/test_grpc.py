@@ -17,12 +17,12 @@ import msgspec
 import pytest
 
 import mooring
+from mooring import fork_safety as forks
 from mooring.discovery.resilience import Resilience
 from mooring.errors import Closed, InvalidName, InvalidRequest, InvalidURL
 from mooring.grpc import CHANNEL_OPTIONS
 from mooring.grpc.aio import Channel, channel
 from mooring.model import Instance
-from mooring.store.etcd import fork_safety as forks
 from mooring.testing.servers import free_port
 from tests.backends import usual
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc

@@ -17,9 +17,9 @@ import pytest
 import mooring
 import mooring.grpc
 import mooring.sync
+from mooring import fork_safety as forks
 from mooring.errors import Closed, InvalidName, InvalidRequest
 from mooring.grpc.blocking.addresses import target_of
-from mooring.store.etcd import fork_safety as forks
 from mooring.testing.servers import free_port
 from tests.acceptance.commands import python_program
 from tests.features.grpc_echo.servers import BlockingEcho, Word, pb2_grpc

@@ -11,7 +11,7 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors", "fork_guard", "formatting", "version"},
+    {"errors", "fork_safety", "formatting"},
     {
         "atomic_file",
         "connection_limit",

@@ -9,11 +9,11 @@ import typer
 from typer._completion_classes import completion_init
 from typer.main import get_group, get_install_completion_arguments
 
+from mooring import __version__
 from mooring.cli.io.stdout import fill_descriptors, guarded
 from mooring.cli.lazy import CommandAfterDashes, LazyGroup, Unloaded
 from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
-from mooring.version import VERSION
 
 
 def _panel(title: str, *commands: Unloaded) -> tuple[Unloaded, ...]:
@@ -25,7 +25,7 @@ def _panel(title: str, *commands: Unloaded) -> tuple[Unloaded, ...]:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(VERSION)
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -148,7 +148,7 @@ app = LazyGroup(
                 "doctor:doctor",
                 "Check a store or a Redis: latency, version, clock, permissions, alarms.",
             ),
-            Unloaded("version", "version:version", "Print the version."),
+            Unloaded("version", "doctor:version", "Print the version."),
             Unloaded("token", "token:app", "Create, list and revoke API tokens."),
             Unloaded("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
             Unloaded("store", "store:app", "Check, back up, export and import a store."),

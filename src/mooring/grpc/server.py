@@ -16,13 +16,13 @@ import grpc.aio
 
 import mooring.sync
 from mooring.errors import InvalidRequest
+from mooring.fork_safety import tracked
 from mooring.formatting import quoted
 from mooring.grpc.health import Health
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.registration import LINGER, Registration
 from mooring.registry.shutdown import until_stopped
-from mooring.store.etcd.fork_safety import tracked
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.sync.proxy import Blocking
 from mooring.tasks import cleanup

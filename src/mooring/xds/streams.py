@@ -12,8 +12,8 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
+from mooring import __version__
 from mooring.formatting import quoted
-from mooring.version import VERSION
 from mooring.xds import proto
 from mooring.xds.catalogue import Catalogue
 from mooring.xds.proto import message
@@ -155,7 +155,7 @@ def short(kind: str) -> str:
     return kind.rpartition(".")[2]
 
 
-_identity = message("ControlPlane", identifier=f"mooring {VERSION}")
+_identity = message("ControlPlane", identifier=f"mooring {__version__}")
 _responses = {kind: RESPONSES.labels(short(kind)) for kind in proto.TYPES}
 
 

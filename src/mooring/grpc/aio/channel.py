@@ -14,6 +14,7 @@ import grpc.aio
 from mooring import hub as hubs
 from mooring.discovery.rotation import Explanation
 from mooring.errors import InvalidRequest
+from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
 from mooring.grpc import target as targets
 from mooring.grpc.aio.methods import (
@@ -29,7 +30,6 @@ from mooring.grpc.options import RESILIENCE, Discovery, method_maker, subchannel
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
-from mooring.store.etcd.fork_safety import check_process, tracked
 
 M = TypeVar("M", bound=Method)
 

@@ -13,6 +13,7 @@ import grpc
 import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.errors import Closed, InvalidRequest
+from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
 from mooring.grpc import target as targets
 from mooring.grpc.blocking.addresses import Addresses
@@ -21,7 +22,6 @@ from mooring.grpc.blocking.swappable_channel import Route, SwappableChannel
 from mooring.grpc.options import Discovery, authority, method_maker, route_options
 from mooring.grpc.service_config import Health, Options
 from mooring.grpc.target import Repeatable
-from mooring.store.etcd.fork_safety import check_process, tracked
 from mooring.sync.proxy import Blocking, behind
 
 if TYPE_CHECKING:

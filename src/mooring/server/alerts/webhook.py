@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
+from mooring import __version__
 from mooring.heartbeat.scheduler import in_thread
 from mooring.model import Time
 from mooring.server.alerts.dedup import Notice
 from mooring.server.alerts.problems import Problem
 from mooring.server.alerts.settings import AlertSettings
 from mooring.server.http.response import encode, shown
-from mooring.version import VERSION
 
 
 class NotTold(Exception):
@@ -64,7 +64,7 @@ class Webhook:
         )
         headers = {
             "Content-Type": "application/json",
-            "User-Agent": f"mooring/{VERSION}",
+            "User-Agent": f"mooring/{__version__}",
             "Connection": "close",
         }
         if self._settings.token_file:

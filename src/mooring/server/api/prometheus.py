@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from mooring import __version__
 from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
@@ -28,7 +29,6 @@ from mooring.server.http.response import Answer, Refused
 from mooring.server.http.routing import Endpoint
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
-from mooring.version import VERSION
 
 STATES = ("up", "unhealthy", "silent", "failing", "draining", "down", "disabled")
 """An instance is in one of them, so that their sum is all of them."""
@@ -94,7 +94,7 @@ class Exposed(Collector):
 
 def of_server(parts: Parts) -> Iterator[Metric]:
     build = GaugeMetricFamily("mooring_build_info", "Which Mooring this is", labels=["version"])
-    build.add_metric([VERSION], 1)
+    build.add_metric([__version__], 1)
     yield build
     clients = 0 if parts.stream is None else parts.stream.clients
     yield GaugeMetricFamily(

@@ -10,9 +10,9 @@ import re
 import ssl
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 
+from mooring import __version__
 from mooring.server.health_checks.checker import Outcome, Target
 from mooring.server.health_checks.connect import Unhealthy, attempt, connected
-from mooring.version import VERSION
 
 HEADERS = 64
 """Lines of a head that are read."""
@@ -41,7 +41,7 @@ def request(target: Target, *headers: str) -> bytes:
     lines = (
         f"GET {target.path} HTTP/1.1",
         f"Host: {target.authority}",
-        f"User-Agent: mooring/{VERSION}",
+        f"User-Agent: mooring/{__version__}",
         *headers,
     )
     return "".join(f"{line}\r\n" for line in (*lines, "")).encode("ascii")

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from mooring.errors import Closed
-from mooring.store.etcd.fork_safety import check_process, tracked
+from mooring.fork_safety import check_process, tracked
 from mooring.store.etcd.proto import Methods
 
 MAX_MESSAGE = 64 * 1024 * 1024

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mooring import addresses
+from mooring import __version__, addresses
 from mooring.errors import InvalidRequest
 from mooring.model import (
     JSON,
@@ -31,7 +31,6 @@ from mooring.names import check_name, is_service, join_service, split_service
 from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
 from mooring.store.contract import Entry, Range, prefix
-from mooring.version import VERSION
 
 ROOT = "/registry/"
 SERVICE_TYPE = "dolphin"
@@ -145,7 +144,7 @@ def _data(instance: Instance) -> dict[str, JSON]:
     return {
         "serviceType": SERVICE_TYPE,
         "serviceVersion": instance.version,
-        "frameworkVersion": VERSION,
+        "frameworkVersion": __version__,
         "tags": dict(instance.metadata),
         "ports": dict(instance.ports),
         "protocol": instance.protocol,

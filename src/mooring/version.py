@@ -1,3 +1,0 @@
-"""The version of Mooring itself."""
-
-VERSION = "0.1.0"
