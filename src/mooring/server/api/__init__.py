@@ -1,56 +1,82 @@
-"""One module a noun, each with its `ENDPOINTS`; `endpoints()` is the whole table."""
+"""The HTTP API: one module per resource, each with its `ENDPOINTS`. `endpoints` is the whole table,
+with the OpenAPI document that describes it."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from mooring import __version__
 from mooring.server.api import (
     audit,
+    brakes,
+    common_config,
+    config,
     console,
     events,
     locks,
     login,
-    openapi,
+    operations,
     overview,
     probes,
     prometheus,
+    registration,
     registry,
     search,
     tenant_history,
     tenants,
     tokens,
 )
-from mooring.server.api import brakes as braking
-from mooring.server.api import common_config as shared
-from mooring.server.api import config as configuring
-from mooring.server.api import operations as operating
-from mooring.server.api import registration as registering
+from mooring.server.auth.authorization import ROLES, Need
+from mooring.server.http.openapi import describe
+from mooring.server.http.request import Call
+from mooring.server.http.response import Answer, encode
 from mooring.server.http.routing import Endpoint
 
 _MODULES = (
     audit,
-    braking,
-    configuring,
-    console,
+    common_config,
+    config,
     events,
-    locks,
-    login,
-    openapi,
-    operating,
-    overview,
     probes,
+    brakes,
+    locks,
+    operations,
+    overview,
     prometheus,
-    registering,
+    registration,
     registry,
     search,
-    shared,
     tenant_history,
     tenants,
     tokens,
 )
-_OF_THE_CONSOLE = (console, login)
+_CONSOLE_MODULES = (console, login)
+
+_openapi_documents: dict[tuple[bool, str], bytes] = {}
+"""With and without the console, by the name of the session cookie."""
+
+
+async def openapi(call: Call) -> Answer:
+    console, cookie = call.parts.settings.console, call.parts.sessions.cookie
+    if (console, cookie) not in _openapi_documents:
+        table = endpoints(console=console)
+        document = describe(table, title="Mooring", version=__version__, cookie=cookie)
+        _openapi_documents[console, cookie] = encode(document)
+    return Answer(_openapi_documents[console, cookie])
+
+
+_OPENAPI = Endpoint(
+    "GET",
+    "/admin/openapi.json",
+    Need(frozenset(ROLES)),
+    openapi,
+    "Get this OpenAPI document",
+    answers={200: dict[str, Any]},
+)
 
 
 def endpoints(*, console: bool = True) -> tuple[Endpoint, ...]:
-    """The whole table; without the `console` there are no pages and no sessions."""
-    modules = [each for each in _MODULES if console or each not in _OF_THE_CONSOLE]
-    found = tuple(endpoint for module in modules for endpoint in module.ENDPOINTS)
-    return found if console else (*found, *login.WITHOUT_CONSOLE)
+    """The whole table. Without the console there are no pages and no sessions."""
+    modules = (*_MODULES, *_CONSOLE_MODULES) if console else _MODULES
+    table = (_OPENAPI, *(endpoint for module in modules for endpoint in module.ENDPOINTS))
+    return table if console else (*table, *login.WITHOUT_CONSOLE)
