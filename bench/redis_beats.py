@@ -22,8 +22,7 @@ from bench.load import in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, per_second, ratio
 from bench.population import SERVICE, instance
 from mooring.registry.redis import codec as fields
-from mooring.registry.redis.heartbeat_batches import Beat, HeartbeatBatches, send
-from mooring.registry.redis.live_service import message_head
+from mooring.registry.redis.live_service import Beat, HeartbeatBatches, message_head, send
 from mooring.registry.redis.pipeline import HEARTBEAT
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisServer

@@ -23,8 +23,7 @@ from bench.measure import (
 )
 from bench.processes import script
 from bench.tenantry import KEYS, SERVICES, entries, parts, populate
-from mooring.asgi import TenantMiddleware
-from mooring.asgi.registration import Message, Receive, Scope, Send
+from mooring.asgi import Message, Receive, Scope, Send, TenantMiddleware
 from mooring.hub import open_store
 from mooring.store import Entry
 from mooring.tenants.read.parser import Reading

@@ -31,11 +31,11 @@ import msgspec
 
 from mooring.hub import Hub, connect
 from mooring.server.api import endpoints
+from mooring.server.api.health import Readiness, questions
 from mooring.server.app import Application
 from mooring.server.auth.authorization import Role
 from mooring.server.auth.tokens import ADMIN
 from mooring.server.dependencies import Parts, prepare
-from mooring.server.health import Readiness, questions
 from mooring.server.http_listener import listen
 from mooring.server.live.state import Fleet
 from mooring.server.serving import watching

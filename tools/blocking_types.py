@@ -307,7 +307,7 @@ def stub() -> str:
         "",
         *(f"import {name}" for name in sorted(imports) if is_own(name)),
         "from mooring.sync.portal import timeout as timeout",
-        "from mooring.sync.shutdown import until_stopped as until_stopped",
+        "from mooring.sync.portal import until_stopped as until_stopped",
         f"__all__ = {sorted([*API, *FUNCTIONS])!r}",
         EVENT,
         *parts,

@@ -1,11 +1,22 @@
 """Service registry, discovery, locks and configuration on etcd, Redis or an embedded store."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING
 
-from mooring.fork_safety import turn_off_grpc_handlers as _turn_off_grpc_handlers
-
 __version__ = "0.1.0"
+
+_FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+grpc_fork_handlers = ""
+"""Why gRPC's fork handlers are on; empty if they are off. `mooring.fork_safety` says why they must
+be off. gRPC reads the variable when it is first imported, so it is set here."""
+if os.environ.get(_FORK_VARIABLE, "").lower() not in ("", "0", "false", "no"):
+    grpc_fork_handlers = f"{_FORK_VARIABLE} is set to {os.environ[_FORK_VARIABLE]}"
+elif not os.environ.get(_FORK_VARIABLE):
+    os.environ[_FORK_VARIABLE] = "0"
+    if "grpc._cython.cygrpc" in sys.modules:
+        grpc_fork_handlers = "grpc was imported before mooring"
 
 if TYPE_CHECKING:
     from mooring.discovery.resilience import Resilience, RetryBudget
@@ -135,7 +146,6 @@ __all__ = [
     "until_stopped",
 ]
 
-_turn_off_grpc_handlers()
 
 _MODULES = {
     "Resilience": "mooring.discovery.resilience",

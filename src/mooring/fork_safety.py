@@ -5,8 +5,8 @@ missing there: the parent's own watches would fall silent. After the last channe
 its threads, and a child may start it again.
 
 gRPC has fork handlers of its own, on by default. They cannot work while `grpc.aio` runs: they skip
-the parent's part and start threads in the child, which then crashes. So `turn_off_grpc_handlers`
-runs when `mooring` is imported. This module does not import gRPC, for programs without it.
+the parent's part and start threads in the child, which then crashes. So `mooring/__init__`
+turns them off.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import weakref
 from typing import TypeVar
 
+import mooring
 from mooring.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
-VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
 _channels: weakref.WeakSet[object] = weakref.WeakSet()
 """Those of this process that were not collected yet: gRPC runs while there is one, even if it is
@@ -35,20 +34,6 @@ _inherited: list[object] = []
 """Those of the parent. They are kept, also when the interpreter ends: gRPC would close the parent's
 connections with them, or wait for threads that stayed with the parent."""
 _warned = False
-_handlers_on = ""
-"""Why gRPC's own fork handlers are on; empty if they are off."""
-
-
-def turn_off_grpc_handlers() -> None:
-    """gRPC reads the variable when it is first imported, so call this before that."""
-    global _handlers_on
-    value = os.environ.setdefault(VARIABLE, "")
-    if value.lower() not in ("", "0", "false", "no"):
-        _handlers_on = f"{VARIABLE} is set to {value}"
-    elif not value:
-        os.environ[VARIABLE] = "0"
-        if "grpc._cython.cygrpc" in sys.modules:
-            _handlers_on = "grpc was imported before mooring"
 
 
 def tracked(channel: C) -> C:
@@ -76,12 +61,11 @@ def _before_fork() -> None:
     if _running:
         gc.collect()  # closed channels, and calls that refer to them, may be waiting for it
         _running = bool(_channels)
-    if _channels and _handlers_on and not _warned:
+    if _channels and mooring.grpc_fork_handlers and not _warned:
         log.warning(
             "this process forks while gRPC runs, and its children may crash, since %s: import "
-            "mooring before grpc, or set %s=0 before the process starts",
-            _handlers_on,
-            VARIABLE,
+            "mooring before grpc, or set GRPC_ENABLE_FORK_SUPPORT=0 before the process starts",
+            mooring.grpc_fork_handlers,
         )
         _warned = True
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mooring.registry.contract import Registry
     from mooring.registry.registration import Registration
     from mooring.store.embedded.engine import Engine
-    from mooring.store.embedded.runner import Host
+    from mooring.store.embedded.store import Host
     from mooring.tenants.publish.publisher import Publisher
     from mooring.tenants.read.provider import Provider
     from mooring.tenants.secrets import Keyring
@@ -96,7 +96,7 @@ def open_host(url: StoreURL) -> Host:
     Only for `memory://` and `sqlite://`: see `EMBEDDED`.
     """
     if url.scheme == "memory":
-        from mooring.store.embedded.runner import memory_host
+        from mooring.store.embedded.store import memory_host
 
         return memory_host(url.location, lambda: _engine(url))
     from mooring.store.embedded.durable import durable_host

@@ -35,7 +35,7 @@ _IMPORTED = (
     "mooring.registry.redis.registry",
     "mooring.server.serving",
     "mooring.store.embedded.durable",
-    "mooring.store.embedded.runner",
+    "mooring.store.embedded.store",
     "mooring.store.etcd.store",
     "uvloop",
 )

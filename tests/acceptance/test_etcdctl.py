@@ -20,7 +20,7 @@ import pytest
 from mooring.etcd_server.server import WireServer
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import memory_host
+from mooring.store.embedded.store import memory_host
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 
 _PATIENCE = 30.0  # seconds for one command

@@ -14,7 +14,7 @@ import grpc.aio
 
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import Host, memory_host
+from mooring.store.embedded.store import Host, memory_host
 from mooring.store.etcd import proto
 from mooring.store.etcd.endpoints import MAX_MESSAGE
 from mooring.store.etcd.grpc_shutdown import settled

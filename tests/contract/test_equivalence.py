@@ -40,8 +40,7 @@ from mooring.store import (
     prefix,
 )
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import Host, MemoryHost
-from mooring.store.embedded.store import EmbeddedStore
+from mooring.store.embedded.store import EmbeddedStore, Host, MemoryHost
 from mooring.store.namespace import Namespaced
 from mooring.testing.etcd import EtcdServer
 from tests.backends import usual

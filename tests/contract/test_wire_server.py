@@ -30,14 +30,13 @@ from mooring.errors import AccessDenied, InvalidRequest, OutOfSpace, StoreError,
 from mooring.etcd_server import auth
 from mooring.etcd_server import connections as sockets
 from mooring.etcd_server.connections import SWEEP
-from mooring.etcd_server.server import WireServer
-from mooring.etcd_server.tls import ServerTLS
+from mooring.etcd_server.server import ServerTLS, WireServer
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.durable import durable_host
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import Host, MemoryHost, memory_host
 from mooring.store.embedded.sqlite_file import Journal
+from mooring.store.embedded.store import Host, MemoryHost, memory_host
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
@@ -72,7 +71,7 @@ _FEW_FILES = """
 import asyncio, resource, sys
 from mooring.connection_limit import ConnectionLimit
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import MemoryHost
+from mooring.store.embedded.store import MemoryHost
 from mooring.etcd_server.server import WireServer
 
 async def main():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import OutOfSpace
-from mooring.server.alerts import current_problems as alarms
+from mooring.server.alerts import problems
 from mooring.store import Delete, Put, key
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.store import EmbeddedStore
@@ -28,7 +28,7 @@ def limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[str, Disarm]:
     """A small store, and how to make room in it."""
-    monkeypatch.setattr(alarms, "EVERY", 0.05)
+    monkeypatch.setattr(problems, "EVERY", 0.05)
     if request.param == "sqlite":
 
         async def disarm_here(admin: Admin) -> None:

@@ -15,7 +15,7 @@ from mooring.errors import Removed
 from mooring.model import JSON
 from mooring.registry.evictions import CleanupReport
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.heartbeat_batches import send
+from mooring.registry.redis.live_service import send
 from mooring.testing.redis import RedisCluster, RedisServer
 from tests.faults.redis_actors import NO_BRAKE, Process, World
 

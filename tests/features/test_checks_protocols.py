@@ -16,12 +16,17 @@ import grpc.aio
 import pytest
 
 from mooring.grpc import Health
-from mooring.server.health_checks import connect as connecting
-from mooring.server.health_checks.checker import Checker, Outcome, Target
-from mooring.server.health_checks.grpc import GRPCChecker, credentials
-from mooring.server.health_checks.http import HTTPChecker
+from mooring.server.health_checks import checkers
+from mooring.server.health_checks.checkers import (
+    Checker,
+    GRPCChecker,
+    HTTPChecker,
+    Outcome,
+    Target,
+    WebSocketChecker,
+    credentials,
+)
 from mooring.server.health_checks.plugins import TCPChecker
-from mooring.server.health_checks.websocket import WebSocketChecker
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 
@@ -299,7 +304,7 @@ def secure(certificates: Path) -> ssl.SSLContext:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "etcd.test"])
 async def test_https_is_verified_by_the_name_that_is_registered(certificates: Path, host: str):
-    context = connecting.tls(str(certificates / "ca.pem"))
+    context = checkers.tls(str(certificates / "ca.pem"))
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n")
     async with serving(answer, secure(certificates)) as there:
         there_ = target(there.port, "https", host=host)
@@ -319,7 +324,7 @@ async def test_https_is_verified_by_the_name_that_is_registered(certificates: Pa
 async def test_a_certificate_of_another_or_of_nobody_known_is_refused(
     certificates: Path, kind: type[HTTPChecker], ca: str, host: str, says: str
 ):
-    checker = kind(connecting.tls(str(certificates / ca) if ca else ""))
+    checker = kind(checkers.tls(str(certificates / ca) if ca else ""))
     heads: list[bytes] = []
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n", heads)
     async with serving(answer, secure(certificates)) as there:
@@ -329,19 +334,19 @@ async def test_a_certificate_of_another_or_of_nobody_known_is_refused(
 
 
 async def test_plain_http_is_no_tls(certificates: Path):
-    checker = HTTPChecker(connecting.tls(str(certificates / "ca.pem")))
+    checker = HTTPChecker(checkers.tls(str(certificates / "ca.pem")))
     outcome = await checked(checker, flood)
     assert outcome.failure == "it does not speak TLS as it should"
 
 
 async def test_tls_that_is_never_shaken_hands_on_is_given_up(certificates: Path):
-    checker = HTTPChecker(connecting.tls(str(certificates / "ca.pem")))
+    checker = HTTPChecker(checkers.tls(str(certificates / "ca.pem")))
     assert (await checked(checker, never, timeout=SOON)).failure == "no answer within 300ms"
 
 
 async def test_wss_opens_over_tls(certificates: Path):
     handler, _ = websocket()
-    checker = WebSocketChecker(connecting.tls(str(certificates / "ca.pem")))
+    checker = WebSocketChecker(checkers.tls(str(certificates / "ca.pem")))
     async with serving(handler, secure(certificates)) as there:
         assert (await checker.check(target(there.port, "wss"), timeout=LONG)).ok
 

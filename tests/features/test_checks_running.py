@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mooring.model import Instance
-from mooring.server.health_checks.checker import Outcome, Target
-from mooring.server.health_checks.http import HTTPChecker
+from mooring.server.health_checks.checkers import HTTPChecker, Outcome, Target
 from mooring.server.health_checks.plugins import Checkers, choose
 from mooring.server.health_checks.scheduler import Checks, Key
 from mooring.server.health_checks.settings import CheckSettings

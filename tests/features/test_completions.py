@@ -21,12 +21,11 @@ from mooring.grpc import serve_and_register
 from mooring.grpc.aio import channel
 from mooring.hub import open_store
 from mooring.model import Instance
-from mooring.server.health_checks.checker import Target
-from mooring.server.health_checks.grpc import GRPCChecker
+from mooring.server.health_checks.checkers import GRPCChecker, Target
 from mooring.store import Put, prefix
 from mooring.store.contract import Store
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import MemoryHost
+from mooring.store.embedded.store import MemoryHost
 from mooring.store.etcd import grpc_shutdown as completions
 from mooring.store.etcd.grpc_shutdown import settled
 from mooring.xds import proto

@@ -21,7 +21,7 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import View
 from mooring.errors import NoInstance
 from mooring.httpx import AsyncTransport, url
-from mooring.httpx.retry import Tries, blames
+from mooring.httpx.balancer import Tries, blames
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy, close_server

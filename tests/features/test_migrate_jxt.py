@@ -12,11 +12,11 @@ import pytest
 
 from mooring.errors import MigrationError, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
+from mooring.migrate.jxt.deletion import Verified, VerifiedKey
 from mooring.migrate.jxt.migration import Different, Migration
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
 from mooring.migrate.jxt.state import SyncedState
 from mooring.migrate.jxt.sync_unit import SyncResult
-from mooring.migrate.jxt.verified_keys import Verified, VerifiedKey
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, everything
 from mooring.store.contract import key as key_range

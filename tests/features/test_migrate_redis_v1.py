@@ -13,11 +13,10 @@ from typing import cast
 import pytest
 
 from mooring.hub import connect
-from mooring.migrate.redis_v1 import verified_keys as verified
+from mooring.migrate.redis_v1 import migration
 from mooring.migrate.redis_v1.bridge import Bridge
-from mooring.migrate.redis_v1.migration import Changed, Migration
+from mooring.migrate.redis_v1.migration import Changed, Migration, Verified
 from mooring.migrate.redis_v1.plan import InstancePlan, V1Service
-from mooring.migrate.redis_v1.verified_keys import Verified
 from mooring.model import Instance
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.tasks import Tasks
@@ -427,9 +426,9 @@ async def test_a_deletion_that_was_stopped_goes_on(server: RedisServer, tmp_path
             here.v1.register(service, "a")
         await here.copy()
         _, listed = await here.verify()
-        verified.write(tmp_path / "file", listed)
+        migration.write(tmp_path / "file", listed)
         await here.migration.forget(listed.services["one"])
-        gone, stays = await here.migration.delete(verified.read(tmp_path / "file"))
+        gone, stays = await here.migration.delete(migration.read(tmp_path / "file"))
         assert (gone, stays) == (3, [])
         assert await here.migration.delete(listed) == (0, [])
 

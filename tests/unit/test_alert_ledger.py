@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.errors import InvalidRequest
-from mooring.server.alerts.dedup import Ledger
+from mooring.server.alerts.notifier import Ledger
 from mooring.server.alerts.problems import Problem
 from mooring.server.alerts.settings import parse
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.server.health_checks import plugins as choosing
-from mooring.server.health_checks.checker import Outcome, Target
+from mooring.server.health_checks.checkers import Outcome, Target
 from mooring.server.health_checks.plugins import choose
 from mooring.server.health_checks.settings import CheckSettings, is_path, parse
 

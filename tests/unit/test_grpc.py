@@ -17,10 +17,15 @@ from mooring.discovery.rotation import Rotation
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc.blocking.addresses import in_turn
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
-from mooring.grpc.options import SERVER_OPTIONS, authority, subchannel_options, target_of
-from mooring.grpc.service_config import merged
-from mooring.grpc.status import never_left, verdict
-from mooring.grpc.target import Repeatable, check_policy, check_tries, service_of
+from mooring.grpc.options import SERVER_OPTIONS, authority, merged, subchannel_options, target_of
+from mooring.grpc.target import (
+    Repeatable,
+    check_policy,
+    check_tries,
+    never_left,
+    service_of,
+    verdict,
+)
 from mooring.model import Instance
 from mooring.model import Status as InstanceStatus
 from tests.waiting import until

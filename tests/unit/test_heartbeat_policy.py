@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.policy import Beats, Decision
 from mooring.heartbeat.thresholds import changes
-from mooring.settings.heartbeat import Policy
+from mooring.settings.registry import Policy
 
 NOTHING, BEAT, METADATA = Decision.NO_UPDATE, Decision.HEARTBEAT_ONLY, Decision.METADATA_UPDATE
 

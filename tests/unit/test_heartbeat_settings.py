@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import InvalidRequest
-from mooring.settings.heartbeat import THRESHOLDS, Threshold
-from mooring.settings.registry import RENAMED, RegistrySettings, load, parse
+from mooring.settings.registry import RENAMED, THRESHOLDS, RegistrySettings, Threshold, load, parse
 
 DOCUMENT = """\
 registry:

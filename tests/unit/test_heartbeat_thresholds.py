@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.thresholds import changes, flatten, significant
-from mooring.settings.heartbeat import THRESHOLDS, Threshold
+from mooring.settings.registry import THRESHOLDS, Threshold
 
 absolute = Threshold(10.0, "absolute")
 percentage = Threshold(10.0, "percentage")

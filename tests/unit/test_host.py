@@ -11,8 +11,7 @@ import pytest
 from mooring.hub import connect
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import memory_host
-from mooring.store.embedded.store import EmbeddedStore
+from mooring.store.embedded.store import EmbeddedStore, memory_host
 from tests.waiting import eventually
 
 

@@ -11,15 +11,15 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors", "fork_safety", "formatting"},
+    {"errors", "formatting"},
     {
         "atomic_file",
         "connection_limit",
         "durations",
+        "fork_safety",
         "names",
         "protobuf",
         "tasks",
-        "validation_errors",
     },
     {"addresses"},
     {"model"},
@@ -39,7 +39,7 @@ LAYERS = [
 
 DRIVERS = {
     "cryptography": ("tenants/secrets.py",),
-    "grpc": ("etcd_server/", "grpc/", "server/health_checks/grpc.py", "store/etcd", "xds/"),
+    "grpc": ("etcd_server/", "grpc/", "server/health_checks/checkers.py", "store/etcd", "xds/"),
     "google": ("protobuf.py", "store/etcd"),
     "hprose": ("hprose/",),
     "httpx": ("httpx/",),

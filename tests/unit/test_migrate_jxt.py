@@ -11,20 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MigrationError, StoreError
-from mooring.migrate.jxt import verified_keys as verified
-from mooring.migrate.jxt.conflicts import lots
-from mooring.migrate.jxt.deletion import remembered
+from mooring.migrate.jxt import deletion
+from mooring.migrate.jxt.deletion import Header, Verified, VerifiedKey, remembered
 from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart, digest, same_name
 from mooring.migrate.jxt.index_diff import Index as OldIndexEntry
 from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
-from mooring.migrate.jxt.merge_rule import NO_BASE, Base, Decision, Side, decide, decide_after
 from mooring.migrate.jxt.old_indexes import led, mislaid, places
-from mooring.migrate.jxt.plan import PartPlan, compared, counted
-from mooring.migrate.jxt.reverse import locked, rewritten
-from mooring.migrate.jxt.state import LedgerKeys, Marker, SyncedState, known_of, marker_of, phase_of
-from mooring.migrate.jxt.translation import Translation, same, translated
+from mooring.migrate.jxt.plan import PartPlan, compared, counted, lots
+from mooring.migrate.jxt.state import (
+    NO_BASE,
+    Base,
+    Decision,
+    LedgerKeys,
+    Marker,
+    Side,
+    SyncedState,
+    decide,
+    decide_after,
+    known_of,
+    marker_of,
+    phase_of,
+)
+from mooring.migrate.jxt.translation import Translation, locked, rewritten, same, translated
 from mooring.migrate.jxt.unit import View, view
-from mooring.migrate.jxt.verified_keys import Header, Verified, VerifiedKey
 from mooring.model import JSON
 from mooring.store import Delete, Entry, Put
 from mooring.tenants.keys import Keys
@@ -751,8 +760,8 @@ def test_what_was_verified_is_read_as_it_was_written(tmp_path: Path):
     told = Verified(
         Header("etcd://x", "jxt"), [VerifiedKey(1, "jxt//hosts/名", 5), VerifiedKey(0, "b", 6)]
     )
-    verified.write(tmp_path / "file", told)
-    assert verified.read(tmp_path / "file") == told
+    deletion.write(tmp_path / "file", told)
+    assert deletion.read(tmp_path / "file") == told
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -764,6 +773,6 @@ def test_what_was_verified_is_read_as_it_was_written(tmp_path: Path):
 def test_another_file_is_refused(tmp_path: Path, content: str):
     (tmp_path / "file").write_text(content)
     with pytest.raises((InvalidRequest, MigrationError), match="verify"):
-        verified.read(tmp_path / "file")
+        deletion.read(tmp_path / "file")
     with pytest.raises(MigrationError, match="before `verify`"):
-        verified.read(tmp_path / "none")
+        deletion.read(tmp_path / "none")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MigrationError
-from mooring.migrate.redis_v1 import verified_keys as verified
+from mooring.migrate.redis_v1 import migration
 from mooring.migrate.redis_v1.bridge_plan import BridgePlan, SeenHeartbeat, plan_bridge
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
@@ -422,14 +422,14 @@ def done(one: V1Service, other: V2Service, due: BridgePlan) -> tuple[V1Service, 
     return v1, V2Service(NOW, {**records, **brought}, scores, other.removed, True)
 
 
-HEADER = verified.Header("127.0.0.1:6379", "", "registry")
+HEADER = migration.Header("127.0.0.1:6379", "", "registry")
 
 
 def test_the_verified_file_keeps_every_byte(tmp_path: Path):
     path = tmp_path / "verified"
     odd = V1Service("svc", {"\udcff": {"k\udcfe": "数"}}, frozenset({"\udcff"}), {"\udcff": 1.5})
-    verified.write(path, verified.Verified(HEADER, {"svc": odd}))
-    assert verified.read(path) == verified.Verified(HEADER, {"svc": odd})
+    migration.write(path, migration.Verified(HEADER, {"svc": odd}))
+    assert migration.read(path) == migration.Verified(HEADER, {"svc": odd})
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
 
@@ -438,10 +438,10 @@ def test_the_verified_file_keeps_every_byte(tmp_path: Path):
 def test_another_file_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "verified"
     with pytest.raises(MigrationError, match="is not there"):
-        verified.read(path)
+        migration.read(path)
     path.write_text(text)
     with pytest.raises(InvalidRequest, match="is not what `verify` writes"):
-        verified.read(path)
+        migration.read(path)
 
 
 def test_what_happened_since_it_was_verified():
@@ -449,7 +449,7 @@ def test_what_happened_since_it_was_verified():
 
     def since(after: V1Service) -> list[str]:
         steps = compared(after, held(), timeout=TIMEOUT, limit=65536)
-        return verified.since(before, after, steps)
+        return migration.since(before, after, steps)
 
     assert since(before) == []
     assert since(V1Service("svc")) == [], "what is gone is no matter"
@@ -464,4 +464,4 @@ def test_what_cannot_be_understood_is_never_deleted():
     )
     steps = compared(one, held({"a": copied()}), timeout=TIMEOUT, limit=65536)
     steps = [pardoned(step, NOW) for step in steps]
-    assert verified.deletable(one, steps).ids == ["a"]
+    assert migration.deletable(one, steps).ids == ["a"]

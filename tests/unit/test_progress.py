@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mooring.cli.io import stderr as progress_module
-from mooring.cli.io.stderr import progress
+from mooring.cli.io import output
+from mooring.cli.io.output import progress
 
 
 def test_without_a_terminal_it_prints_a_line_now_and_then(
@@ -13,7 +13,7 @@ def test_without_a_terminal_it_prints_a_line_now_and_then(
 ):
     with progress("copied") as report:
         report(1, 9)
-        monkeypatch.setattr(progress_module, "_EVERY", 0.0)
+        monkeypatch.setattr(output, "_EVERY", 0.0)
         report(2, 9)
         report(3, None)
     assert capsys.readouterr().err == "copied 2 of 9\ncopied 3\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from mooring.server.auth.certificates import Names, names
+from mooring.server.http_listener import Names, names
 
 
 def issued(

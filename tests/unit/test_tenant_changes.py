@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mooring.cli.commands.tenant.changes import counted, lines
+from mooring.cli.commands.tenant.show import counted, lines
 from mooring.model import JSON
 from mooring.tenants.diff import record
 from mooring.tenants.history import HistoryEntry, differences, steps

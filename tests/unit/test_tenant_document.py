@@ -15,8 +15,7 @@ from mooring.errors import InvalidRequest
 from mooring.masking import MASK
 from mooring.model import JSON
 from mooring.tenants import validation as rules
-from mooring.tenants.document import parse, written
-from mooring.tenants.document_file import load, read, read_all
+from mooring.tenants.document import load, parse, read, read_all, written
 from mooring.tenants.publish.merge import merged
 from mooring.tenants.publish.plan import Parts, Unread, differences
 from mooring.tenants.secrets import Keyring

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.tenants.hosts import host_of, normal, punycode
 from mooring.tenants.read.snapshot import Snapshot
 from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.read.tenants import Tenants
-from mooring.tenants.resolve.hosts import host_of, normal, punycode
 from mooring.tenants.values import Domain
 
 KNOWN = {

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.cli.commands.tenant.changes import lines
+from mooring.cli.commands.tenant.show import lines
 from mooring.errors import InvalidRequest
 from mooring.masking import MASK, holds_mask
 from mooring.model import JSON
-from mooring.tenants.diff import record
+from mooring.tenants.diff import record, restored, shown
 from mooring.tenants.document import parse, written
-from mooring.tenants.masked_document import restored, shown
 from mooring.tenants.publish.plan import Parts, Unread, differences
 from mooring.tenants.secrets import Keyring
 

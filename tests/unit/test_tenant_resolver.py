@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.tenants import acting_for, current, current_or_none
+from mooring.tenants.hosts import host_of
 from mooring.tenants.read.snapshot import Snapshot
 from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.read.tenants import Tenants
-from mooring.tenants.resolve.hosts import host_of
-from mooring.tenants.resolve.resolver import (
+from mooring.tenants.resolver import (
     UNAVAILABLE,
     UNRESOLVED,
     Admission,

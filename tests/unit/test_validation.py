@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from mooring.validation_errors import in_words, yaml_in_words
+from mooring.formatting import in_words, yaml_in_words
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooring.model import Instance
-from mooring.xds.dns import RESOLVE_AGAIN, HostResolver
+from mooring.xds.catalogue import RESOLVE_AGAIN, HostResolver
 
 NAMED = Instance("echo", "echo.example", 80)
 

@@ -16,7 +16,7 @@ from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
 
 
-def _panel(title: str, *commands: Unloaded) -> tuple[Unloaded, ...]:
+def _panel(title: str, *commands: Any) -> tuple[Unloaded, ...]:
     """Commands that the help shows together."""
     for command in commands:
         command.rich_help_panel = title
@@ -29,8 +29,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _options() -> list[Any]:
-    """The options of `mooring` itself."""
+def _eager() -> tuple[list[Any], Any]:
+    """The options of `mooring` itself, and the one command that needs no module of its own."""
     options = typer.Typer(add_completion=False)
 
     @options.callback()
@@ -45,15 +45,24 @@ def _options() -> list[Any]:
         ),
     ) -> None: ...
 
+    @options.command()
+    def version() -> None:
+        """Print the version."""
+        typer.echo(__version__)
+
     completion_init()
-    return [*get_group(options).params, *get_install_completion_arguments()]
+    group = get_group(options)
+    return [*group.params, *get_install_completion_arguments()], group.commands["version"]
+
+
+_OPTIONS, _VERSION = _eager()
 
 
 app = LazyGroup(
     name="mooring",
     help="Service registry, discovery, locks and configuration for Python.",
     no_args_is_help=True,
-    params=_options(),
+    params=_OPTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
     commands=[
         *_panel(
@@ -148,7 +157,7 @@ app = LazyGroup(
                 "doctor:doctor",
                 "Check a store or a Redis: latency, version, clock, permissions, alarms.",
             ),
-            Unloaded("version", "doctor:version", "Print the version."),
+            _VERSION,
             Unloaded("token", "token:app", "Create, list and revoke API tokens."),
             Unloaded("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
             Unloaded("store", "store:app", "Check, back up, export and import a store."),

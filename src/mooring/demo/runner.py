@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Self
 
-from mooring.demo import extras as props
+from mooring.demo import fleet
 from mooring.demo.fleet import Actor
 from mooring.demo.script import ACTS, LASTS, ROLES, Act
 from mooring.errors import InvalidRequest, MissingExtra, MooringError
@@ -39,7 +39,7 @@ class Stage:
         services = {role.service for role in ROLES}
         try:
             if self._has_store:
-                described = props.descriptions(self._hub, services)
+                described = fleet.descriptions(self._hub, services)
                 await self._described.enter_async_context(described)
             await asyncio.gather(*(actor.enter() for actor in self._actors))
             self._say(f"{len(self._actors)} instances of {len(services)} services are registered")
@@ -62,10 +62,10 @@ class Stage:
             return False
 
     async def _furnish(self) -> None:
-        await self._opened.enter_async_context(props.queue(self._hub))
-        self._say(f"{props.CONTENDERS} take turns at the lock {props.LOCK}")
+        await self._opened.enter_async_context(fleet.queue(self._hub))
+        self._say(f"{fleet.CONTENDERS} take turns at the lock {fleet.LOCK}")
         try:
-            made = await self._opened.enter_async_context(props.tenants(self._hub))
+            made = await self._opened.enter_async_context(fleet.tenants(self._hub))
         except MissingExtra as error:
             self._say(f"no tenants: {error}")
             return

@@ -27,7 +27,7 @@ from mooring.etcd_server.errors import (
 )
 from mooring.etcd_server.messages import header
 from mooring.formatting import quoted
-from mooring.store.embedded.runner import Host
+from mooring.store.embedded.store import Host
 from mooring.store.etcd import proto
 
 log = logging.getLogger(__name__)

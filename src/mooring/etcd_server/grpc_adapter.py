@@ -24,7 +24,7 @@ from mooring.etcd_server.errors import (
     unknown,
 )
 from mooring.store.contract import MAX_REQUEST_BYTES
-from mooring.store.embedded.runner import Host
+from mooring.store.embedded.store import Host
 from mooring.store.etcd import proto
 
 MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024

@@ -12,7 +12,7 @@ from mooring.etcd_server.errors import LEASE_EXISTS, TTL_TOO_LARGE, Refusal, Ref
 from mooring.etcd_server.messages import header
 from mooring.store.contract import MAX_TTL
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import Host
+from mooring.store.embedded.store import Host
 from mooring.store.etcd import proto
 from mooring.tasks import Tasks
 

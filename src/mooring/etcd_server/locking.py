@@ -14,7 +14,7 @@ from mooring.errors import Closed, LockLost, MooringError
 from mooring.etcd_server.errors import EMPTY_KEY, Refusal, Refused, refusal
 from mooring.etcd_server.messages import header, key_value
 from mooring.store.contract import Entry
-from mooring.store.embedded.runner import Host
+from mooring.store.embedded.store import Host
 from mooring.store.etcd import proto
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from mooring.etcd_server.errors import Refused, not_served
 from mooring.etcd_server.messages import MEMBER_ID, RAFT_TERM, header
 from mooring.store.contract import Entry, Range
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.runner import Host
+from mooring.store.embedded.store import Host
 from mooring.store.etcd import proto
 
 VERSION = "3.5.13"

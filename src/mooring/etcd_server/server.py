@@ -1,31 +1,100 @@
-"""A server of the embedded engine on a port: what `etcdctl` and any gRPC client of etcd talk to."""
+"""A gRPC server in front of the embedded engine, with TLS, for `etcdctl` and other etcd clients."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import grpc
 import grpc.aio
 
 from mooring.connection_limit import ConnectionLimit
-from mooring.errors import StoreError
+from mooring.errors import InvalidRequest, StoreError
 from mooring.etcd_server.auth import USERS, Auth
 from mooring.etcd_server.connections import Sockets
 from mooring.etcd_server.grpc_adapter import MAX_MESSAGE, Calls
-from mooring.etcd_server.kv import KV
+from mooring.etcd_server.kv import KV, Transactions
 from mooring.etcd_server.lease import Leases
 from mooring.etcd_server.locking import Locking, ServerLocks
 from mooring.etcd_server.maintenance import MEMBERS, Cluster, Maintenance
-from mooring.etcd_server.tls import ServerTLS, listen
-from mooring.etcd_server.txn import Transactions
 from mooring.etcd_server.watch import PROGRESS_INTERVAL, Watches
-from mooring.store.embedded.runner import Host
+from mooring.store.embedded.store import Host
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTLS:
+    """The files of a server that speaks TLS. With `client_ca`, clients must show a certificate
+    of that authority."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def check(self) -> None:
+        """Raises `InvalidRequest`, which names the file that is no good. gRPC itself would start,
+        and then refuse each client."""
+        for path in (self.cert, self.key, self.client_ca):
+            if path is not None:
+                _read(path)
+        for path in (self.cert, self.client_ca):
+            if path is not None:
+                _check_certificates(path)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.cert, self.key, password=self._no_password
+            )
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise InvalidRequest(f"{self.key} is not the key of {self.cert}") from error
+            raise InvalidRequest(f"{self.key} is no private key in PEM format") from error
+
+    def credentials(self) -> grpc.ServerCredentials:
+        self.check()
+        authority = _read(self.client_ca) if self.client_ca else None
+        return grpc.ssl_server_credentials(
+            [(_read(self.key), _read(self.cert))], authority, require_client_auth=bool(authority)
+        )
+
+    def _no_password(self) -> str:
+        """Asked for where the key has one: there is nobody to type it when a server starts."""
+        raise InvalidRequest(f"{self.key} is protected by a password: store it without one")
+
+
+def listen(server: grpc.aio.Server, bind: str, tls: ServerTLS | None) -> int:
+    """Bind a server that is not started yet; the port. Raises `StoreError` where that fails."""
+    try:
+        if tls is None:
+            port: int = server.add_insecure_port(bind)
+        else:
+            port = server.add_secure_port(bind, tls.credentials())
+    except RuntimeError as error:
+        raise StoreError(
+            f"cannot listen at {bind}: is it this machine's, and is the port free?"
+        ) from error
+    return port
+
+
+def _check_certificates(path: Path) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise InvalidRequest(f"{path} holds no certificate in PEM format") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,14 @@ from mooring.heartbeat.collectors import Collector, Cost
 from mooring.heartbeat.policy import Beats, Decision
 from mooring.heartbeat.scheduler import Collecting
 from mooring.heartbeat.thresholds import changes, flatten
-from mooring.settings.heartbeat import Policy, Threshold
 from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,
     MetricsSettings,
+    Policy,
     RedisSettings,
     RegistrySettings,
+    Threshold,
     load,
     parse,
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.thresholds import changes, has_values
-from mooring.settings.heartbeat import Policy
+from mooring.settings.registry import Policy
 
 
 class Decision(enum.StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mooring.settings.heartbeat import Threshold, canonical
+from mooring.settings.registry import Threshold, canonical
 
 
 def flatten(metrics: Mapping[str, object]) -> dict[str, object]:

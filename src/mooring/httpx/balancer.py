@@ -1,11 +1,13 @@
-"""The balancing under the transports: views of the services asked for, and calls to instances."""
+"""Chooses an instance for a request, and decides whether to retry it on another."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypedDict
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 import httpx
@@ -15,10 +17,163 @@ from mooring.discovery.last_known_good import Empty
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import Pick, View
 from mooring.errors import MooringError, NoInstance, Unavailable
-from mooring.httpx.retry import Tries, blames
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.names import nearest
+
+Stream = httpx.AsyncByteStream | httpx.SyncByteStream
+End = Callable[[BaseException | None], None]
+
+
+class RequestBody(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A request's body, and whether it can be sent from its beginning."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._begun = False
+
+    @property
+    def whole(self) -> bool:
+        return not self._begun or isinstance(self._stream, httpx.ByteStream)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._begun = True
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        return iter(self._stream)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        self._begun = True
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        return aiter(self._stream)
+
+
+class _ResponseBody:
+    """A response's body. Closing it ends the call."""
+
+    def __init__(self, end: End, failure: BaseException | None) -> None:
+        self._end, self._failure = end, failure
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as error:
+            self._failure = error
+            raise
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._end(self._failure)
+
+
+class AsyncBody(_ResponseBody, httpx.AsyncByteStream):
+    def __init__(self, stream: Stream, end: End, failure: BaseException | None) -> None:
+        super().__init__(end, failure)
+        assert isinstance(stream, httpx.AsyncByteStream)
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with self._reading():
+            async for part in self._stream:
+                yield part
+
+    async def aclose(self) -> None:
+        with self._closing():
+            await self._stream.aclose()
+
+
+class Body(_ResponseBody, httpx.SyncByteStream):
+    def __init__(self, stream: Stream, end: End, failure: BaseException | None) -> None:
+        super().__init__(end, failure)
+        assert isinstance(stream, httpx.SyncByteStream)
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._reading():
+            yield from self._stream
+
+    def close(self) -> None:
+        with self._closing():
+            self._stream.close()
+
+
+REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+FAILED = frozenset({502, 503, 504})
+
+
+class Refused(Exception):
+    """An answer that stands for a failure: 502, 503 or 504."""
+
+
+def refusal(response: httpx.Response) -> Refused | None:
+    """What an answer stands for, where that is a failure."""
+    if response.status_code not in FAILED:
+        return None
+    return Refused(f"{response.status_code} {response.reason_phrase}")
+
+
+def blames(error: BaseException) -> bool:
+    """Whether an error is the instance's fault, and not this client's own."""
+    own = (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.ProxyError)
+    return isinstance(error, httpx.TransportError | Refused) and not isinstance(error, own)
+
+
+class Tries:
+    """One request on its way to one instance after another: what may still be done with it."""
+
+    def __init__(self, request: httpx.Request, retries: int) -> None:
+        self.request = request
+        self.service = unquote(request.url.host)
+        self.key: str | bytes | None = request.extensions.get("mooring_key")
+        self._left = retries
+        self._stream = RequestBody(request.stream)
+        self._sent: httpx.URL | None = None
+
+    def sent(self, instance: Instance) -> httpx.Request:
+        """The request as it goes to an instance."""
+        asked = self.request
+        scheme = asked.url.scheme.partition("+")[0]
+        port = instance.port_for("http")
+        where = asked.url.copy_with(
+            scheme=scheme,
+            host=instance.host,
+            port=instance.ports.get("https", port) if scheme == "https" else port,
+        )
+        self._sent = where
+        headers = asked.headers.copy()
+        if headers.get("Host", "") == asked.url.netloc.decode("ascii"):
+            headers["Host"] = where.netloc.decode("ascii")
+        return httpx.Request(
+            asked.method, where, headers=headers, stream=self._stream, extensions=asked.extensions
+        )
+
+    def received(self, response: httpx.Response) -> httpx.Response:
+        """The response as the caller gets it: a redirection to the instance is one to the service.
+
+        Relative ones too, since nobody else knows how to join our schemes.
+        """
+        if response.has_redirect_location and self._sent is not None:
+            there = self._sent.join(response.headers["location"])
+            if (there.scheme, there.netloc) == (self._sent.scheme, self._sent.netloc):
+                here = self.request.url.copy_with(
+                    raw_path=there.raw_path, fragment=there.fragment or None
+                )
+                response.headers["location"] = str(here)
+        return response
+
+    def may_go_on(self, failure: BaseException | None) -> bool:
+        """Whether to try another instance after this failure; one that is allowed is counted."""
+        if failure is None or not blames(failure) or not self._left or not self._stream.whole:
+            return False
+        unsent = isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout)
+        if not unsent and self.request.method not in REPEATABLE:
+            return False
+        self._left -= 1
+        return True
+
 
 _UNKNOWN_FOR = 1.0  # seconds until the registry is asked again for a service that it did not know
 

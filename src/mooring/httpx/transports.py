@@ -10,9 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from mooring.errors import MooringError
-from mooring.httpx.balancer import Balancer, Call, Discovery
-from mooring.httpx.retry import Tries, refusal
-from mooring.httpx.streams import AsyncBody, Body
+from mooring.httpx.balancer import AsyncBody, Balancer, Body, Call, Discovery, Tries, refusal
 from mooring.hub import Hub
 from mooring.sync.proxy import behind
 

@@ -28,7 +28,7 @@ from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registry
 from mooring.registry.published_state import Metrics, PublishedState
 from mooring.registry.sigterm import close_on_sigterm
-from mooring.settings.heartbeat import Policy
+from mooring.settings.registry import Policy
 from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)

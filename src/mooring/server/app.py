@@ -16,13 +16,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mooring.errors import MooringError
+from mooring.server.api.prometheus import answered
 from mooring.server.auth.authorization import Principal, objection
 from mooring.server.dependencies import Parts
 from mooring.server.http import response as errors
 from mooring.server.http.request import NOBODY, Call, parse_query, read_body
 from mooring.server.http.response import Answer, Refused, matches, tag
 from mooring.server.http.routing import SAFE, Endpoint, Router
-from mooring.server.metrics import answered
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mooring.server.api.health import Readiness
 from mooring.server.auth.audit import Audit
 from mooring.server.auth.credential_store import Sharing
 from mooring.server.auth.csrf import Origins
@@ -12,13 +13,12 @@ from mooring.server.auth.data_dir import Folder
 from mooring.server.auth.rate_limits import Limits
 from mooring.server.auth.sessions import Sessions
 from mooring.server.auth.tokens import Tokens
-from mooring.server.health import Readiness
 from mooring.server.http.response import Refused
 from mooring.server.settings import ServerSettings, split
 
 if TYPE_CHECKING:
     from mooring.hub import Hub
-    from mooring.server.alerts.current_problems import Outlook, StoreAlarms
+    from mooring.server.alerts.problems import Outlook, StoreAlarms
     from mooring.server.event_stream import Stream
     from mooring.server.live.state import Fleet
     from mooring.store import Store

@@ -22,6 +22,7 @@ import msgspec
 from mooring.model import now
 from mooring.names import split_service
 from mooring.server.alerts.problems import Problem, seen_by
+from mooring.server.api.prometheus import RESETS
 from mooring.server.http.response import encode
 from mooring.server.live.summary import (
     UNOBSERVED,
@@ -34,11 +35,10 @@ from mooring.server.live.summary import (
     service_summary,
     tally,
 )
-from mooring.server.metrics import RESETS
 from mooring.tasks import Tasks
 
 if TYPE_CHECKING:
-    from mooring.server.alerts.current_problems import Outlook
+    from mooring.server.alerts.problems import Outlook
     from mooring.server.live.state import Fleet
 
 K = TypeVar("K", bound=Hashable)

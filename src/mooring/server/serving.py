@@ -12,25 +12,23 @@ from typing import NamedTuple
 
 from mooring.addresses import join
 from mooring.durations import show
-from mooring.etcd_server.server import WireServer
-from mooring.etcd_server.tls import ServerTLS
+from mooring.etcd_server.server import ServerTLS, WireServer
 from mooring.hub import Hub, connect, open_host
 from mooring.locks.server_locks import ServerLocks
 from mooring.registry.evictions import Evictions
-from mooring.server.alerts.current_problems import Outlook, StoreAlarms
 from mooring.server.alerts.notifier import Alerts
 from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
+from mooring.server.alerts.problems import Outlook, StoreAlarms
 from mooring.server.api import endpoints
+from mooring.server.api.health import Readiness, questions
 from mooring.server.app import Application
-from mooring.server.auth.certificates import names
 from mooring.server.auth.data_dir import Folder
 from mooring.server.auth.tokens import ADMIN
 from mooring.server.dependencies import Parts, prepare
 from mooring.server.event_stream import Shapes, Stream
-from mooring.server.health import Readiness, questions
 from mooring.server.health_checks.scheduler import Checks
 from mooring.server.health_checks.target_policy import policy
-from mooring.server.http_listener import GRACE, listen
+from mooring.server.http_listener import GRACE, listen, names
 from mooring.server.live.service_history import ServiceHistory, scope_of
 from mooring.server.live.state import Fleet
 from mooring.server.settings import ServerSettings, split

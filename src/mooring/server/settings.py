@@ -13,7 +13,7 @@ import yaml
 
 from mooring.connection_limit import LOOPBACK, PER_ADDRESS, ConnectionLimit
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.formatting import in_words, quoted, yaml_in_words
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
 from mooring.server.alerts.settings import AlertSettings
@@ -27,7 +27,6 @@ from mooring.settings.registry import RegistrySettings
 from mooring.settings.registry import parse as parse_registry
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import Keys
-from mooring.validation_errors import in_words, yaml_in_words
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"

@@ -17,9 +17,8 @@ import msgspec
 
 from mooring import durations
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.formatting import in_words, quoted
 from mooring.names import nearest
-from mooring.validation_errors import in_words
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from typing import Any
 import mooring
 import mooring.hub
 from mooring.store.url import parse
-from mooring.sync.portal import Portal, timeout
+from mooring.sync.portal import Portal, timeout, until_stopped
 from mooring.sync.proxy import blocking
-from mooring.sync.shutdown import until_stopped
 
 _TYPES = (
     "Barrier",

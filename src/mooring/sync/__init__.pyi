@@ -32,7 +32,7 @@ import mooring.tenants.publish.rekey
 import mooring.tenants.read.tenants
 import mooring.tenants.secrets
 from mooring.sync.portal import timeout as timeout
-from mooring.sync.shutdown import until_stopped as until_stopped
+from mooring.sync.portal import until_stopped as until_stopped
 
 __all__ = [
     "Barrier",

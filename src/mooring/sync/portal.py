@@ -1,4 +1,4 @@
-"""The portal: one event loop in a daemon thread, and threads that wait for what runs there."""
+"""The event loop in a daemon thread that runs the async API for blocking callers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,56 @@ import functools
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.held import BEHIND
-from mooring.registry.shutdown import SIGNAL_CHECK
+from mooring.registry.registration import LINGER
+from mooring.registry.shutdown import SIGNAL_CHECK, listening
 from mooring.registry.sigterm import close_all, close_on_sigterm
 from mooring.tasks import Tasks
 
+if TYPE_CHECKING:
+    import mooring.sync
+
+
 log = logging.getLogger(__name__)
+
+
+def until_stopped(
+    *registrations: mooring.sync.Registration,
+    grace: float = 10.0,
+    linger: float = LINGER,
+    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+) -> signal.Signals:
+    """Wait for a signal, then drain, as `mooring.until_stopped` does: mark the registrations
+    draining, keep them so for `linger` seconds, and deregister them. Then stop the server. It
+    takes two thirds of `grace` seconds at most. Another signal has the effect that it had before.
+
+    Only in the main thread, since Python handles signals in no other.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidRequest("signals reach the main thread only: call until_stopped there")
+    received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
+    with listening(signals, received.put):  # a handler may interrupt its `get`
+        first = next_item(received)
+    log.info("%s: leaving the registry, then stopping", first.name)
+    if registrations:
+        within = grace * 2 / 3
+        with ThreadPoolExecutor(len(registrations), "mooring drain") as pool:
+            for draining in [
+                pool.submit(each.drain, grace=within, linger=linger) for each in registrations
+            ]:
+                draining.result()
+    return first
+
 
 T = TypeVar("T")
 

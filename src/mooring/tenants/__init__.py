@@ -1,10 +1,10 @@
 """Tenant configuration: published atomically with its indexes, read from immutable snapshots.
 
 keys, values, secrets     what is stored, and under which keys
-document, document_file   one tenant as a YAML or JSON document; validation, diff and masking of it
+document                  one tenant as a YAML or JSON document; validation, diff and masking of it
 publish/                  writing: plans, transactions, history, deletion, encryption
 read/                     reading: snapshots that follow the store
-resolve/                  which tenant a request belongs to
+resolver, context         which tenant a request belongs to
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mooring.errors import MissingExtra
-from mooring.tenants.resolve.context import acting_for, current, current_or_none
+from mooring.tenants.context import acting_for, current, current_or_none
 
 if TYPE_CHECKING:
     from mooring.tenants.document import Document
     from mooring.tenants.publish.publisher import Publisher
-    from mooring.tenants.read.lookups import DatabaseCache, DomainCache, FtpCache, StorageCache
     from mooring.tenants.read.parser import Changed
     from mooring.tenants.read.tenant import Tenant
-    from mooring.tenants.read.tenants import Tenants
+    from mooring.tenants.read.tenants import (
+        DatabaseCache,
+        DomainCache,
+        FtpCache,
+        StorageCache,
+        Tenants,
+    )
     from mooring.tenants.secrets import Keyring, Secret
     from mooring.tenants.values import Database, Domain, Ftp, Meta, Resolver, Storage
 
@@ -51,19 +56,19 @@ __all__ = [
 _HOMES = {
     "Changed": "read.parser",
     "Database": "values",
-    "DatabaseCache": "read.lookups",
+    "DatabaseCache": "read.tenants",
     "Document": "document",
     "Domain": "values",
-    "DomainCache": "read.lookups",
+    "DomainCache": "read.tenants",
     "Ftp": "values",
-    "FtpCache": "read.lookups",
+    "FtpCache": "read.tenants",
     "Keyring": "secrets",
     "Meta": "values",
     "Publisher": "publish.publisher",
     "Resolver": "values",
     "Secret": "secrets",
     "Storage": "values",
-    "StorageCache": "read.lookups",
+    "StorageCache": "read.tenants",
     "Tenant": "read.tenant",
     "Tenants": "read.tenants",
 }

@@ -1,16 +1,31 @@
-"""What changes of a tenant, field by field, in records for programs. Secrets are masked: that one
-changes is said, what it is is not."""
+"""The changes of a tenant field by field, and its document with secrets masked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from mooring.masking import MASK, is_hidden, is_split_key, masked, masked_field
+import msgspec
+
+from mooring.errors import Undecipherable
+from mooring.masking import (
+    MASK,
+    holds_secret,
+    is_hidden,
+    is_split_key,
+    masked,
+    masked_field,
+    masked_fields,
+    masked_text,
+)
 from mooring.model import JSON
+from mooring.tenants.document import Document, hidden_extra, written
 from mooring.tenants.history import is_closed
-from mooring.tenants.keys import field_of
-from mooring.tenants.publish.plan import Difference, Unread
+from mooring.tenants.keys import field_of, kind_of, name_of
+from mooring.tenants.publish.merge import PASSWORD
+from mooring.tenants.publish.plan import Difference, Parts, Unread
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.validation import EXTRA, FIELDS
 
 Action = Literal["add", "change", "remove"]
 
@@ -110,3 +125,122 @@ def records(differences: Iterable[Difference]) -> list[JSON]:
 
 def _for_programs(path: str, value: JSON | Unread) -> JSON:
     return UNREADABLE if isinstance(value, Unread) else masked_field(field_of(path), value)
+
+
+class MaskedDocument(NamedTuple):
+    document: dict[str, JSON]
+    """As in a tenant's file."""
+    problems: list[str]
+    """What of the tenant cannot be understood or decrypted, and is left out or stays masked."""
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self.document)}>"
+
+
+def shown(tenant: int, parts: Parts, ring: Keyring | None = None) -> MaskedDocument:
+    """The document of a tenant. Its secrets are masked, or in clear text where a `ring` is given
+    to open them with."""
+    document, problems = written(tenant, parts), []
+    for path, value in parts.items():
+        if isinstance(value, Unread):
+            problems.append(
+                f"{path} cannot be understood and is left out: to publish may remove it"
+            )
+        if not isinstance(value, dict):
+            continue
+        kind, name = kind_of(path), name_of(path)
+        place = document.get(kind)
+        place = place.get(name) if name and isinstance(place, dict) else place
+        if isinstance(place, dict):
+            _add_secrets(place, kind, path, value, ring, problems)
+    return MaskedDocument(document, problems)
+
+
+def _add_secrets(
+    place: dict[str, JSON],
+    kind: str,
+    path: str,
+    value: Mapping[str, JSON],
+    ring: Keyring | None,
+    problems: list[str],
+) -> None:
+    if value.get("password") or value.get("passwordEncrypted"):
+        place["password"] = MASK if ring is None else _opened(path, value, ring, problems)
+    extra = hidden_extra(kind, value)
+    hidden = {
+        name: inner
+        for name, inner in value.items()
+        if name not in PASSWORD
+        and inner not in (None, "")
+        and (name in extra or (name in FIELDS[kind] and holds_secret({name: inner})))
+    }
+    for name, inner in (hidden if ring is not None else masked_fields(hidden)).items():
+        if name in FIELDS[kind]:
+            place[name] = inner
+        else:
+            told = place.setdefault(EXTRA, {})
+            assert isinstance(told, dict)
+            told[name] = inner
+
+
+def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
+    sealed = value.get("passwordEncrypted")
+    if not sealed:
+        return value.get("password")
+    try:
+        return ring.unseal(str(sealed), str(value.get("passwordKeyId") or ""))
+    except Undecipherable as error:
+        problems.append(f"{path}: {error}")
+        return MASK
+
+
+def restored(document: Document, there: Parts) -> Document:
+    """The document with what is there in place of its masks. A mask of which nothing is there
+    stays, and is refused where it is published."""
+    sections = {
+        section: {path: _restored(value, there.get(path)) for path, value in parts.items()}
+        for section, parts in document.sections.items()
+    }
+    return msgspec.structs.replace(document, sections=sections)
+
+
+def _restored(value: JSON, there: object) -> JSON:
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, JSON] = {}
+    for name, inner in value.items():
+        if name in (*PASSWORD, "passwordHash") and inner == MASK and isinstance(there, dict):
+            continue  # what a document leaves out of these is kept
+        held = there.get(name) if isinstance(there, dict) else None
+        found[name] = unmasked(inner, there if name == EXTRA else held)
+    return found
+
+
+def unmasked_part(path: str, value: JSON, there: JSON) -> JSON:
+    """The same for a part. One that is secret as a whole is kept or replaced as a whole."""
+    if not is_hidden(field_of(path)):
+        return unmasked(value, there)
+    return there if value == MASK and there not in (None, "") else value
+
+
+def unmasked(value: JSON, there: object) -> JSON:
+    """A value with what is there in place of its masks. A mask of which nothing is there stays, and
+    so does one within a text that is otherwise another."""
+    if isinstance(value, dict):
+        held = there if isinstance(there, dict) else {}
+        split = is_split_key(held)
+        return {
+            name: held[name]
+            if (split or is_hidden(name)) and inner == MASK and held.get(name) not in (None, "")
+            else unmasked(inner, held.get(name))
+            for name, inner in value.items()
+        }
+    if isinstance(value, list) and isinstance(there, list) and len(value) == len(there):
+        split = is_split_key(there)
+        return [
+            held if split and inner == MASK else unmasked(inner, held)
+            for inner, held in zip(value, there, strict=True)
+        ]
+    if isinstance(value, str) and isinstance(there, str) and value == masked_text(there):
+        return there
+    return value

@@ -14,8 +14,8 @@ from mooring.formatting import quoted
 from mooring.masking import holds_mask
 from mooring.model import JSON
 from mooring.names import nearest
+from mooring.tenants.hosts import is_host, punycode
 from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, field_of, is_path, kind_of, name_of
-from mooring.tenants.resolve.hosts import is_host, punycode
 from mooring.tenants.secrets import SEALED_LEAST
 
 Rule = Callable[[JSON], str]

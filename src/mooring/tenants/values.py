@@ -16,13 +16,12 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe
+from mooring.formatting import describe, in_words
 from mooring.masking import masked
 from mooring.model import JSON
+from mooring.tenants.hosts import normal
 from mooring.tenants.keys import kind_of, name_of
-from mooring.tenants.resolve.hosts import normal
 from mooring.tenants.secrets import Keyring, Secret
-from mooring.validation_errors import in_words
 
 Status = Literal["active", "inactive", "suspended"]
 

@@ -17,7 +17,7 @@ from mooring.errors import MissingExtra
 if importlib.util.find_spec("grpc") is None:
     raise MissingExtra("mooring.xds", "server")
 
-from mooring.etcd_server.tls import ServerTLS
+from mooring.etcd_server.server import ServerTLS
 from mooring.xds.server import ControlPlane
 
 __all__ = ["ControlPlane", "ServerTLS"]

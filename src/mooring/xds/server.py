@@ -12,7 +12,7 @@ import grpc.aio
 
 from mooring.connection_limit import ConnectionLimit
 from mooring.etcd_server.connections import Sockets
-from mooring.etcd_server.tls import ServerTLS, listen
+from mooring.etcd_server.server import ServerTLS, listen
 from mooring.hub import Hub
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.tasks import Tasks

@@ -16,8 +16,7 @@ import typer
 from mooring import durations
 from mooring.cli.io.connect import must_be_known, reach, run_command
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
-from mooring.cli.io.output import show, show_json
-from mooring.cli.io.stderr import hear, note
+from mooring.cli.io.output import hear, note, show, show_json
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.evictions import Brake, CleanupReport, Evictions

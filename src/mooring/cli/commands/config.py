@@ -19,8 +19,7 @@ from mooring.cli.io.options import (
     StoreOption,
     pairs,
 )
-from mooring.cli.io.output import show, show_json, words
-from mooring.cli.io.stderr import note, printable
+from mooring.cli.io.output import note, printable, show, show_json, words
 from mooring.errors import RegistryError
 from mooring.formatting import quoted
 from mooring.hub import Hub

@@ -1,4 +1,4 @@
-"""`mooring doctor`: checks of a store or a Redis; and `mooring version`."""
+"""`mooring doctor`: checks of a store or a Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mooring import __version__
 from mooring.cli.io import connect as reaching
 from mooring.cli.io.connect import run
 from mooring.doctor import Finding, examine, examine_redis
@@ -76,8 +75,3 @@ async def _looking(url: str) -> AsyncIterator[tuple[str, AsyncIterator[Finding]]
 def _line(finding: Finding) -> Text:
     sign, colour = _SIGNS[finding.level]
     return Text.assemble((sign, colour), " ", (finding.about, "bold"), f": {finding.text}")
-
-
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)

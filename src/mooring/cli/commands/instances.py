@@ -18,8 +18,7 @@ from mooring.cli.io.options import (
     ServiceArgument,
     StoreOption,
 )
-from mooring.cli.io.output import Columns, Styled, number, show, show_json, yes_no
-from mooring.cli.io.stderr import note
+from mooring.cli.io.output import Columns, Styled, note, number, show, show_json, yes_no
 from mooring.errors import RegistryError
 from mooring.formatting import quoted
 from mooring.masking import masked_fields

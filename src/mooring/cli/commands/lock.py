@@ -13,8 +13,7 @@ import typer
 from mooring.cli.io.child_process import Job, asking, not_started
 from mooring.cli.io.connect import reach, run_command
 from mooring.cli.io.options import JSONOption, StoreOption, seconds
-from mooring.cli.io.output import show, show_json
-from mooring.cli.io.stderr import note, printable
+from mooring.cli.io.output import note, printable, show, show_json
 from mooring.errors import LockLost, LockTimeout
 from mooring.formatting import quoted
 from mooring.locks.election import Leader

@@ -27,7 +27,7 @@ from mooring.cli.io.options import (
     pairs,
     seconds,
 )
-from mooring.cli.io.stderr import hear, note, say, warn
+from mooring.cli.io.output import hear, note, say, warn
 from mooring.formatting import quoted
 from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of

@@ -26,8 +26,7 @@ from mooring.cli.io.options import (
     pairs,
     seconds,
 )
-from mooring.cli.io.output import show, yes_no
-from mooring.cli.io.stderr import note
+from mooring.cli.io.output import note, show, yes_no
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Explanation, Rotation

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.io.connect import run
-from mooring.cli.io.stderr import hear
+from mooring.cli.io.output import hear
 from mooring.errors import MissingExtra
 from mooring.tenants.keys import NAMESPACE_VARIABLE
 

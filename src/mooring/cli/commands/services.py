@@ -8,8 +8,7 @@ import typer
 
 from mooring.cli.io.connect import meant, must_be_known, reach, run_command
 from mooring.cli.io.options import JSONOption, LayoutOption, RegistryOption, StoreOption, pairs
-from mooring.cli.io.output import show, show_json
-from mooring.cli.io.stderr import note, warn
+from mooring.cli.io.output import note, show, show_json, warn
 from mooring.errors import RegistryError, StoreError
 from mooring.formatting import quoted
 from mooring.hub import Hub

@@ -12,8 +12,7 @@ import typer
 
 from mooring.cli.io.connect import named_or_local, run
 from mooring.cli.io.options import StoreOption
-from mooring.cli.io.output import count_of
-from mooring.cli.io.stderr import progress
+from mooring.cli.io.output import count_of, progress
 from mooring.cli.io.stdout import writing
 from mooring.errors import InvalidRequest
 from mooring.hub import open_store

@@ -19,8 +19,7 @@ from mooring.cli.io.http_client import (
     reach,
 )
 from mooring.cli.io.options import JSONOption
-from mooring.cli.io.output import show, show_json
-from mooring.cli.io.stderr import note, printable
+from mooring.cli.io.output import note, printable, show, show_json
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.tenants.keys import MAX_ID

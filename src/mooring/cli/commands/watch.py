@@ -18,8 +18,7 @@ from mooring.cli.io.options import (
     ServiceArgument,
     StoreOption,
 )
-from mooring.cli.io.output import NOTHING, number, show_json, words
-from mooring.cli.io.stderr import hear, note, printable
+from mooring.cli.io.output import NOTHING, hear, note, number, printable, show_json, words
 from mooring.discovery.view import View
 from mooring.masking import MASK
 from mooring.mirror import Change

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mooring import durations
-from mooring.cli.io.stderr import note
+from mooring.cli.io.output import note
 
 _LOOK_EACH = 0.02  # seconds between looks at a group that is to end
 _DIE_WITHIN = 2.0  # seconds that the system has to bury in who was killed

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import typer
 
-from mooring.cli.io.stderr import hear, hear_crashes, warn
+from mooring.cli.io.output import hear, hear_crashes, warn
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.formatting import quoted
 from mooring.hub import Hub, connect

@@ -28,7 +28,7 @@ from mooring.discovery.balance.picker import HEAVIEST, LIGHTEST, Clock, Node, Pi
 from mooring.discovery.balance.round_robin import RoundRobin
 from mooring.discovery.balance.weighted_random import Random
 from mooring.discovery.balance.weighted_round_robin import WeightedRoundRobin
-from mooring.discovery.balance.zone_split import ZonePicker
+from mooring.discovery.zones import ZonePicker
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.names import nearest

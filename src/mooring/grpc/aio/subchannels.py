@@ -19,9 +19,9 @@ from mooring.discovery.balance import Node
 from mooring.discovery.rotation import Rotation, Seat
 from mooring.discovery.view import View
 from mooring.errors import NoInstance, Unavailable
-from mooring.grpc.aio.subchannel import READY, Subchannel
+from mooring.grpc.health import SERVICE
 from mooring.grpc.options import target_of
-from mooring.grpc.status import reason, verdict
+from mooring.grpc.target import ASK_WITHIN, connection_error, reason, verdict
 from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
@@ -29,7 +29,99 @@ from mooring.store.etcd.grpc_shutdown import settled
 from mooring.tasks import Backoff, Tasks
 
 if TYPE_CHECKING:
-    from mooring.grpc.aio.methods import Method
+    from mooring.grpc.aio.channel import Method
+
+
+READY = grpc.ChannelConnectivity.READY
+
+
+class Subchannel:
+    """Connects when it is created, and reconnects whenever the connection is lost.
+
+    `changed` is called at each state change, with whether it was `connecting`. Its owner counts the
+    calls in `under_way`, so that it can be closed after the last one.
+    """
+
+    __slots__ = (
+        "_changed",
+        "channel",
+        "failing",
+        "id",
+        "incarnation",
+        "leaving",
+        "ready",
+        "state",
+        "target",
+        "under_way",
+    )
+
+    def __init__(
+        self,
+        instance: Instance,
+        target: str,
+        channel: grpc.aio.Channel,
+        changed: Callable[[Subchannel, bool], None],
+    ) -> None:
+        self.id, self.incarnation, self.target = instance.id, instance.incarnation, target
+        self.channel = channel
+        self.state: Callable[..., grpc.ChannelConnectivity] = channel.get_state
+        self.ready = False
+        self.failing = False
+        """Whether connecting failed since it was last ready."""
+        self.leaving = False
+        """Whether its instance is gone, and it closes after its last call."""
+        self.under_way = 0
+        self._changed = changed
+
+    @property
+    def connecting(self) -> bool:
+        """Whether it is worth waiting for."""
+        return not self.ready and not self.failing
+
+    def fits(self, instance: Instance, target: str) -> bool:
+        """Whether it leads to the same process, as far as can be known."""
+        return self.target == target and self.incarnation == instance.incarnation
+
+    def still_ready(self) -> bool:
+        """Check the state again, and reconnect if necessary."""
+        self._see(self.state(try_to_connect=True))
+        return self.ready
+
+    async def why_not(self) -> str:
+        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
+        fails with the reason."""
+        try:
+            check = self.channel.unary_unary(f"/{SERVICE}/Check")
+            check._interceptors = None  # they are for the caller's calls
+            await check(b"", timeout=ASK_WITHIN)
+        except grpc.aio.AioRpcError as error:
+            return connection_error(error)
+        except grpc.aio.UsageError:
+            pass  # it was closed
+        return ""
+
+    async def follow(self) -> None:
+        """Follow the state until the channel is closed."""
+        try:
+            state = self.channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.SHUTDOWN:
+                self._see(state)
+                await self.channel.wait_for_state_change(state)
+                state = self.channel.get_state(try_to_connect=True)
+        except grpc.aio.UsageError:
+            return  # it was closed
+
+    def _see(self, state: grpc.ChannelConnectivity) -> None:
+        before = (self.ready, self.failing)
+        was_connecting = self.connecting
+        self.ready = state is READY
+        if self.ready:
+            self.failing = False
+        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            self.failing = True
+        if (self.ready, self.failing) != before:
+            self._changed(self, was_connecting)
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from mooring.addresses import is_ip, join
 from mooring.discovery.rotation import Rotation, Seat
 from mooring.discovery.view import View
 from mooring.errors import NoInstance, Unavailable
-from mooring.grpc.status import reason
+from mooring.grpc.target import reason
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The channel to all instances of a service, replaced when they change."""
+"""The channel to all instances of a service, which is replaced when they change."""
 
 from __future__ import annotations
 
@@ -8,18 +8,80 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
 
 from mooring.errors import Closed
-from mooring.grpc.blocking.failed_call import FailedCall
 from mooring.grpc.health import SERVICE
-from mooring.grpc.status import ASK_WITHIN, connection_error, reason
+from mooring.grpc.target import ASK_WITHIN, connection_error, reason
 
 if TYPE_CHECKING:
-    from mooring.grpc.blocking.methods import Method
+    from mooring.grpc.blocking.channel import Method
+
+
+class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
+    """Error, call, future and stream in one, as gRPC's own are."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code}: {details}")
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def debug_error_string(self) -> str:
+        return ""
+
+    def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def is_active(self) -> bool:
+        return False
+
+    def time_remaining(self) -> None:
+        return None
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def running(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> NoReturn:
+        raise self
+
+    def exception(self, timeout: float | None = None) -> Self:
+        return self
+
+    def traceback(self, timeout: float | None = None) -> Any:
+        return self.__traceback__
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        fn(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise self
+
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from mooring.errors import Closed, StoreError
-from mooring.migrate.jxt.conflicts import Lost
 from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
+from mooring.migrate.jxt.plan import Lost
 from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry

@@ -1,23 +1,66 @@
-"""The end of the old keys: those that were verified, and are as they were then."""
+"""Deletes the old keys that `verify` found correct and that have not changed since."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from mooring.errors import Conflict, MigrationError, OutcomeUnknown
+from mooring.formatting import quoted
+from mooring.migrate import verified_file as listing
 from mooring.migrate.jxt.format import OldIndex, OldKeys
 from mooring.migrate.jxt.parallel import Progress, each, silent
 from mooring.migrate.jxt.reader import Mark, Reading
 from mooring.migrate.jxt.state import SyncedState
 from mooring.migrate.jxt.translation import translated
 from mooring.migrate.jxt.unit import View
-from mooring.migrate.jxt.verified_keys import Verified, VerifiedKey
 from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
 from mooring.tasks import Backoff
 from mooring.tenants.publish.committer import now
+
+_FORMAT = "mooring jxt verified 1"
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    store: str
+    """Where it is, without any password."""
+    namespace: str
+    format: str = _FORMAT
+
+    def __str__(self) -> str:
+        return f"the namespace {quoted(self.namespace)} in {self.store}"
+
+
+class VerifiedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    unit: int
+    key: str
+    modified: int
+
+
+class Verified(msgspec.Struct, frozen=True):
+    header: Header
+    listed: Sequence[VerifiedKey]
+
+    @property
+    def units(self) -> Mapping[int, list[VerifiedKey]]:
+        units: dict[int, list[VerifiedKey]] = {}
+        for verified in self.listed:
+            units.setdefault(verified.unit, []).append(verified)
+        return units
+
+
+def write(path: Path, verified: Verified) -> None:
+    """Raises `MigrationError` where it cannot be written."""
+    listing.write(path, verified.header, verified.listed)
+
+
+def read(path: Path) -> Verified:
+    """Raises `MigrationError` where it is not there, or no such file."""
+    return Verified(*listing.read(path, Header, VerifiedKey, format=_FORMAT))
+
 
 _TOGETHER = 100
 """Keys that are deleted in one commit."""

@@ -12,16 +12,13 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 
 from mooring.errors import Conflict, MigrationError, OutcomeUnknown
-from mooring.migrate.jxt.conflicts import Lots, lots
-from mooring.migrate.jxt.deletion import Deletion
+from mooring.migrate.jxt.deletion import Deletion, Header, Verified, VerifiedKey
 from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
-from mooring.migrate.jxt.new_indexes import NewIndexes
 from mooring.migrate.jxt.parallel import Progress, each, silent
-from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, compared, vanished
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Lots, PartPlan, compared, lots, vanished
 from mooring.migrate.jxt.reader import Mark, Reading, Whole
 from mooring.migrate.jxt.state import Marker
-from mooring.migrate.jxt.sync_unit import SyncResult, UnitSync
-from mooring.migrate.jxt.verified_keys import Header, Verified, VerifiedKey
+from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
 from mooring.store.contract import Delete, Put, Store, absent, key, unchanged
 from mooring.tenants.keys import Keys
 from mooring.tenants.publish.committer import now

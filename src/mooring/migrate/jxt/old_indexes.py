@@ -15,9 +15,8 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from mooring.migrate.jxt.format import OldKeys
-from mooring.migrate.jxt.merge_rule import Base
 from mooring.migrate.jxt.reader import Mark, Reading
-from mooring.migrate.jxt.state import SyncedState
+from mooring.migrate.jxt.state import Base, SyncedState
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged

@@ -1,12 +1,4 @@
-"""What a migration remembers in the store, beside the tenants and away from them.
-
-    {ns}/_migration/jxt/{id} | common     what a unit held when both formats were level, and which
-                                          old indexes may lead to it
-    {ns}/_migration/jxt/cutover           since when the new keys count alone
-
-An entry of the ledger is written in the same commit as what it is about. Every commit of a
-migration checks that the marker of the cut-over is what it was taken for.
-"""
+"""The state of a migration in the store, and the rule which of two formats wins for one part."""
 
 from __future__ import annotations
 
@@ -16,9 +8,73 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from mooring.errors import StoreError
-from mooring.migrate.jxt.merge_rule import Base
 from mooring.store.contract import Delete, Entry, Put, Write, key, prefix
 from mooring.tenants.keys import Keys, is_id
+
+Move: TypeAlias = Literal["", "to new", "to old", "out of new", "out of old"]
+"""What is to be done with a part; empty: nothing."""
+
+
+class Base(NamedTuple):
+    """What both sides held when they were level: digests, empty for nothing."""
+
+    old: str
+    new: str
+
+
+NO_BASE = Base("", "")
+"""They never were."""
+
+
+class Side(NamedTuple):
+    digest: str = ""
+    """Empty: it is not there."""
+    revision: int = 0
+    """When it was written."""
+
+
+class Decision(NamedTuple):
+    move: Move = ""
+    conflict: bool = False
+    """Both sides changed, and one of them gives way."""
+
+
+def decide(old: Side, new: Side, base: Base, *, same: bool) -> Decision:
+    """What makes both sides level. `same`: they mean the same."""
+    if same or old.digest == new.digest == "":
+        return Decision()
+    old_changed, new_changed = old.digest != base.old, new.digest != base.new
+    if not old_changed and not new_changed:
+        return Decision()
+    if not new_changed:
+        return Decision("to new" if old.digest else "out of new")
+    if not old_changed:
+        return Decision("to old" if new.digest else "out of old")
+    if not new.digest:
+        return Decision("to new", conflict=True)
+    if not old.digest:
+        return Decision("to old", conflict=True)
+    return Decision("to new" if old.revision > new.revision else "to old", conflict=True)
+
+
+class Following(NamedTuple):
+    """What is to be done once the new side counts alone."""
+
+    move: Move = ""
+    stray: bool = False
+    """Somebody still writes the old side."""
+
+
+def decide_after(old: Side, new: Side, base: Base, *, same: bool) -> Following:
+    """The same after the cut-over: the old side follows, and is never followed. What somebody
+    writes there all the same stays until the new side changes."""
+    if same or old.digest == new.digest == "":
+        return Following()
+    stray = old.digest != base.old
+    if new.digest == base.new:
+        return Following("", stray)
+    return Following("to old" if new.digest else "out of old", stray)
+
 
 Phase: TypeAlias = Literal["both", "cut over", "over"]
 """Both formats count; the new alone; and the old one is being deleted."""

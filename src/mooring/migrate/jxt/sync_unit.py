@@ -1,9 +1,4 @@
-"""Making both formats of one unit level, commit by commit.
-
-A commit carries what is to change with the ledger's entry about it, under the condition that this
-entry and the marker of the cut-over are those that were read. So whoever is stopped at any point,
-and however many work at once, what was done is known, and is never done twice.
-"""
+"""Brings both formats of one tenant in step, commit by commit, and repairs new indexes."""
 
 from __future__ import annotations
 
@@ -15,24 +10,30 @@ from typing import NamedTuple
 
 import msgspec
 
-from mooring.errors import Conflict, InvalidRequest, OutcomeUnknown, Taken, TooLarge, Undecipherable
+from mooring.errors import (
+    Conflict,
+    InvalidRequest,
+    OutcomeUnknown,
+    Taken,
+    TenantError,
+    TooLarge,
+    Undecipherable,
+)
 from mooring.formatting import describe
-from mooring.migrate.jxt.conflicts import Lots
 from mooring.migrate.jxt.format import SENTINEL, digest
-from mooring.migrate.jxt.merge_rule import Base, Move
 from mooring.migrate.jxt.old_indexes import ROOM, OldIndexes
-from mooring.migrate.jxt.plan import place_of
+from mooring.migrate.jxt.plan import Lots, PartPlan, place_of
 from mooring.migrate.jxt.reader import Mark, Reading
-from mooring.migrate.jxt.reverse import locked, rewritten
-from mooring.migrate.jxt.state import Phase, SyncedState
-from mooring.migrate.jxt.translation import translated
+from mooring.migrate.jxt.state import Base, Move, Phase, SyncedState
+from mooring.migrate.jxt.translation import locked, rewritten, translated
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
-from mooring.store.contract import Check, Delete, Entry, Put, Store, Write, key, unchanged
+from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
 from mooring.tasks import Backoff
+from mooring.tenants.keys import Keys
 from mooring.tenants.publish.claims import claims
 from mooring.tenants.publish.merge import resealed
-from mooring.tenants.publish.plan import Parts, contested, raw_names
+from mooring.tenants.publish.plan import Parts, contested, held, raw_names
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.values import encode
@@ -328,3 +329,49 @@ def _write(name: bytes, value: bytes | None) -> Write:
 def _written(here: View, name: bytes) -> int:
     finding = here.told.findings.get(name)
     return finding.modified if finding is not None else 0
+
+
+_INDEXES_PER_COMMIT = 50
+"""Keys that are deleted in one commit."""
+
+
+class NewIndexes:
+    def __init__(self, store: Store, keys: Keys, publisher: Publisher) -> None:
+        self._store, self._keys, self._publisher = store, keys, publisher
+
+    async def mend(self, those: tuple[int, Sequence[PartPlan]]) -> SyncResult:
+        """What leads to a tenant, as its parts say it. What others do meanwhile is not undone."""
+        unit, steps = those
+        done = SyncResult(unit)
+        wrong = [step for step in steps if step.verdict == "unindexed"]
+        astray = [step for step in steps if step.verdict == "astray"]
+        try:
+            if wrong:
+                await self._publisher.change(
+                    unit, lambda there: there, action="migrate", note="mends what leads to it"
+                )
+                done.mended += [step.name for step in wrong]
+            for first in range(0, len(astray), _INDEXES_PER_COMMIT):
+                part = astray[first : first + _INDEXES_PER_COMMIT]
+                done.mended += await self._take_away(unit, part)
+        except (TenantError, TooLarge, Conflict, OutcomeUnknown) as error:
+            done.problems.append(str(error))
+        return done
+
+    async def _take_away(self, unit: int, steps: Sequence[PartPlan]) -> list[str]:
+        """Unless the tenant lays claim to it by now, or is published meanwhile."""
+        head = self._keys.history_head(unit)
+        found = await self._store.commit(read=[Query(self._keys.parts(unit)), Query(key(head))])
+        parts, last = found.reads
+        there = claims(self._keys, unit, held(self._keys, unit, parts.entries).parts)
+        due = [step for step in steps if step.key not in there]
+        if not due:
+            return []
+        await self._store.commit(
+            *(Delete(key(step.key)) for step in due),
+            require=[
+                unchanged(head, last.first.modified if last.first else 0),
+                *(unchanged(step.key, step.modified) for step in due),
+            ],
+        )
+        return [step.name for step in due]

@@ -7,9 +7,17 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from mooring.migrate.jxt.format import OldKeys, digest
-from mooring.migrate.jxt.merge_rule import NO_BASE, Base, Decision, Following, Side, decide
-from mooring.migrate.jxt.merge_rule import decide_after as _decide_after
-from mooring.migrate.jxt.state import SyncedState, known_of
+from mooring.migrate.jxt.state import (
+    NO_BASE,
+    Base,
+    Decision,
+    Following,
+    Side,
+    SyncedState,
+    decide,
+    known_of,
+)
+from mooring.migrate.jxt.state import decide_after as _decide_after
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.model import JSON
 from mooring.store.contract import Entry

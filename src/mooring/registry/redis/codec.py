@@ -14,11 +14,10 @@ from typing import cast
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.formatting import in_words, quoted
 from mooring.model import JSON, Instance, RecordedMetadata, State, Status
 from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import Malformed
-from mooring.validation_errors import in_words
 
 FLAT = "metadata_"
 

@@ -15,8 +15,7 @@ from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.errors import refused
-from mooring.registry.redis.heartbeat_batches import Beat
-from mooring.registry.redis.live_service import LiveService
+from mooring.registry.redis.live_service import Beat, LiveService
 from mooring.session import clock
 
 log = logging.getLogger(__name__)

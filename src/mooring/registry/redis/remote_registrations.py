@@ -16,9 +16,8 @@ from mooring.registry.kv.remote_registrations import StatusReport, check_incarna
 from mooring.registry.redis import codec as fields
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import refused
-from mooring.registry.redis.heartbeat_batches import Beat, send
 from mooring.registry.redis.keys import Keys, ServiceKeys
-from mooring.registry.redis.live_service import LiveService, message_head
+from mooring.registry.redis.live_service import Beat, LiveService, message_head, send
 from mooring.registry.redis.reader import Reader
 
 log = logging.getLogger(__name__)

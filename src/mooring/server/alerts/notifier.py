@@ -1,24 +1,172 @@
-"""Telling people: what lasts is told, what is over is told, and a webhook that is away hears of it
-when it is back."""
+"""Sends alerts to the webhook: once when a problem lasts, and once when it is over."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from mooring import __version__
 from mooring.errors import StoreError
-from mooring.model import now
-from mooring.server.alerts.current_problems import Outlook
-from mooring.server.alerts.dedup import Ledger, Notice
+from mooring.heartbeat.scheduler import in_thread
+from mooring.model import Time, now
 from mooring.server.alerts.notifier_election import Duty
-from mooring.server.alerts.problems import SEVERITIES, Problem
+from mooring.server.alerts.problems import SEVERITIES, Outlook, Problem
 from mooring.server.alerts.settings import AlertSettings
-from mooring.server.alerts.webhook import NotTold, Webhook
-from mooring.server.metrics import NOTICES
+from mooring.server.api.prometheus import NOTICES
+from mooring.server.http.response import encode, shown
 from mooring.tasks import Backoff, Tasks, cleanup
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What is to be told."""
+
+    firing: tuple[Problem, ...] = ()
+    resolved: tuple[Problem, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.firing or self.resolved)
+
+
+@dataclass(slots=True)
+class Ledger:
+    after: float
+    """Seconds that a problem must last to be told, and be gone to be over."""
+    _since: dict[str, float] = field(default_factory=dict)
+    """When each that holds began to hold."""
+    _gone: dict[str, float] = field(default_factory=dict)
+    """When each that was told was first missing."""
+    _now: dict[str, Problem] = field(default_factory=dict)
+    _told: dict[str, Problem] = field(default_factory=dict)
+    _left: frozenset[str] = frozenset()
+    """The keys that a successor would know."""
+
+    def look(self, problems: Iterable[Problem], now: float) -> Notice:
+        """What is due, given what is wrong now. The same again until it is `told`."""
+        self._now = {each.key: each for each in problems}
+        self._since = {key: self._since.get(key, now) for key in self._now}
+        missing = [key for key in self._told if key not in self._now]
+        self._gone = {key: self._gone.get(key, now) for key in missing}
+        return Notice(
+            firing=tuple(
+                problem
+                for key, problem in self._now.items()
+                if key not in self._told and now - self._since[key] >= self.after
+            ),
+            resolved=tuple(
+                self._told[key] for key in missing if now - self._gone[key] >= self.after
+            ),
+        )
+
+    def known(self) -> tuple[Problem, ...]:
+        """What was told and is not over, as far as was told."""
+        return tuple(self._told.values())
+
+    def left(self, known: Iterable[Problem]) -> None:
+        """A successor would know these."""
+        self._left = frozenset(each.key for each in known)
+
+    def hand_over(self) -> None:
+        """Another server goes on from what was left. The end of anything else stays due here."""
+        self._told = {key: each for key, each in self._told.items() if key not in self._left}
+        self._left = frozenset()
+
+    def take_over(self, known: Iterable[Problem]) -> None:
+        """Go on from what another server told."""
+        known = tuple(known)
+        self.left(known)
+        self._told = {each.key: each for each in known} | self._told
+
+    def told(self, notice: Notice) -> None:
+        """That notice arrived."""
+        self._told.update({each.key: each for each in notice.firing})
+        for each in notice.resolved:
+            self._told.pop(each.key, None)
+
+
+class NotTold(Exception):
+    """The webhook did not take it; the message says why, without what may be secret."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The body of the POST. A problem that is told again, by another server or after a restart, has
+    the same `key`."""
+
+    source: str
+    """The machine whose server tells."""
+    time: str
+    firing: tuple[Problem, ...]
+    resolved: tuple[Problem, ...]
+    """As they were told."""
+
+
+class Webhook:
+    """Where people are told. A redirect is not followed: it would take the token elsewhere."""
+
+    def __init__(self, settings: AlertSettings) -> None:
+        self._settings = settings
+        self._url = urllib.parse.urlsplit(settings.webhook)
+        self._tls = (
+            ssl.create_default_context(cafile=settings.ca or None)
+            if self._url.scheme == "https"
+            else None
+        )
+
+    async def tell(self, notice: Notice, time: Time) -> None:
+        """Raises `NotTold`."""
+        body = encode(Told(socket.gethostname(), shown(time) or "", notice.firing, notice.resolved))
+        # A thread of its own: names are looked up in it, and the loop waits for none of that.
+        outcome = await in_thread(lambda: self._post(body), name="mooring webhook")
+        if isinstance(outcome, BaseException):
+            raise NotTold(self._why(outcome)) from outcome
+
+    def _post(self, body: bytes) -> None:
+        host, timeout = self._url.hostname or "", self._settings.timeout
+        connection = (
+            http.client.HTTPSConnection(host, self._url.port, timeout=timeout, context=self._tls)
+            if self._tls is not None
+            else http.client.HTTPConnection(host, self._url.port, timeout=timeout)
+        )
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"mooring/{__version__}",
+            "Connection": "close",
+        }
+        if self._settings.token_file:
+            token = Path(self._settings.token_file).read_text(encoding="utf-8").strip()
+            headers["Authorization"] = f"Bearer {token}"
+        path = urllib.parse.urlunsplit(("", "", self._url.path or "/", self._url.query, ""))
+        try:
+            connection.request("POST", path, body, headers)
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+        if not 200 <= status < 300:
+            raise NotTold(f"it answered {status}")
+
+    def _why(self, error: BaseException) -> str:
+        match error:
+            case NotTold():
+                return str(error)
+            case TimeoutError():
+                return f"no answer within {self._settings.timeout:g} s"
+            case ssl.SSLCertVerificationError():
+                return f"its certificate is not trusted: {error.verify_message}"
+            case OSError():
+                return error.strerror or "it cannot be reached"
+            case _:  # not in its own words: those of a bad header quote the token
+                return "it cannot be told: check the webhook's URL and token"
+
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from mooring.server.auth.authorization import need
 from mooring.server.http.request import Call
 from mooring.server.http.response import Answer, Refused
 from mooring.server.http.routing import Endpoint
+from mooring.tenants.diff import unmasked_part
 from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
-from mooring.tenants.masked_document import unmasked_part
 from mooring.tenants.publish.merge import merged_common
 from mooring.tenants.publish.plan import NOTHING_RESENT, Parts, Resent, StoredParts, Unread
 from mooring.tenants.redirect_guard import redirect_in_value

@@ -16,7 +16,7 @@ from mooring.server.api.unmasking import Unmasking, configuration, fields, may_u
 from mooring.server.http.request import Call
 from mooring.server.http.response import Answer, Refused
 from mooring.server.http.routing import Endpoint
-from mooring.tenants.masked_document import unmasked
+from mooring.tenants.diff import unmasked
 from mooring.tenants.redirect_guard import Redirect, redirect_in_value
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]

@@ -1,8 +1,4 @@
-"""For Prometheus: `/metrics`, and `/prometheus/targets`, the instances to scrape (HTTP SD).
-
-Metrics are by service, never by instance: how many series there are does not depend on how often
-instances come and go.
-"""
+"""For Prometheus: `/metrics`, and `/prometheus/targets` for service discovery."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
-from prometheus_client import REGISTRY, Metric
+from prometheus_client import REGISTRY, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -29,6 +25,36 @@ from mooring.server.http.response import Answer, Refused
 from mooring.server.http.routing import Endpoint
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
+
+REQUESTS = Counter(
+    "mooring_http_requests",
+    "Requests that were answered",
+    ["method", "route", "status"],
+)
+"""By the route's template, never by its path: that would be one for each instance."""
+
+LATENCY = Histogram(
+    "mooring_http_request_duration_seconds",
+    "From a request's head to its answer's",
+    ["route"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+
+RESETS = Counter("mooring_sse_resets", "Words of the stream that say: read everything anew")
+
+NOTICES = Counter("mooring_alert_notices", "What was told to the webhook", ["outcome"])
+"""`sent` or `failed`."""
+
+NOWHERE = "none"
+"""The route of a request that means nothing here."""
+
+
+def answered(method: str, route: str, status: int, seconds: float) -> None:
+    """A request was answered."""
+    known = method if method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
+    REQUESTS.labels(known, route or NOWHERE, str(status)).inc()
+    LATENCY.labels(route or NOWHERE).observe(seconds)
+
 
 STATES = ("up", "unhealthy", "silent", "failing", "draining", "down", "disabled")
 """An instance is in one of them, so that their sum is all of them."""

@@ -22,10 +22,9 @@ from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import Call, Page, cut
 from mooring.server.http.response import Answer, Refused, matches
 from mooring.server.http.routing import Endpoint
-from mooring.tenants.diff import Action, records
+from mooring.tenants.diff import Action, records, restored, shown
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
-from mooring.tenants.masked_document import restored, shown
 from mooring.tenants.publish.plan import (
     NOTHING_RESENT,
     Difference,

@@ -22,11 +22,11 @@ from typing import TypeAlias
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, MooringError, OutOfSpace, Unavailable
+from mooring.formatting import in_words
 from mooring.names import check_name
 from mooring.server.auth.authorization import Principal, Role, scope
 from mooring.server.auth.data_dir import Folder, new_token
 from mooring.server.auth.signed_records import Records
-from mooring.validation_errors import in_words
 
 log = logging.getLogger(__name__)
 

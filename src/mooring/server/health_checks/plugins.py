@@ -8,13 +8,17 @@ from importlib.metadata import EntryPoint, entry_points
 from mooring.errors import InvalidRequest
 from mooring.formatting import describe, quoted
 from mooring.names import nearest
-from mooring.server.health_checks import connect as connecting
-from mooring.server.health_checks import grpc
-from mooring.server.health_checks.checker import Checker, Outcome, Target
-from mooring.server.health_checks.connect import attempt, connected
-from mooring.server.health_checks.http import HTTPChecker
+from mooring.server.health_checks import checkers
+from mooring.server.health_checks.checkers import (
+    Checker,
+    HTTPChecker,
+    Outcome,
+    Target,
+    WebSocketChecker,
+    attempt,
+    connected,
+)
 from mooring.server.health_checks.settings import NONE
-from mooring.server.health_checks.websocket import WebSocketChecker
 
 
 class TCPChecker:
@@ -54,15 +58,15 @@ class Checkers:
 
 
 def built_in(ca: str = "") -> dict[str, Checker]:
-    context = connecting.tls(ca)
+    context = checkers.tls(ca)
     return {
         "http": HTTPChecker(),
         "https": HTTPChecker(context),
         "ws": WebSocketChecker(),
         "wss": WebSocketChecker(context),
         "tcp": TCPChecker(),
-        "grpc": grpc.GRPCChecker(),
-        "grpcs": grpc.GRPCChecker(grpc.credentials(ca)),
+        "grpc": checkers.GRPCChecker(),
+        "grpcs": checkers.GRPCChecker(checkers.credentials(ca)),
     }
 
 

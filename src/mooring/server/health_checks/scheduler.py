@@ -17,8 +17,7 @@ from typing import Protocol, Self
 from mooring.durations import show
 from mooring.model import Instance
 from mooring.server.health_checks import target_policy as targets
-from mooring.server.health_checks.checker import Checker, Outcome, Target
-from mooring.server.health_checks.connect import Unhealthy, in_words
+from mooring.server.health_checks.checkers import Checker, Outcome, Target, Unhealthy, in_words
 from mooring.server.health_checks.plugins import Checkers, choose
 from mooring.server.health_checks.settings import CheckSettings
 from mooring.server.health_checks.target_policy import Lookups, NotProbed, Policy, Resolver

@@ -22,7 +22,7 @@ from mooring import addresses
 from mooring.formatting import quoted
 from mooring.heartbeat.scheduler import in_thread
 from mooring.model import Instance
-from mooring.server.health_checks.checker import Target
+from mooring.server.health_checks.checkers import Target
 from mooring.server.health_checks.settings import CheckSettings, is_path
 
 Address: TypeAlias = IPv4Address | IPv6Address

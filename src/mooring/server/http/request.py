@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from mooring.formatting import quoted
+from mooring.formatting import in_words, quoted
 from mooring.server.auth.authorization import Principal
 from mooring.server.http.response import Refused
 from mooring.server.http.routing import Endpoint
-from mooring.validation_errors import in_words
 
 if TYPE_CHECKING:
     from mooring.server.dependencies import Parts

@@ -20,14 +20,13 @@ from mooring.messages import Message, message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
-from mooring.server.live.exit_reason import Departure, Signs
 from mooring.server.live.metric_history import History, Sample
 from mooring.server.live.polling import Sampling
 from mooring.server.live.rendering import Rendering
 from mooring.server.live.services import Known, Remembered
 from mooring.server.live.summary import UNOBSERVED, Observed
 from mooring.server.live.summary import moment as moment_of
-from mooring.server.live.timeline import Event, Kind, Timeline, events_of
+from mooring.server.live.timeline import Departure, Event, Kind, Signs, Timeline, events_of
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,6 @@ from mooring.formatting import describe
 from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from mooring.store.embedded.history import size
-from mooring.store.embedded.runner import Host, call_in
 from mooring.store.embedded.sqlite_file import (
     Changes,
     CommitFailed,
@@ -42,6 +41,7 @@ from mooring.store.embedded.sqlite_file import (
     NotWritable,
     refuses_writes,
 )
+from mooring.store.embedded.store import Host, call_in
 
 log = logging.getLogger(__name__)
 

@@ -46,9 +46,8 @@ from mooring.store.contract import (
     everything,
 )
 from mooring.store.embedded.history import History, left_behind
-from mooring.store.embedded.keyspace import Keyspace
+from mooring.store.embedded.keyspace import Keyspace, Transaction
 from mooring.store.embedded.leases import Leases, Undo
-from mooring.store.embedded.transaction import Transaction
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 
 QUOTA = 2 * 1024**3

@@ -1,4 +1,4 @@
-"""Every key with its versions, in order: the present, and the past back to the last compaction."""
+"""All keys with their versions since the last compaction, and the changes of one revision."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from operator import attrgetter
 
 from sortedcontainers import SortedList
 
-from mooring.store.contract import Entry, Range
-from mooring.store.embedded.history import size
+from mooring.store.contract import Entry, Event, Range
+from mooring.store.embedded.history import left_behind, size
+from mooring.store.embedded.leases import Leases, Undo
 
 _modified = attrgetter("modified")
 
@@ -141,3 +142,58 @@ def _within(names: SortedList[bytes], range: Range) -> int:
 
 def tombstone(name: bytes, revision: int) -> Entry:
     return Entry(name, b"", 0, revision, 0)
+
+
+class Transaction:
+    """From `Engine.begin` to `Engine.end`, which makes it the newest revision."""
+
+    def __init__(self, keys: Keyspace, leases: Leases, undo: list[Undo], revision: int) -> None:
+        self._keys, self._leases, self._undo = keys, leases, undo
+        self.revision = revision
+        self.events: list[Event] = []
+        self.left = 0
+        """The bytes that are left behind by its changes."""
+
+    def put(self, name: bytes, value: bytes, lease: int = 0) -> Entry | None:
+        """Write a key; what it was before."""
+        keys, leases = self._keys, self._leases
+        before = keys.get(name)
+        old = before.lease if before is not None else 0
+        if old != lease:
+            leases.detach(name, old)
+            leases.attach(name, lease)
+        entry = keys.put(name, value, lease, self.revision)
+
+        def undo() -> None:
+            keys.undo(name)
+            leases.detach(name, lease)
+            leases.attach(name, old)
+
+        self._undo.append(undo)
+        self.events.append(Event(name, entry))
+        if before is not None:
+            self.left += size(before)
+        return before
+
+    def delete(self, range: Range) -> list[Entry]:
+        """Delete a range; what it held."""
+        doomed = list(self._keys.present(range))
+        for entry in doomed:
+            self.delete_key(entry.key)
+        return doomed
+
+    def delete_key(self, name: bytes) -> None:
+        """Delete a key that exists."""
+        keys, leases = self._keys, self._leases
+        before = keys.get(name)
+        lease = before.lease if before is not None else 0
+        leases.detach(name, lease)
+        gone = keys.delete(name, self.revision)
+
+        def undo() -> None:
+            keys.undo(name)
+            leases.attach(name, lease)
+
+        self._undo.append(undo)
+        self.events.append(Event(name, None))
+        self.left += left_behind(before, gone)

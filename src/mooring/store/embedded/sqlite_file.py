@@ -21,7 +21,7 @@ from mooring.formatting import readable
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded import file_lock
 from mooring.store.embedded.keyspace import tombstone
-from mooring.store.embedded.runner import new_cluster_id
+from mooring.store.embedded.store import new_cluster_id
 
 SCHEMA = 2
 """The version that this code reads and writes. Older ones are upgraded step by step."""

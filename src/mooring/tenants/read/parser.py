@@ -9,12 +9,12 @@ from itertools import chain
 import msgspec
 from immutables import MapMutation
 
+from mooring.formatting import in_words
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
 from mooring.tenants.cooperative import Paced, at_once, slices
 from mooring.tenants.keys import PLATFORM, CommonPart, Keys, PartOf
-from mooring.tenants.read.name_owners import Contest
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import Contest, Snapshot
 from mooring.tenants.read.tenant import KINDS, Kind, Tenant
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.values import (
@@ -27,7 +27,6 @@ from mooring.tenants.values import (
     record,
     understand,
 )
-from mooring.validation_errors import in_words
 
 KeyChange = tuple[bytes, Entry | None]
 

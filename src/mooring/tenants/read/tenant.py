@@ -55,10 +55,10 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
             kind, name = kind_of(path), name_of(path)
             if kind == "database":
                 databases = dict(self.databases) if databases is None else databases
-                _put(databases, sys.intern(name), part)  # all tenants have the same few
+                _add_part(databases, sys.intern(name), part)  # all tenants have the same few
             elif kind == "ftp":
                 ftp = dict(self.ftp) if ftp is None else ftp
-                _put(ftp, name, part)
+                _add_part(ftp, name, part)
             elif kind == "domain":
                 domain[name] = part or (() if name == "aliases" else "")
             else:
@@ -72,7 +72,7 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, **fields)
 
 
-def _put(held: dict[str, Any], name: str, part: Part | None) -> None:
+def _add_part(held: dict[str, Any], name: str, part: Part | None) -> None:
     if part is None:
         held.pop(name, None)
     else:

@@ -14,17 +14,16 @@ import typer
 
 from mooring.cli.io.connect import reach, run_command
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, show, show_json
-from mooring.cli.io.stderr import hear, note, progress, warn
+from mooring.cli.io.output import count_of, hear, note, progress, show, show_json, warn
 from mooring.model import JSON
 from mooring.tasks import Tasks
 from mooring.tenants.keys import NAMESPACE, Keys
 
 if TYPE_CHECKING:
+    from mooring.migrate.jxt.deletion import Verified
     from mooring.migrate.jxt.migration import Migration
     from mooring.migrate.jxt.plan import PartPlan
     from mooring.migrate.jxt.sync_unit import SyncResult
-    from mooring.migrate.jxt.verified_keys import Verified
 
 
 def show_steps(steps: Sequence[PartPlan], as_json: bool) -> None:
@@ -200,7 +199,7 @@ def _add(done: dict[int, SyncResult], settled: SyncResult) -> None:
 @app.command()
 def verify(
     namespace: NamespaceOption = NAMESPACE,
-    verified: VerifiedOption = None,
+    deletion: VerifiedOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="what could not be copied is a difference, too")
     ] = False,
@@ -211,7 +210,7 @@ def verify(
 
     Exits with 1 if there is a difference; then nothing may be deleted.
     """
-    file = _verified_file(verified, namespace)
+    file = _verified_file(deletion, namespace)
     if not run_command(_verify(namespace, file, strict, store, as_json)):
         raise typer.Exit(1)
 
@@ -271,7 +270,7 @@ async def _bridge(namespace: str, store: str, as_json: bool) -> None:
 @app.command()
 def cutover(
     namespace: NamespaceOption = NAMESPACE,
-    verified: VerifiedOption = None,
+    deletion: VerifiedOption = None,
     undo: Annotated[bool, typer.Option("--undo", help="let both count again")] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="the same after a deletion: begin again")
@@ -288,7 +287,7 @@ def cutover(
     if undo or restart:
         run_command(_undo(namespace, restart, store))
     else:
-        run_command(_cutover(namespace, _verified_file(verified, namespace), store, as_json))
+        run_command(_cutover(namespace, _verified_file(deletion, namespace), store, as_json))
 
 
 async def _undo(namespace: str, restart: bool, store: str) -> None:
@@ -309,7 +308,7 @@ async def _cutover(namespace: str, file: Path, store: str, as_json: bool) -> Non
 @app.command()
 def delete(
     namespace: NamespaceOption = NAMESPACE,
-    verified: VerifiedOption = None,
+    deletion: VerifiedOption = None,
     store: StoreOption = "",
     as_json: JSONOption = False,
 ) -> None:
@@ -317,14 +316,14 @@ def delete(
 
     It may be stopped and run again. Exits with 1 if something stays because it was written since.
     """
-    if not run_command(_delete(namespace, _verified_file(verified, namespace), store, as_json)):
+    if not run_command(_delete(namespace, _verified_file(deletion, namespace), store, as_json)):
         raise typer.Exit(1)
 
 
 async def _delete(namespace: str, file: Path, store: str, as_json: bool) -> bool:
-    from mooring.migrate.jxt import verified_keys as verified
+    from mooring.migrate.jxt import deletion
 
-    listed = verified.read(file)
+    listed = deletion.read(file)
     async with _migration(store, namespace) as migration:
         with progress("deleted") as told:
             gone, stays = await migration.delete(listed, told)
@@ -345,7 +344,7 @@ async def _migration(store: str, namespace: str) -> AsyncIterator[Migration]:
 
 
 def _keep(file: Path, listed: Verified) -> None:
-    from mooring.migrate.jxt import verified_keys as verified
+    from mooring.migrate.jxt import deletion
 
-    verified.write(file, listed)
+    deletion.write(file, listed)
     note(f"{file} lists {len(listed.listed)} old keys that `delete` may delete")

@@ -15,8 +15,7 @@ import typer
 from mooring import durations
 from mooring.cli.io.connect import reach, run_command
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
-from mooring.cli.io.output import show, show_json
-from mooring.cli.io.stderr import hear, note, progress
+from mooring.cli.io.output import hear, note, progress, show, show_json
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tasks import Tasks
@@ -113,7 +112,7 @@ def verify(
 
 async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: bool) -> bool:
     from mooring.migrate import verified_file as listing
-    from mooring.migrate.redis_v1 import verified_keys as verified
+    from mooring.migrate.redis_v1.migration import Verified, write
     from mooring.migrate.redis_v1.plan import DIFFERENT
 
     steps: list[InstancePlan] = []
@@ -130,7 +129,7 @@ async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: b
         listing.discard(file)
         note("v1 cannot be given up yet")
         return False
-    verified.write(file, verified.Verified(header, services))
+    write(file, Verified(header, services))
     note(f"v2 has all that it should; {file} lists what `delete` may delete")
     return True
 
@@ -198,9 +197,9 @@ def delete(
 
 
 async def _delete(prefix: str, file: Path, store: str, registry: str, as_json: bool) -> bool:
-    from mooring.migrate.redis_v1 import verified_keys as verified
+    from mooring.migrate.redis_v1.migration import read
 
-    listed = verified.read(file)
+    listed = read(file)
     async with _migration(store, registry, prefix) as migration:
         with progress("deleted") as told:
             gone, stays = await migration.delete(listed, told)

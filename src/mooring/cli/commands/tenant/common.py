@@ -22,13 +22,12 @@ from mooring.cli.commands.tenant.options import (
 from mooring.cli.commands.tenant.publish import show_differences, show_published
 from mooring.cli.io import output as printing
 from mooring.cli.io.options import JSONOption, NamespaceOption, RevealOption, StoreOption
-from mooring.cli.io.output import show_json, words
-from mooring.cli.io.stderr import note
+from mooring.cli.io.output import note, show_json, words
 from mooring.errors import InvalidRequest, NotConfigured
 from mooring.masking import masked_field
 from mooring.model import JSON
 from mooring.tenants.diff import UNREADABLE
-from mooring.tenants.document_file import read_value
+from mooring.tenants.document import read_value
 from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
 from mooring.tenants.publish.plan import StoredParts, Unread
 from mooring.tenants.publish.publisher import Publisher

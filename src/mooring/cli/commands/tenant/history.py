@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.commands.tenant.changes import counted, print_changes
 from mooring.cli.commands.tenant.options import (
     BaseOption,
     ByOption,
@@ -21,10 +20,10 @@ from mooring.cli.commands.tenant.options import (
     publishing,
 )
 from mooring.cli.commands.tenant.publish import show_differences, show_published
+from mooring.cli.commands.tenant.show import counted, print_changes
 from mooring.cli.io import output as printing
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, show_json
-from mooring.cli.io.stderr import note, progress, warn
+from mooring.cli.io.output import count_of, note, progress, show_json, warn
 from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.diff import records

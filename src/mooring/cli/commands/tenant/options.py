@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from mooring.cli.io.connect import reach, run_command
-from mooring.cli.io.stderr import hear, note, printable
+from mooring.cli.io.output import hear, note, printable
 from mooring.errors import Conflict, InvalidRequest
 from mooring.tenants.keys import MAX_ID, Owner, default_namespace, joined, named
 from mooring.tenants.publish.plan import Parts, StoredParts

@@ -11,7 +11,6 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from mooring.cli.commands.tenant.changes import counted, print_changes
 from mooring.cli.commands.tenant.options import (
     BaseOption,
     ByOption,
@@ -24,9 +23,9 @@ from mooring.cli.commands.tenant.options import (
     must_agree,
     publishing,
 )
+from mooring.cli.commands.tenant.show import counted, print_changes
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, show_json
-from mooring.cli.io.stderr import note, printable, progress, warn
+from mooring.cli.io.output import count_of, note, printable, progress, show_json, warn
 from mooring.errors import (
     Conflict,
     InvalidRequest,
@@ -40,8 +39,7 @@ from mooring.errors import (
 from mooring.masking import is_secret
 from mooring.model import JSON
 from mooring.tenants.diff import records
-from mooring.tenants.document import Document
-from mooring.tenants.document_file import SUFFIXES, load_all, read_all
+from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import versions
 from mooring.tenants.keys import NAMESPACE, Owner, named
 from mooring.tenants.publish.committer import Published

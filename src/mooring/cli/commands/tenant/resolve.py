@@ -9,18 +9,17 @@ import typer
 
 from mooring.cli.io.connect import reach, run_command
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import show_json
-from mooring.cli.io.stderr import note
+from mooring.cli.io.output import note, show_json
 from mooring.errors import NotConfigured, TenantError
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.store.contract import key
+from mooring.tenants.hosts import host_of
 from mooring.tenants.keys import NAMESPACE, IndexKind, Keys, is_id
 from mooring.tenants.publish.claims import claims
 from mooring.tenants.publish.plan import Parts, held
-from mooring.tenants.read.lookups import find
-from mooring.tenants.resolve.hosts import host_of
-from mooring.tenants.resolve.resolver import REFUSED, Refusal, wanted
+from mooring.tenants.read.tenants import find
+from mooring.tenants.resolver import REFUSED, Refusal, wanted
 from mooring.tenants.values import Resolver, Unreadable, decode, record
 
 By = Literal["id", "code", "host", "name", "ftp-user"]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.formatting import in_words, quoted
 from mooring.model import (
     JSON,
     NO_CONFIG,
@@ -22,7 +22,6 @@ from mooring.model import (
     check_text,
 )
 from mooring.registry.kv.layouts.layout import Malformed
-from mooring.validation_errors import in_words
 
 log = logging.getLogger(__name__)
 

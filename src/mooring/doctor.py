@@ -1,20 +1,91 @@
-"""What is well and what is wrong with a Redis that keeps a registry."""
+"""The checks behind `mooring doctor`: what is healthy and what is wrong with a store or a Redis."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+import statistics
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from mooring.doctor.findings import SLOW, Finding, attempt, judge_clock, numbers, timed
 from mooring.durations import show
 from mooring.errors import StoreError
 from mooring.formatting import quoted
-from mooring.store import Member
+from mooring.store import Delete, Member, Put, Status, Store, key
 
 if TYPE_CHECKING:
-    from mooring.registry.redis.acl_probe import Trial
     from mooring.registry.redis.registry import RedisRegistry
-    from mooring.registry.redis.server_info import Coverage, Sentinels, Server
+    from mooring.registry.redis.server_info import Coverage, Sentinels, Server, Trial
+
+__all__ = [
+    "Finding",
+    "examine",
+    "examine_redis",
+    "judge_clock",
+    "judge_coverage",
+    "judge_member",
+    "judge_sentinels",
+    "judge_server",
+    "judge_status",
+]
+
+
+Level = Literal["ok", "warning", "error"]
+
+SLOW = 0.1
+"""Seconds of a round trip above which a store is called slow."""
+
+CLOCK_OFF = 1.0
+"""Seconds by which a clock may be off before it is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    about: str
+    text: str
+
+
+def judge_clock(member: Member) -> Finding | None:
+    if member.latency is None:
+        return None
+    if member.clock_ahead is None:
+        return Finding("ok", member.address, "does not tell its clock: difference not measured")
+    least, most = member.clock_ahead
+    if least <= CLOCK_OFF and most >= -CLOCK_OFF:
+        return Finding("ok", member.address, "its clock agrees with ours to about a second")
+    way, off = ("ahead of", least) if least > 0 else ("behind", -most)
+    return Finding(
+        "warning",
+        member.address,
+        f"clock is at least {show(off)} {way} ours: times that people read will not "
+        "match (leases, locks and heartbeats do not depend on it); check NTP",
+    )
+
+
+async def attempt(about: str, work: Awaitable[str]) -> Finding:
+    try:
+        return Finding("ok", about, await work)
+    except StoreError as error:
+        return Finding("error", about, str(error))
+
+
+async def timed(call: Callable[[], Awaitable[object]], count: int = 5) -> str:
+    times = []
+    for _ in range(count):
+        started = time.monotonic()
+        await call()
+        times.append(time.monotonic() - started)
+    return f"allowed, {show(statistics.median(times))}"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("-")[0].split(".")
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+
 
 SLOTS = 16384
 """Of each cluster."""
@@ -23,8 +94,7 @@ SLOTS = 16384
 async def examine_redis(registry: RedisRegistry) -> AsyncIterator[Finding]:
     """Look at a Redis from all sides. It registers an instance that nobody calls, for a moment."""
     # Not above: it needs the driver, and who has no Redis need not have one.
-    from mooring.registry.redis.acl_probe import Trial
-    from mooring.registry.redis.server_info import look
+    from mooring.registry.redis.server_info import Trial, look
 
     kind = registry.connection.settings.kind
     found = await look(registry.connection.settings)
@@ -211,3 +281,83 @@ async def _hear(trial: Trial) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1024**2:.1f} MiB" if count < 1024**3 else f"{count / 1024**3:.1f} GiB"
+
+
+async def examine(store: Store) -> AsyncIterator[Finding]:
+    """Look at a store from all sides. It writes and removes one key below `/mooring/doctor/`."""
+    status = await store.status()
+    for member in status.members:
+        yield judge_member(member)
+        if (clock := judge_clock(member)) is not None:
+            yield clock
+    for finding in judge_status(status):
+        yield finding
+    if not any(member.latency is not None for member in status.members):
+        yield Finding("error", "reachability", "no server answers: nothing more can be looked at")
+        return
+    async for finding in try_out(store):
+        yield finding
+
+
+def judge_member(member: Member) -> Finding:
+    if member.latency is None:
+        return Finding("error", member.address, member.problem)
+    if not member.version:
+        return Finding("ok", member.address, "holds the store itself")
+    leader = ", leader" if member.leader else ""
+    text = f"answers in {show(member.latency)}, version {member.version}{leader}"
+    if member.latency > SLOW:
+        return Finding("warning", member.address, f"{text}: that is slow")
+    if (version := numbers(member.version)) and version < (3, 4):
+        return Finding("warning", member.address, f"{text}: older than 3.4 is not supported")
+    if version and (3, 5, 0) <= version <= (3, 5, 2):
+        return Finding(
+            "warning",
+            member.address,
+            f"{text}: 3.5.0 to 3.5.2 can lose consistency when killed; upgrade to 3.5.3 or later",
+        )
+    return Finding("ok", member.address, text)
+
+
+def judge_status(status: Status) -> Iterator[Finding]:
+    answering = [member for member in status.members if member.latency is not None]
+    if answering and not any(member.leader for member in answering):
+        yield Finding("warning", "leader", "none of the servers named in the URL is the leader")
+    if len({member.version for member in answering}) > 1:
+        versions = ", ".join(sorted({member.version for member in answering}))
+        yield Finding("warning", "versions", f"the members differ: {versions}")
+    for alarm in status.alarms:
+        yield Finding("error", "alarm", alarm)
+    if answering and not status.alarms:
+        yield Finding("ok", "alarms", "none")
+
+
+async def try_out(store: Store) -> AsyncIterator[Finding]:
+    """What this user may do, by doing it, and how long it takes."""
+    scratch = f"/mooring/doctor/{uuid.uuid4().hex}".encode()
+    yield await attempt("read", timed(lambda: store.read(key(scratch))))
+    writing = await attempt("write", timed(lambda: store.commit(Put(scratch, b"")), 3))
+    yield writing
+    yield await attempt("watch", _watch(store, scratch))
+    yield await attempt("lease", _lease(store))
+    if writing.level != "ok":
+        return
+    try:
+        await store.commit(Delete(key(scratch)))
+    except StoreError as error:
+        yield Finding("error", "write", f"the scratch key {scratch.decode()} stays: {error}")
+
+
+async def _watch(store: Store, name: bytes) -> str:
+    async with store.watch(key(name)) as watch:
+        started = time.monotonic()
+        await store.commit(Put(name, b"watched"))
+        await anext(watch)
+    return f"allowed, a change arrives after {show(time.monotonic() - started)}"
+
+
+async def _lease(store: Store) -> str:
+    lease = await store.grant(5)
+    await store.renew(lease.id)
+    await store.revoke(lease.id)
+    return f"granted for {show(lease.ttl)}, renewed, revoked"

@@ -1,9 +1,4 @@
-"""Host names of tenants: one normal form for publishers, lookups and requests.
-
-A name outside ASCII is written in punycode, as browsers send it (IDNA 2008). Python's `idna` codec
-is IDNA 2003: it turns `straße.de` into `strasse.de`, which is another domain. So a publisher does
-not convert such a name silently. It rejects it with its punycode form, which its owner can check.
-"""
+"""Host names of tenants: one normal form for publishers, lookups and requests."""
 
 from __future__ import annotations
 

@@ -1,21 +1,4 @@
-"""Registration of an ASGI application: from when it serves until it is told to stop.
-
-    app = mooring.asgi.registered(app, "etcd://127.0.0.1:2379", mooring.Instance("echo", port=8080))
-
-or, for Starlette and FastAPI, `lifespan=mooring.asgi.lifespan(url, instance)`.
-
-**Start.** The application starts first, then the server listens, then the instance is registered:
-in the background, once its address takes connections. A registry that is away delays nothing.
-
-**Stop.** Servers stop listening on SIGTERM and tell the application only afterwards, when callers
-that still know the address have been refused. So SIGTERM is caught where the server handles it by
-a plain signal handler (uvicorn does): first the instance leaves the registry and callers get the
-time to notice, then the server is told. A second SIGTERM goes to the server at once. Where a server
-handles signals otherwise, the instance leaves when the application is told to stop.
-
-**Workers** that serve one address take turns, see `mooring.workers`. The hub is in the lifespan
-state by the name `mooring`: `request.state.mooring`.
-"""
+"""ASGI middleware: register an application while it serves, and find the tenant of each request."""
 
 from __future__ import annotations
 
@@ -26,14 +9,34 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import FrameType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
+from mooring.errors import InvalidRequest
 from mooring.formatting import describe
 from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
 from mooring.tasks import Tasks
+from mooring.tenants.context import acting_for
+from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source
 from mooring.workers import SharedRegistration
+
+__all__ = [
+    "GRACE",
+    "App",
+    "Application",
+    "Lifespan",
+    "Message",
+    "Receive",
+    "Scope",
+    "Send",
+    "Serving",
+    "State",
+    "TenantMiddleware",
+    "lifespan",
+    "registered",
+]
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -222,3 +225,93 @@ class _Protocol:
         if self._entered:
             self._entered = False
             await self._serving.__aexit__()
+
+
+POLICY_VIOLATION = 1008
+"""The close code of a refused websocket."""
+
+
+class TenantMiddleware:
+    """Sets the tenant of each request for an application. The keyword arguments are those of
+    `Admission`. Unless `resolver` is given, each request uses the setting in the store."""
+
+    def __init__(
+        self,
+        app: Application,
+        tenants: Source | None = None,
+        **settings: Unpack[AdmissionSettings],
+    ) -> None:
+        self._app, self._tenants = app, tenants
+        self._admission = Admission(**settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self._app(scope, receive, send)
+        decided = self._admission.decide(self._source(scope), _Request(scope))
+        if isinstance(decided, Refusal):
+            refuse = _refuse_websocket if scope["type"] == "websocket" else _refuse
+            return await refuse(decided, scope, receive, send)
+        # Each request has its own state: the server copies the lifespan state.
+        scope.setdefault("state", {})["tenant"] = decided
+        with acting_for(decided):
+            await self._app(scope, receive, send)
+
+    def _source(self, scope: Scope) -> Source | None:
+        if self._tenants is not None:
+            return self._tenants
+        try:
+            tenants: Source | None = scope["state"]["tenants"]
+        except KeyError:
+            raise InvalidRequest(
+                "TenantMiddleware has no tenants: give it some, or let the application's lifespan "
+                "leave them in its state by the name 'tenants'"
+            ) from None
+        return tenants
+
+
+class _Request:
+    """The parts of a request that `Admission` reads."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    @property
+    def path(self) -> str:
+        path: str = self._scope["path"]
+        root: str = self._scope.get("root_path", "").rstrip("/")
+        return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+    @property
+    def query(self) -> str:
+        query: bytes = self._scope.get("query_string", b"")
+        return query.decode("utf-8", "replace")
+
+    def header(self, name: str) -> list[str]:
+        wanted = name.lower().encode("latin-1", "replace")
+        return [
+            value.decode("utf-8", "replace")
+            for key, value in self._scope["headers"]
+            if key == wanted
+        ]
+
+
+async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    await _answer(refusal, "http", send, body=scope.get("method") != "HEAD")
+
+
+async def _refuse_websocket(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    if (await receive())["type"] != "websocket.connect":
+        return
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        await _answer(refusal, "websocket.http", send)
+    else:
+        reason = refusal.code
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
+
+
+async def _answer(refusal: Refusal, kind: str, send: Send, *, body: bool = True) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in refusal.headers]
+    await send({"type": f"{kind}.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": f"{kind}.response.body", "body": refusal.body if body else b""})

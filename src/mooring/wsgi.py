@@ -1,17 +1,4 @@
-"""Registration of a WSGI application, in the process that serves it.
-
-    app.wsgi_app = mooring.wsgi.registered(app.wsgi_app, url, mooring.Instance("echo", port=8000))
-
-Servers load an application before they fork or after, and tell it neither. So nothing starts when
-it is loaded: the first request starts it, or better `start()` in a hook of the server's, since an
-instance that is not registered may get no request. For gunicorn, in its configuration file:
-
-    def post_worker_init(worker):
-        worker.wsgi.wsgi_app.start()
-
-Workers take turns, see `mooring.workers`. The end of the process deregisters it, or hands it over
-to a worker that stays. The blocking hub is in the environment of each request: `mooring.hub`.
-"""
+"""WSGI middleware: register an application while it serves, and find the tenant of each request."""
 
 from __future__ import annotations
 
@@ -19,8 +6,9 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Unpack
 
 import mooring.sync
 from mooring.errors import MooringError
@@ -29,10 +17,16 @@ from mooring.model import Instance
 from mooring.registry.registration import LINGER
 from mooring.registry.sigterm import WITHIN
 from mooring.sync.proxy import within
+from mooring.tenants.context import acting_for
+from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source
 from mooring.workers import SharedRegistration, State
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+__all__ = ["Registered", "TenantMiddleware", "registered"]
+
 
 log = logging.getLogger(__name__)
 
@@ -127,3 +121,87 @@ class Registered:
 
     def _at_exit(self) -> None:
         self.stop(linger=0.0)
+
+
+class TenantMiddleware:
+    """Sets the tenant of each request for an application. The keyword arguments are those of
+    `Admission`. Unless `resolver` is given, each request uses the setting in the store."""
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        tenants: Source,
+        **settings: Unpack[AdmissionSettings],
+    ) -> None:
+        self._app, self._tenants = app, tenants
+        self._admission = Admission(**settings)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        decided = self._admission.decide(self._tenants, _Request(environ))
+        if isinstance(decided, Refusal):
+            status = HTTPStatus(decided.status)
+            start_response(f"{status.value} {status.phrase}", decided.headers)
+            return [] if environ.get("REQUEST_METHOD") == "HEAD" else [decided.body]
+        environ["mooring.tenant"] = decided
+        with acting_for(decided):
+            body = self._app(environ, start_response)
+        return body if _is_made(body, environ) else _Body(body, decided)
+
+
+class _Request:
+    """The parts of a request that `Admission` reads. A server passes bytes as latin-1."""
+
+    __slots__ = ("_environ",)
+
+    def __init__(self, environ: WSGIEnvironment) -> None:
+        self._environ = environ
+
+    @property
+    def path(self) -> str:
+        return _text(self._environ.get("PATH_INFO", ""))
+
+    @property
+    def query(self) -> str:
+        return _text(self._environ.get("QUERY_STRING", ""))
+
+    def header(self, name: str) -> list[str]:
+        value = self._environ.get("HTTP_" + name.upper().replace("-", "_"))
+        return [] if value is None else [_text(value)]
+
+
+class _Body:
+    """A response that is produced while the server sends it: each step runs with the tenant."""
+
+    __slots__ = ("_body", "_iterator", "_tenant")
+
+    def __init__(self, body: Iterable[bytes], tenant: Tenant | None) -> None:
+        self._body, self._tenant = body, tenant
+        self._iterator: Iterator[bytes] | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        with acting_for(self._tenant):
+            if self._iterator is None:
+                self._iterator = iter(self._body)
+            return next(self._iterator)
+
+    def close(self) -> None:
+        close = getattr(self._body, "close", None)
+        if close is not None:
+            with acting_for(self._tenant):
+                close()
+
+
+def _is_made(body: Iterable[bytes], environ: WSGIEnvironment) -> bool:
+    """Whether a response is complete: a list, whose length servers use, or a file, which the server
+    may send without the application."""
+    wrapper = environ.get("wsgi.file_wrapper")
+    return type(body) in (list, tuple) or (isinstance(wrapper, type) and isinstance(body, wrapper))
+
+
+def _text(native: str) -> str:
+    return (
+        native if native.isascii() else native.encode("latin-1", "replace").decode(errors="replace")
+    )

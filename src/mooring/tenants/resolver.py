@@ -24,9 +24,9 @@ import msgspec
 from mooring.errors import InvalidRequest, Unavailable
 from mooring.formatting import quoted
 from mooring.names import nearest
+from mooring.tenants.hosts import host_of
 from mooring.tenants.keys import is_id
 from mooring.tenants.read.tenant import Tenant
-from mooring.tenants.resolve.hosts import host_of
 from mooring.tenants.values import Resolver, Status
 
 log = logging.getLogger(__name__)

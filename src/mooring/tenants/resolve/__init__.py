@@ -1,1 +1,0 @@
-"""Finding the tenant of a request."""
