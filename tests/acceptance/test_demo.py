@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import mooring.sync
-from mooring.demo.fleet import LOCK
-from mooring.demo.runner import SETTINGS, Stage
+from mooring.demo.fleet import LOCK, SETTINGS, Stage
 from mooring.demo.script import ACTS, LASTS, ROLES, Gauges, next_version
 from mooring.hub import Hub, connect
 from mooring.registry.contract import ServiceCount

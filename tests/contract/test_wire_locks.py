@@ -13,8 +13,8 @@ import pytest
 
 import mooring
 from mooring import Hub
+from mooring.etcd_server.locking import ServerLocks
 from mooring.hub import open_store
-from mooring.locks.server_locks import ServerLocks
 from mooring.store import Store, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods

@@ -24,8 +24,8 @@ from mooring.server.alerts import notifier_election as duty_module
 from mooring.server.alerts.notifier import Alerts
 from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
 from mooring.server.alerts.problems import Outlook, Problem
-from mooring.server.alerts.settings import AlertSettings
 from mooring.server.api.prometheus import NOTICES
+from mooring.server.settings import AlertSettings
 from mooring.store import Delete, Put, prefix
 from tests.unit.test_alert_conditions import Seen
 from tests.waiting import PATIENCE, eventually

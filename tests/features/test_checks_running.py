@@ -14,8 +14,8 @@ from mooring.model import Instance
 from mooring.server.health_checks.checkers import HTTPChecker, Outcome, Target
 from mooring.server.health_checks.plugins import Checkers, choose
 from mooring.server.health_checks.scheduler import Checks, Key
-from mooring.server.health_checks.settings import CheckSettings
 from mooring.server.health_checks.target_policy import Policy, Resolver
+from mooring.server.settings import CheckSettings
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 from tests.waiting import eventually

@@ -16,10 +16,9 @@ from mooring import addresses
 from mooring.errors import InvalidRequest
 from mooring.model import Instance
 from mooring.server.health_checks.scheduler import Checks
-from mooring.server.health_checks.settings import CheckSettings
 from mooring.server.health_checks.target_policy import policy
 from mooring.server.live.state import Fleet
-from mooring.server.settings import load
+from mooring.server.settings import CheckSettings, load
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 from tests.acceptance.serving import Served

@@ -12,16 +12,16 @@ from mooring.errors import InvalidRequest
 from mooring.server.health_checks import plugins as choosing
 from mooring.server.health_checks.checkers import Outcome, Target
 from mooring.server.health_checks.plugins import choose
-from mooring.server.health_checks.settings import CheckSettings, is_path, parse
+from mooring.server.settings import CheckSettings, is_path, parse_checks
 
 
 def test_they_are_off_by_default():
     assert not CheckSettings().enabled
-    assert parse(None) == parse({}) == CheckSettings()
+    assert parse_checks(None) == parse_checks({}) == CheckSettings()
 
 
 def test_durations_are_written_as_elsewhere():
-    told = parse({"enabled": True, "interval": "1m30s", "timeout": "250ms"})
+    told = parse_checks({"enabled": True, "interval": "1m30s", "timeout": "250ms"})
     assert (told.interval, told.timeout) == (90.0, 0.25)
 
 
@@ -44,11 +44,11 @@ def test_durations_are_written_as_elsewhere():
 )
 def test_what_cannot_be_is_told_in_words(told: object, says: str):
     with pytest.raises(InvalidRequest, match=says.replace(".", r"\.")):
-        parse(told)
+        parse_checks(told)
 
 
 def test_services_are_named_or_meant_by_a_pattern():
-    told = parse({"services": ["orders", "shop/*"]})
+    told = parse_checks({"services": ["orders", "shop/*"]})
     assert told.checks("orders")
     assert told.checks("shop/basket")
     assert not told.checks("orders2")
@@ -85,7 +85,7 @@ def test_a_protocol_can_share_anothers_checker_or_have_none():
 
 
 def test_off_without_quotes_is_none():
-    assert parse({"protocols": {"grpc": False}}).protocols == {"grpc": "none"}
+    assert parse_checks({"protocols": {"grpc": False}}).protocols == {"grpc": "none"}
 
 
 def test_a_checker_that_nobody_has_is_named():

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.model import Instance
-from mooring.server.health_checks.settings import CheckSettings
 from mooring.server.health_checks.target_policy import (
     Lookups,
     NotProbed,
@@ -21,6 +20,7 @@ from mooring.server.health_checks.target_policy import (
     policy,
     targets,
 )
+from mooring.server.settings import CheckSettings
 
 NEVER = [
     "0.0.0.0",

@@ -1,23 +1,163 @@
-"""The Lock and Election services. Who stands in line for what is not this server's business: it is
-handed in, since locks are built on stores and not the other way round."""
+"""The Lock and Election services, for clients that bring their own lease."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
 
-from mooring.errors import Closed, LockLost, MooringError
+from mooring.errors import Closed, Conflict, LockLost, MooringError, Unavailable
 from mooring.etcd_server.errors import EMPTY_KEY, Refusal, Refused, refusal
 from mooring.etcd_server.messages import header, key_value
-from mooring.store.contract import Entry
+from mooring.formatting import quoted
+from mooring.locks.ordering import ELECTION_RULE, QueueOrder
+from mooring.locks.queue import Queue
+from mooring.locks.watched_queue import Waiter
+from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
 from mooring.store.embedded.store import Host
 from mooring.store.etcd import proto
+from mooring.tasks import cleanup
+
+DEFAULT_TTL = 60.0
+"""Seconds that the lease lives which is granted to who brings none (etcd's default)."""
+
+_ENTER_WITHIN = 30.0
+_LEAVE_WITHIN = 5.0
+
+
+class OwnedKey(NamedTuple):
+    """A lock or an election that is held."""
+
+    key: bytes
+    created: int
+    lease: int
+
+
+class _Calls:
+    """The calls that stand on one place: a client may ask again with the same lease."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fresh = False
+        """Whether one of them took the place; else it may have been won long ago."""
+        self.won = False
+        self.changing = asyncio.Lock()
+
+
+class ServerLocks:
+    """Close it with `aclose`: whoever waits is cancelled by its own caller."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queue = Queue(store)
+        self._calls: dict[bytes, _Calls] = {}
+
+    async def win(self, name: bytes, lease: int, value: bytes) -> OwnedKey:
+        """Get in line with a lease (0: with a new one), and wait for the turn. To renew the lease
+        is its owner's business, as with etcd: who is not heard of must not stay in line. Asked
+        twice with one lease, it has one place.
+
+        Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind, but
+        the place where another call stands on it, or has won it.
+        """
+        start = name + b"/"
+        if not lease:
+            lease = (await self._store.grant(DEFAULT_TTL)).id
+        at = start + b"%x" % lease
+        calls = self._calls.setdefault(at, _Calls())
+        calls.count += 1
+        waiter: Waiter | None = None
+
+        async def enter() -> None:
+            nonlocal waiter
+            async with calls.changing:
+                waiter = await self._queue.join(start, lease, ELECTION_RULE, value)
+                calls.fresh = calls.fresh or waiter.fresh
+
+        try:
+            # To its end though cancelled: else nobody knew whether the place was taken here.
+            await cleanup(enter(), within=_ENTER_WITHIN)
+            if waiter is None:
+                raise Unavailable(
+                    f"no place in the line of {quoted(name)} within {_ENTER_WITHIN:.0f} s"
+                )
+            if not waiter.admitted:
+                await waiter.turn()
+            calls.won = True
+            return OwnedKey(waiter.key, waiter.token, lease)
+        finally:
+            calls.count -= 1
+            if waiter is not None:
+                self._queue.forget(waiter, start)
+                if not (calls.won or calls.count or waiter.gone):
+                    await cleanup(self._abandon(calls, waiter), within=_LEAVE_WITHIN)
+            if not calls.count and self._calls.get(at) is calls:
+                del self._calls[at]
+
+    async def _abandon(self, calls: _Calls, waiter: Waiter) -> None:
+        """Give a place up, unless another call has come meanwhile that stands on it."""
+        async with calls.changing:
+            if not calls.count and calls.fresh:
+                await self.drop(waiter.key, waiter.token)
+
+    async def drop(self, name: bytes, created: int = 0) -> bool:
+        """Give up what was won; whether it was still there. With `created` only that very one."""
+        try:
+            await self._store.commit(
+                Delete(key(name)), require=[created_at(name, created)] if created else []
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def proclaim(self, won: OwnedKey, value: bytes) -> bool:
+        """Let a leader say something else; whether it still leads."""
+        put = Put(won.key, value, won.lease)
+        try:
+            await self._store.commit(put, require=[created_at(won.key, won.created)])
+        except Conflict:
+            return False
+        return True
+
+    async def first(self, name: bytes) -> Entry | None:
+        """Who has it."""
+        start = name + b"/"
+        return QueueOrder(start, (await self._store.read(prefix(start))).entries).first
+
+    @asynccontextmanager
+    async def observe(self, name: bytes) -> AsyncIterator[AsyncIterator[Entry]]:
+        """Who has it, now and whenever that changes, or what the leader says does."""
+        view = self._queue.view(name + b"/")
+        changed = asyncio.Event()
+        unsubscribe = view.subscribe(changed.set)
+
+        async def leaders() -> AsyncIterator[Entry]:
+            await view.mirror.ready()
+            told: Entry | None = None
+            while True:
+                changed.clear()
+                first = view.order.first
+                if first is not None and first != told:
+                    told = first
+                    yield first
+                else:
+                    await changed.wait()
+
+        try:
+            yield leaders()
+        finally:
+            unsubscribe()
+
+    async def aclose(self) -> None:
+        await self._queue.aclose()
+
 
 T = TypeVar("T")
+
 
 # In etcd these services are clients of the others, and hand their errors on without a code.
 NO_KEY = Refusal(grpc.StatusCode.UNKNOWN, EMPTY_KEY.text)
@@ -25,27 +165,6 @@ EXPIRED = Refusal(grpc.StatusCode.UNKNOWN, "mutex: session is expired")
 NO_LEADER = Refusal(grpc.StatusCode.UNKNOWN, "election: no leader")
 NOT_LEADER = Refusal(grpc.StatusCode.UNKNOWN, "election: not leader")
 NO_LEADER_GIVEN = Refusal(grpc.StatusCode.UNKNOWN, '"leader" field must be provided')
-
-
-class OwnedKey(Protocol):
-    """What somebody holds."""
-
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def created(self) -> int: ...
-    @property
-    def lease(self) -> int: ...
-
-
-class ServerLocks(Protocol):
-    """Who stands in line: see `mooring.locks.server_locks`."""
-
-    async def win(self, name: bytes, lease: int, value: bytes) -> OwnedKey: ...
-    async def drop(self, name: bytes, created: int = 0) -> bool: ...
-    async def proclaim(self, won: Any, value: bytes) -> bool: ...
-    async def first(self, name: bytes) -> Entry | None: ...
-    def observe(self, name: bytes) -> AbstractAsyncContextManager[AsyncIterator[Entry]]: ...
 
 
 class Locking:
@@ -109,17 +228,12 @@ async def _handed_on(work: Awaitable[T]) -> T:
         raise Refused(Refusal(grpc.StatusCode.UNKNOWN, refusal(error).text)) from error
 
 
-class _Leader:
-    def __init__(self, leader: Any) -> None:
-        self.key, self.created, self.lease = leader.key, leader.rev, leader.lease
-
-
-def _leader(request: Any) -> _Leader:
+def _leader(request: Any) -> OwnedKey:
     if not request.HasField("leader"):
         raise Refused(NO_LEADER_GIVEN)
     if not request.leader.key:
         raise Refused(NO_KEY)
-    return _Leader(request.leader)
+    return OwnedKey(request.leader.key, request.leader.rev, request.leader.lease)
 
 
 async def _only_request(context: grpc.aio.ServicerContext) -> Any:

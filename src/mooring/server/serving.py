@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mooring.addresses import join
 from mooring.durations import show
+from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import ServerTLS, WireServer
 from mooring.hub import Hub, connect, open_host
-from mooring.locks.server_locks import ServerLocks
 from mooring.registry.evictions import Evictions
 from mooring.server.alerts.notifier import Alerts
 from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore

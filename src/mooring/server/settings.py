@@ -1,12 +1,15 @@
-"""What `mooring serve` is told: flags over a file, checked whole before anything starts."""
+"""The settings of `mooring serve`: flags over a file, all checked before anything starts."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import ipaddress
+import re
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -16,17 +19,193 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import in_words, quoted, yaml_in_words
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
-from mooring.server.alerts.settings import AlertSettings
-from mooring.server.alerts.settings import parse as parse_alerts
+from mooring.server.alerts.problems import Patience, Severity
 from mooring.server.auth.csrf import parse as parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
 from mooring.server.auth.rate_limits import Rates
-from mooring.server.health_checks.settings import CheckSettings
-from mooring.server.health_checks.settings import parse as parse_checks
+from mooring.settings import loader as configuration
+from mooring.settings.loader import Seconds
 from mooring.settings.registry import RegistrySettings
 from mooring.settings.registry import parse as parse_registry
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import Keys
+
+
+class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    webhook: str = ""
+    """Where to POST what is new and what is over, as JSON; empty: nowhere."""
+    token_file: str = ""
+    """A file with a token that is sent along as `Authorization: Bearer`, read at each try."""
+    ca: str = ""
+    """A file with the authorities that sign for the webhook; by default the system's."""
+    severity: Severity = "warning"
+    """Nobody is told of what is less bad than this."""
+    after: Seconds = 30.0
+    """How long a problem must last to be told, and be gone to be over."""
+    timeout: Seconds = 10.0
+    """Of one try."""
+    draining: Seconds = 600.0
+    """How long an instance may drain before that is a problem."""
+    emptied: Seconds = 3600.0
+    """How long a service that lost its last instance is critical, and one whose last instance left
+    in order is spoken of; then it is rather one that was given up."""
+
+    def __repr__(self) -> str:
+        return f"AlertSettings(webhook={self.where!r}, severity={self.severity!r})"
+
+    @property
+    def where(self) -> str:
+        """The webhook, as far as it can be shown: its path is often as good as a password."""
+        return masked(self.webhook)
+
+    @property
+    def host(self) -> str:
+        """The webhook's host and port: a name in its path may be as good as a password too."""
+        return urllib.parse.urlsplit(self.webhook).netloc.rpartition("@")[2]
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(self.draining, self.emptied)
+
+
+def parse_alerts(told: object) -> AlertSettings:
+    """The settings below `alerts:`. Raises `InvalidRequest`, naming the setting by its dotted path,
+    for anything that is unknown, of a wrong kind or makes no sense."""
+    return _checked_alerts(configuration.convert("alerts", told, AlertSettings))
+
+
+def _checked_alerts(settings: AlertSettings) -> AlertSettings:
+    """The same settings, whole."""
+    if settings.webhook:
+        _check_webhook(settings.webhook)
+    for name in ("token_file", "ca"):
+        file = getattr(settings, name)
+        if file and not settings.webhook:
+            raise InvalidRequest(f"alerts.{name}: there is no webhook that it is for")
+        if file and not Path(file).is_file():
+            raise InvalidRequest(f"alerts.{name}: there is no file {file}")
+    if settings.token_file and not _is_safe(settings.webhook):
+        raise InvalidRequest(
+            "alerts.token_file: the webhook is on another machine and without TLS, where everybody "
+            "in between could read the token: let alerts.webhook be https://"
+        )
+    return settings
+
+
+def _is_safe(webhook: str) -> bool:
+    """Whether nobody reads on the way what is sent there."""
+    parts = urllib.parse.urlsplit(webhook)
+    host = parts.hostname or ""
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    return here or parts.scheme == "https"
+
+
+def masked(webhook: str) -> str:
+    """A URL without what may be secret in it."""
+    if not webhook:
+        return ""
+    parts = urllib.parse.urlsplit(webhook)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/…"
+
+
+def _check_webhook(webhook: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(webhook)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"alerts.webhook is no URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise InvalidRequest("alerts.webhook is no URL like https://HOST/PATH")
+    if not webhook.isascii() or not webhook.isprintable() or " " in webhook:
+        raise InvalidRequest("alerts.webhook has a character that no URL has")
+    if "@" in parts.netloc:
+        raise InvalidRequest("alerts.webhook: put a password into alerts.token_file, not here")
+
+
+NONE = "none"
+"""In place of a checker's name: nobody checks that protocol."""
+
+_PATH = re.compile(r"/(?!/)[!-~]{0,199}")
+
+
+class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    services: tuple[str, ...] = ("*",)
+    """Which are checked, by name or pattern: `orders`, `shop/*`."""
+    interval: Seconds = 10.0
+    """Between two probes of an instance, more or less."""
+    timeout: Seconds = 2.0
+    """Of one probe."""
+    failures: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """So many in a row make a failure."""
+    budget: Annotated[int, msgspec.Meta(ge=1)] = 100
+    """At most so many probes at once, and so many that start in a second."""
+    path: str = "/"
+    """Of http(s) and ws(s)."""
+    paths: dict[str, str] = {}
+    """The same by service, or by pattern; the first that fits counts."""
+    metadata_path: bool = False
+    """Whether an instance may name its path itself, as `healthPath` in its metadata."""
+    networks: tuple[str, ...] = ()
+    """Only what is in one of these is probed; empty: all but loopback and what never is."""
+    protocols: dict[str, str] = {}
+    """The checker for a protocol, by the name of the one that has it: `redis: tcp`."""
+    ca: str = ""
+    """A file with the authorities that sign for https, wss and grpcs; by default the system's."""
+
+    def checks(self, service: str) -> bool:
+        return any(fnmatch.fnmatchcase(service, pattern) for pattern in self.services)
+
+    def path_for(self, service: str) -> str:
+        if service in self.paths:
+            return self.paths[service]
+        fitting = (p for name, p in self.paths.items() if fnmatch.fnmatchcase(service, name))
+        return next(fitting, self.path)
+
+
+def is_path(text: str) -> bool:
+    """Whether it can stand in a request as it is: printable ASCII without spaces from one slash on,
+    and 200 characters at most. A second slash at its beginning would name another host."""
+    return _PATH.fullmatch(text) is not None
+
+
+def parse_checks(told: object) -> CheckSettings:
+    """The settings below `checks:`. Raises `InvalidRequest`, naming the setting by its dotted path,
+    for anything that is unknown, of a wrong kind or makes no sense."""
+    if isinstance(told, Mapping) and isinstance(told.get("protocols"), Mapping):
+        # As YAML reads an `off` without quotes.
+        named = {name: NONE if to is False else to for name, to in told["protocols"].items()}
+        told = {**told, "protocols": named}
+    return _checked_checks(configuration.convert("checks", told, CheckSettings))
+
+
+def _checked_checks(settings: CheckSettings) -> CheckSettings:
+    """The same settings, whole."""
+    for name, path in {"path": settings.path, **_dotted("paths", settings.paths)}.items():
+        if not is_path(path):
+            raise InvalidRequest(
+                f"checks.{name}: {quoted(path)} is no path: it starts with one slash and has at "
+                "most 200 characters of ASCII without spaces"
+            )
+    for network in settings.networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError:
+            raise InvalidRequest(
+                f"checks.networks: {quoted(network)} is no network, or names a host in it: write "
+                "it like 10.0.0.0/8"
+            ) from None
+    if settings.ca and not Path(settings.ca).is_file():
+        raise InvalidRequest(f"checks.ca: there is no file {settings.ca}")
+    return settings
+
+
+def _dotted(section: str, named: Mapping[str, str]) -> dict[str, str]:
+    return {f"{section}.{name}": value for name, value in named.items()}
+
 
 HTTP = "127.0.0.1:7480"
 ETCD = "127.0.0.1:2379"

@@ -14,7 +14,7 @@ from mooring.cli.io.child_process import asking
 from mooring.cli.io.connect import LOCAL, START_ONE, run_command
 from mooring.cli.io.options import RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import printable
-from mooring.demo.runner import SETTINGS, Stage
+from mooring.demo.fleet import SETTINGS, Stage
 from mooring.errors import Unavailable
 from mooring.hub import Hub, connect
 from mooring.settings.registry import parse

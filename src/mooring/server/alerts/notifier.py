@@ -21,9 +21,9 @@ from mooring.heartbeat.scheduler import in_thread
 from mooring.model import Time, now
 from mooring.server.alerts.notifier_election import Duty
 from mooring.server.alerts.problems import SEVERITIES, Outlook, Problem
-from mooring.server.alerts.settings import AlertSettings
 from mooring.server.api.prometheus import NOTICES
 from mooring.server.http.response import encode, shown
+from mooring.server.settings import AlertSettings
 from mooring.tasks import Backoff, Tasks, cleanup
 
 

@@ -18,7 +18,7 @@ from mooring.server.health_checks.checkers import (
     attempt,
     connected,
 )
-from mooring.server.health_checks.settings import NONE
+from mooring.server.settings import NONE
 
 
 class TCPChecker:

@@ -23,7 +23,7 @@ from mooring.formatting import quoted
 from mooring.heartbeat.scheduler import in_thread
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import Target
-from mooring.server.health_checks.settings import CheckSettings, is_path
+from mooring.server.settings import CheckSettings, is_path
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network

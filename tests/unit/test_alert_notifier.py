@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from mooring.errors import InvalidRequest
 from mooring.server.alerts.notifier import Ledger
 from mooring.server.alerts.problems import Problem
-from mooring.server.alerts.settings import parse
+from mooring.server.settings import parse_alerts
 
 
 def problem(name: str, text: str = "") -> Problem:
@@ -75,7 +75,9 @@ def test_who_hears_everything_knows_what_holds(states: list[set[str]], after: in
 
 
 def test_the_webhook_is_never_shown_whole():
-    settings = parse({"webhook": "https://hooks.example/T0/B0/secret?key=secret", "after": "5s"})
+    settings = parse_alerts(
+        {"webhook": "https://hooks.example/T0/B0/secret?key=secret", "after": "5s"}
+    )
     assert settings.where == "https://hooks.example/…"
     assert "secret" not in repr(settings)
     assert settings.after == 5.0
@@ -98,7 +100,7 @@ def test_the_webhook_is_never_shown_whole():
 )
 def test_settings_that_make_no_sense_are_refused(told: dict[str, object], said: str):
     with pytest.raises(InvalidRequest, match=said):
-        parse(told)
+        parse_alerts(told)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +120,8 @@ def test_a_token_is_sent_to_no_other_machine_without_tls(webhook: str, safe: boo
     token.write_text("hunter2")
     told = {"webhook": webhook, "token_file": str(token)}
     if safe:
-        assert parse(told).token_file == str(token)
+        assert parse_alerts(told).token_file == str(token)
     else:
         with pytest.raises(InvalidRequest, match="without TLS"):
-            parse(told)
-    assert parse({"webhook": webhook}).webhook == webhook
+            parse_alerts(told)
+    assert parse_alerts({"webhook": webhook}).webhook == webhook
