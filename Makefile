@@ -42,7 +42,7 @@ $(VENV)/.documenting: pyproject.toml constraints.txt
 run: setup  ## start Mooring on the embedded store
 	$(BIN)/mooring serve
 
-test: prepare  ## lint, types and tests (under 10 minutes; brings what they need)
+test: prepare  ## lint, types, tests, and the coverage of the unit tests (under 10 minutes)
 	$(BIN)/python tools/run_tests.py
 
 test-all: prepare  ## the same, with the extended tests

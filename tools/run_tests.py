@@ -1,9 +1,12 @@
-"""Run the tests: all but those of deadlines many at once, then those of deadlines, few at once.
+"""Run the tests in steps: unit tests, all others, and last the tests of deadlines.
 
-python tools/run_tests.py [--coverage] [options of pytest]
+python tools/run_tests.py [--coverage] [options and files of pytest]
 
 A test that waits takes no processor, so there are more workers than cores. A test of a deadline
-needs a machine that is on time, so there are fewer of those.
+needs a machine that is on time, so fewer of those run at once.
+
+The unit tests run under coverage, which is printed and decides nothing. Measured tests take more
+than twice as long, so all others are measured only with `--coverage`.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-STEPS = {
-    "tests": ("-n", "6", "--dist", "worksteal", "-m", "not deadline"),
-    "tests of deadlines": ("-n", "4", "--dist", "worksteal", "-m", "deadline"),
-}
+_MANY = ("-n", "6", "--dist", "worksteal", "-m", "not deadline")
+_UNIT = {"unit tests": ("tests/unit", *_MANY), "tests": ("--ignore=tests/unit", *_MANY)}
+_ALL = {"tests": _MANY}
+_DEADLINES = {"tests of deadlines": ("-n", "4", "--dist", "worksteal", "-m", "deadline")}
 _COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 _NONE_FOUND = 5
 """What pytest exits with if no test was chosen."""
@@ -28,11 +31,13 @@ _NONE_FOUND = 5
 
 def main() -> int:
     options = sys.argv[1:]
-    measure = "--coverage" in options
-    if measure:
+    measured = {"unit tests"}
+    if "--coverage" in options:
         options.remove("--coverage")
-        coverage("erase")
-    program = ["coverage", "run", "-m", "pytest"] if measure else ["pytest"]
+        measured = {*_ALL, *_DEADLINES}
+    names_files = any(not option.startswith("-") for option in options)
+    steps = {**(_ALL if names_files or "tests" in measured else _UNIT), **_DEADLINES}
+    coverage("erase")
     codes, times = [], {}
     with tempfile.TemporaryDirectory(prefix="mooring-tests-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o711)  # some tests run a process as another user
@@ -41,16 +46,18 @@ def main() -> int:
         environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder, "TMPDIR": folder}
         for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # they could leave tests out
             environment.pop(name, None)
-        for name, step in STEPS.items():
+        for name, step in steps.items():
             started = time.monotonic()
+            program = ["coverage", "run", "-m", "pytest"] if name in measured else ["pytest"]
             command = [sys.executable, "-m", *program, *step, *options]
             codes.append(subprocess.run(command, check=False, env=environment).returncode)
             times[name] = time.monotonic() - started
-    if measure:
+    if measured & {*steps}:
+        print(f"coverage of the {' and '.join(name for name in steps if name in measured)}:")
         report_coverage()
     for name, seconds in times.items():
         print(f"{name}: {seconds // 60:.0f} min {seconds % 60:.0f} s")
-    if 0 in codes and any(not option.startswith("-") for option in options):
+    if 0 in codes and names_files:
         # The tests that the caller names may all belong to one step.
         codes = [code for code in codes if code != _NONE_FOUND]
     return int(any(codes))
