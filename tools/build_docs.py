@@ -126,7 +126,9 @@ def relinked(page_text: str, source: Path, page: Path) -> str:
 def navigation(pages: Path, written: list[tuple[str, str]]) -> Navigation:
     """The sections of the site with the pages that exist."""
     guides = _ordered(pages / "guides", [f"{name}.md" for name in GUIDES])
-    chinese = _ordered(pages / "zh", ["index.md", "tutorial.md"])
+    chinese = [f"zh/{name}" for name in _ordered(pages / "zh", ["index.md", "tutorial.md"])]
+    chinese_guides = _ordered(pages / "zh" / "guides", [f"{name}.md" for name in GUIDES])
+    chinese += [f"zh/guides/{name}" for name in chinese_guides]
     project = ["versioning.md", *PROJECT.values()]
     placed = {"index.md", "tutorial.md", *EXPLANATION, *project}
     topics = [file.name for file in sorted(pages.glob("*.md")) if file.name not in placed]
@@ -135,7 +137,7 @@ def navigation(pages: Path, written: list[tuple[str, str]]) -> Navigation:
         "Topics": [*topics],
         "Reference": [{title: f"reference/{file}"} for title, file in written],
         "Explanation": [name for name in EXPLANATION if (pages / name).exists()],
-        "中文": [f"zh/{name}" for name in chinese],
+        "中文": [*chinese],
         "Project": [name for name in project if (pages / name).exists()],
     }
     listed: Navigation = [{"Home": "index.md"}, {"Tutorial": "tutorial.md"}]
