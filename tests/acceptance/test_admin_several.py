@@ -20,7 +20,7 @@ import pytest
 
 import mooring
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.server.alerts.notifier_election import DutyOnRedis, DutyOnStore
+from mooring.server.alerts import DutyOnRedis, DutyOnStore
 from tests.acceptance.serving import Served
 from tests.features.test_admin_webhook import receiving
 from tests.waiting import eventually, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import OutOfSpace
-from mooring.server.alerts import problems
+from mooring.server.live import problems
 from mooring.store import Delete, Put, key
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.store import EmbeddedStore

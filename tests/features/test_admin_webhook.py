@@ -19,15 +19,14 @@ import pytest
 import mooring
 from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.server.alerts import notifier as running
-from mooring.server.alerts import notifier_election as duty_module
-from mooring.server.alerts.notifier import Alerts
-from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
-from mooring.server.alerts.problems import Outlook, Problem
+from mooring.server import alerts as duty_module
+from mooring.server import alerts as running
+from mooring.server.alerts import Alerts, Duty, DutyOnRedis, DutyOnStore
 from mooring.server.api.prometheus import NOTICES
+from mooring.server.live.problems import Outlook, Problem
 from mooring.server.settings import AlertSettings
 from mooring.store import Delete, Put, prefix
-from tests.unit.test_alert_conditions import Seen
+from tests.unit.test_fleet_problems import Seen
 from tests.waiting import PATIENCE, eventually
 
 
@@ -190,7 +189,7 @@ async def test_what_is_refused_is_tried_again(status: int, caplog: pytest.LogCap
     with receiving() as receiver:
         receiver.status = status
         url = f"http://127.0.0.1:{receiver.server_port}/a-secret-path"
-        with caplog.at_level("INFO", "mooring.server.alerts.notifier"):
+        with caplog.at_level("INFO", "mooring.server.alerts"):
             async with alerts(wrong, url):
                 await eventually(lambda: len(receiver.told) >= 3)
                 receiver.status = 200

@@ -23,10 +23,10 @@ from mooring.server.health_checks.checkers import (
     HTTPChecker,
     Outcome,
     Target,
+    TCPChecker,
     WebSocketChecker,
     credentials,
 )
-from mooring.server.health_checks.plugins import TCPChecker
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 

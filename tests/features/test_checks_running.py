@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mooring.model import Instance
-from mooring.server.health_checks.checkers import HTTPChecker, Outcome, Target
-from mooring.server.health_checks.plugins import Checkers, choose
+from mooring.server.health_checks.checkers import Checkers, HTTPChecker, Outcome, Target, choose
 from mooring.server.health_checks.scheduler import Checks, Key
 from mooring.server.health_checks.target_policy import Policy, Resolver
 from mooring.server.settings import CheckSettings

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.server.health_checks import plugins as choosing
-from mooring.server.health_checks.checkers import Outcome, Target
-from mooring.server.health_checks.plugins import choose
+from mooring.server.health_checks import checkers as choosing
+from mooring.server.health_checks.checkers import Outcome, Target, choose
 from mooring.server.settings import CheckSettings, is_path, parse_checks
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mooring import Instance
 from mooring.model import Status
+from mooring.server.live.history import Signs
 from mooring.server.live.polling import EVERY
-from mooring.server.live.timeline import Signs
 
 ONE = Instance("a", "h", 1, incarnation="x")
 AT = ("a", "h:1")

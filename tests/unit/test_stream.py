@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.server import event_stream as streaming
-from mooring.server.alerts.problems import Problem
 from mooring.server.event_stream import Ask, Changes, Stream, TooMany, TooManyOfOne
+from mooring.server.live.problems import Problem
 
 
 @given(some.lists(some.sets(some.sampled_from("abcdef"), max_size=4), max_size=20), some.data())

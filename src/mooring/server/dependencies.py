@@ -18,8 +18,8 @@ from mooring.server.settings import ServerSettings, split
 
 if TYPE_CHECKING:
     from mooring.hub import Hub
-    from mooring.server.alerts.problems import Outlook, StoreAlarms
     from mooring.server.event_stream import Stream
+    from mooring.server.live.problems import Outlook, StoreAlarms
     from mooring.server.live.state import Fleet
     from mooring.store import Store
 

@@ -21,9 +21,9 @@ import msgspec
 
 from mooring.model import now
 from mooring.names import split_service
-from mooring.server.alerts.problems import Problem, seen_by
 from mooring.server.api.prometheus import RESETS
 from mooring.server.http.response import encode
+from mooring.server.live.problems import Problem, seen_by
 from mooring.server.live.summary import (
     UNOBSERVED,
     Health,
@@ -38,7 +38,7 @@ from mooring.server.live.summary import (
 from mooring.tasks import Tasks
 
 if TYPE_CHECKING:
-    from mooring.server.alerts.problems import Outlook
+    from mooring.server.live.problems import Outlook
     from mooring.server.live.state import Fleet
 
 K = TypeVar("K", bound=Hashable)

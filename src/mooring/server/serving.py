@@ -16,9 +16,7 @@ from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import ServerTLS, WireServer
 from mooring.hub import Hub, connect, open_host
 from mooring.registry.evictions import Evictions
-from mooring.server.alerts.notifier import Alerts
-from mooring.server.alerts.notifier_election import Duty, DutyOnRedis, DutyOnStore
-from mooring.server.alerts.problems import Outlook, StoreAlarms
+from mooring.server.alerts import Alerts, Duty, DutyOnRedis, DutyOnStore
 from mooring.server.api import endpoints
 from mooring.server.api.health import Readiness, questions
 from mooring.server.app import Application
@@ -29,6 +27,7 @@ from mooring.server.event_stream import Shapes, Stream
 from mooring.server.health_checks.scheduler import Checks
 from mooring.server.health_checks.target_policy import policy
 from mooring.server.http_listener import GRACE, listen, names
+from mooring.server.live.problems import Outlook, StoreAlarms
 from mooring.server.live.service_history import ServiceHistory, scope_of
 from mooring.server.live.state import Fleet
 from mooring.server.settings import ServerSettings, split

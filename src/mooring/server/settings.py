@@ -19,10 +19,10 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import in_words, quoted, yaml_in_words
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
-from mooring.server.alerts.problems import Patience, Severity
 from mooring.server.auth.csrf import parse as parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
 from mooring.server.auth.rate_limits import Rates
+from mooring.server.live.problems import Patience, Severity
 from mooring.settings import loader as configuration
 from mooring.settings.loader import Seconds
 from mooring.settings.registry import RegistrySettings

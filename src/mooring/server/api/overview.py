@@ -11,15 +11,15 @@ from msgspec import structs
 from mooring.messages import Message
 from mooring.model import Time, now
 from mooring.names import split_service
-from mooring.server.alerts.problems import Problem, problems, seen_by
 from mooring.server.auth.authorization import READING, Principal
 from mooring.server.http.request import Call
 from mooring.server.http.response import Answer, encode, shown, tag
 from mooring.server.http.routing import Endpoint
-from mooring.server.live.rendering import Page
+from mooring.server.live.history import Event
+from mooring.server.live.problems import Problem, problems, seen_by
+from mooring.server.live.services import Page
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import Health, Observed, Tally, health, percentile, tally
-from mooring.server.live.timeline import Event
 
 RECENT = 50
 """So many events are shown."""

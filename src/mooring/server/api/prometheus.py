@@ -17,12 +17,12 @@ from mooring import __version__
 from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
-from mooring.server.alerts.problems import SEVERITIES, seen_by
 from mooring.server.auth.authorization import READING
 from mooring.server.dependencies import Parts
 from mooring.server.http.request import Call
 from mooring.server.http.response import Answer, Refused
 from mooring.server.http.routing import Endpoint
+from mooring.server.live.problems import SEVERITIES, seen_by
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
 

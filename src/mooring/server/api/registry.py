@@ -24,9 +24,9 @@ from mooring.server.auth.authorization import DISCOVERING, READING, need
 from mooring.server.http.request import Call, Page, cut
 from mooring.server.http.response import Answer, Refused, shown
 from mooring.server.http.routing import Endpoint
-from mooring.server.live.rendering import Page as Written
-from mooring.server.live.rendering import array
-from mooring.server.live.services import Known
+from mooring.server.live.history import Event
+from mooring.server.live.services import Known, array
+from mooring.server.live.services import Page as Written
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import (
     UNOBSERVED,
@@ -42,7 +42,6 @@ from mooring.server.live.summary import (
     instance_metrics,
     state_shown,
 )
-from mooring.server.live.timeline import Event
 
 LOOKING = need("viewer", "group")
 

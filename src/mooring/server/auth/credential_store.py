@@ -20,9 +20,8 @@ from mooring.hub import open_store
 from mooring.server.auth.audit import Audit
 from mooring.server.auth.audit_store import AuditStore
 from mooring.server.auth.data_dir import SERVER_KEY, SERVER_KEY_VARIABLE, Folder
-from mooring.server.auth.revoked_tokens import Ended
 from mooring.server.auth.sessions import Issued, Sessions
-from mooring.server.auth.signed_records import ROOT, Records, ServerKey, is_key_of
+from mooring.server.auth.signed_records import ROOT, Ended, Records, ServerKey, is_key_of
 from mooring.server.auth.tokens import Token, Tokens
 from mooring.store import Store
 from mooring.store.url import StoreURL

@@ -17,8 +17,15 @@ from typing import Protocol, Self
 from mooring.durations import show
 from mooring.model import Instance
 from mooring.server.health_checks import target_policy as targets
-from mooring.server.health_checks.checkers import Checker, Outcome, Target, Unhealthy, in_words
-from mooring.server.health_checks.plugins import Checkers, choose
+from mooring.server.health_checks.checkers import (
+    Checker,
+    Checkers,
+    Outcome,
+    Target,
+    Unhealthy,
+    choose,
+    in_words,
+)
 from mooring.server.health_checks.target_policy import Lookups, NotProbed, Policy, Resolver
 from mooring.server.settings import CheckSettings
 from mooring.tasks import Tasks

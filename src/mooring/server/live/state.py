@@ -20,13 +20,20 @@ from mooring.messages import Message, message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
-from mooring.server.live.metric_history import History, Sample
+from mooring.server.live.history import (
+    Departure,
+    Event,
+    Kind,
+    MetricHistory,
+    MetricSample,
+    Signs,
+    Timeline,
+    events_of,
+)
 from mooring.server.live.polling import Sampling
-from mooring.server.live.rendering import Rendering
-from mooring.server.live.services import Known, Remembered
+from mooring.server.live.services import Known, Remembered, Rendering
 from mooring.server.live.summary import UNOBSERVED, Observed
 from mooring.server.live.summary import moment as moment_of
-from mooring.server.live.timeline import Departure, Event, Kind, Signs, Timeline, events_of
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +69,7 @@ class Fleet:
         self._missed: set[tuple[str, str]] = set()
         """Those that were not in the registry when it was last asked about them."""
         self._brakes: dict[str, str] = {}
-        self._timeline, self._history, self._signs = Timeline(), History(), Signs()
+        self._timeline, self._history, self._signs = Timeline(), MetricHistory(), Signs()
         self._first_names: list[str] | None = None
         """The services that were found first; None before that."""
         self._hidden: set[str] = set()
@@ -139,7 +146,7 @@ class Fleet:
         registered = message("registered_before", address=instance.address)
         return [Event(begun, service, id, "added", registered), *events]
 
-    def history(self, service: str, id: str) -> list[Sample]:
+    def history(self, service: str, id: str) -> list[MetricSample]:
         """The metrics of a while, the newest last."""
         return self._history.of((service, id))
 

@@ -19,7 +19,6 @@ from mooring.masking import masked_fields
 from mooring.messages import Message, joined, message
 from mooring.model import JSON, Config, Instance, State, Time
 from mooring.server.http.response import shown
-from mooring.server.live.timeline import STATES
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -80,6 +79,9 @@ class Check(msgspec.Struct, frozen=True, gc=False):
 
 
 ShownState = Literal[State, "silent"]
+
+STATES: Mapping[State, str] = {"up": "came_up", "draining": "is_draining", "down": "is_down"}
+"""The kind of message of each state."""
 
 
 class InstanceDetail(msgspec.Struct, frozen=True, rename="camel", kw_only=True, gc=False):

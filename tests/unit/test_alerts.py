@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.errors import InvalidRequest
-from mooring.server.alerts.notifier import Ledger
-from mooring.server.alerts.problems import Problem
+from mooring.server.alerts import Ledger
+from mooring.server.live.problems import Problem
 from mooring.server.settings import parse_alerts
 
 

@@ -16,9 +16,9 @@ from mooring.messages import TEXTS, Parameter, message, parameters
 from mooring.model import Instance, Time, now
 from mooring.names import split_service
 from mooring.server.http.response import shown
+from mooring.server.live.history import Event
+from mooring.server.live.history import Kind as Happened
 from mooring.server.live.summary import UNOBSERVED, Observed, active
-from mooring.server.live.timeline import Event
-from mooring.server.live.timeline import Kind as Happened
 from mooring.store import Status, Store
 from mooring.tasks import Tasks
 

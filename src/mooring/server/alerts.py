@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
+import secrets
 import socket
 import ssl
 import urllib.parse
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +18,18 @@ from typing import Self
 import msgspec
 
 from mooring import __version__
-from mooring.errors import StoreError
+from mooring.errors import Conflict, MooringError, StoreError
 from mooring.heartbeat.scheduler import in_thread
+from mooring.hub import Hub
+from mooring.locks.election import Leader, Leadership
 from mooring.model import Time, now
-from mooring.server.alerts.notifier_election import Duty
-from mooring.server.alerts.problems import SEVERITIES, Outlook, Problem
+from mooring.registry.contract import LeaderLease
 from mooring.server.api.prometheus import NOTICES
+from mooring.server.auth.signed_records import ROOT
 from mooring.server.http.response import encode, shown
+from mooring.server.live.problems import SEVERITIES, Outlook, Problem
 from mooring.server.settings import AlertSettings
+from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup
 
 
@@ -179,6 +185,164 @@ _FIRST, _MOST = 2.0, 300.0
 _LEAVE_WITHIN = 2.0
 _LEFT = 2_000
 """Problems that a successor is told of; it tells the others again."""
+
+
+TTL = 10.0
+"""Seconds after which another server takes over from one that died."""
+_ELECTION = f"{ROOT}alerts/leader"
+_NOTIFIED = f"{ROOT}alerts/notified".encode()
+_ASK_WITHIN = _CLOSE_WITHIN = 2.0
+
+
+class Duty(ABC):
+    """Entering does not wait for the store."""
+
+    def __init__(self) -> None:
+        self._id = f"{socket.gethostname()} {secrets.token_hex(6)}"
+        self._mine: bool | None = None
+        self.term = 0
+        """Increases whenever this server is elected: another one may have been elected before."""
+        self._tasks = Tasks()
+
+    @property
+    def mine(self) -> bool:
+        """Whether it is for this server to call."""
+        return self._mine is True
+
+    @abstractmethod
+    async def confirm(self) -> bool:
+        """Check with the store before a call. False if another server is elected, or if the store
+        is back and the election is still open."""
+
+    @abstractmethod
+    async def reported(self) -> bytes:
+        """What the server with the duty last reported. Raises what a store raises."""
+
+    @abstractmethod
+    async def leave(self, reported: bytes) -> None:
+        """Leave to the others what was reported. Raises what a store raises."""
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Keep `_mine` right."""
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._run(), name="duty of calling the webhook")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._tasks.aclose()
+        self._mine = False
+
+    def _set(self, mine: bool) -> None:
+        if mine is not self._mine:
+            log.info("%s calls the webhook", "this server" if mine else "another server")
+            self.term += mine
+        self._mine = mine
+
+    def _cannot_ask(self, error: MooringError) -> None:
+        if self._mine is None:
+            log.warning("which server calls the webhook cannot be decided: %s", error)
+            self._set(True)
+
+
+class DutyOnStore(Duty):
+    def __init__(self, hub: Hub, *, ttl: float = TTL) -> None:
+        super().__init__()
+        self._store, self._election = hub.store, hub.election(_ELECTION, ttl=ttl)
+        self._leadership: Leadership | None = None
+
+    async def _run(self) -> None:
+        self._tasks.start(self._campaign(), name="campaign for calling the webhook")
+        async with self._election.observe() as leaders:
+            async for leader in leaders:
+                if leader is not None:
+                    self._learn(leader)
+
+    async def _campaign(self) -> None:
+        backoff = Backoff(0.2, 2.0)
+        while True:
+            try:
+                async with self._election.campaign(self._id) as leadership:
+                    self._leadership = leadership
+                    self.term += 1
+                    self._set(True)
+                    backoff.reset()
+                    await leadership.lost.wait()
+            except MooringError as error:
+                self._cannot_ask(error)
+            finally:
+                self._leadership = None
+            await asyncio.sleep(backoff.next())
+
+    def _learn(self, leader: Leader) -> None:
+        if leader.text != self._id:
+            self._set(False)
+        elif self._leadership is not None and self._leadership.key == leader.key:
+            self._set(True)
+        # Otherwise it is this server's key from before an outage: it must expire first.
+
+    async def confirm(self) -> bool:
+        if self._leadership is not None or not self.mine:
+            return self.mine
+        try:
+            async with asyncio.timeout(_ASK_WITHIN):
+                await self.reported()
+        except (StoreError, TimeoutError):
+            return self.mine
+        return False
+
+    async def reported(self) -> bytes:
+        found = (await self._store.read(key(_NOTIFIED))).first
+        return b"" if found is None else found.value
+
+    async def leave(self, reported: bytes) -> None:
+        if self._leadership is None:
+            raise StoreError("it is not known whether another server has the duty")
+        try:
+            await self._store.commit(Put(_NOTIFIED, reported), require=[self._leadership.check])
+        except Conflict as error:
+            raise StoreError("another server has the duty") from error
+
+
+class DutyOnRedis(Duty):
+    def __init__(self, lease: LeaderLease, *, ttl: float = TTL) -> None:
+        super().__init__()
+        self._lease, self._ttl = lease, ttl
+
+    async def _run(self) -> None:
+        while True:
+            await self._campaign()
+            await asyncio.sleep(self._ttl / 3)
+
+    async def _campaign(self) -> None:
+        try:
+            self._set(await self._lease.lead(self._id, self._ttl))
+        except StoreError as error:
+            self._cannot_ask(error)
+
+    async def confirm(self) -> bool:
+        await self._campaign()
+        return self.mine
+
+    async def __aexit__(self, *_: object) -> None:
+        mine = self.mine
+        await super().__aexit__()
+        if mine:
+            await cleanup(self._resign(), within=_CLOSE_WITHIN)
+
+    async def _resign(self) -> None:
+        try:
+            await self._lease.resign(self._id)
+        except StoreError as error:
+            log.debug("the duty is left to its lease: %s", error)
+
+    async def reported(self) -> bytes:
+        return await self._lease.note()
+
+    async def leave(self, reported: bytes) -> None:
+        if not await self._lease.leave_note(self._id, reported):
+            raise StoreError("another server has the duty")
 
 
 class Alerts:

@@ -12,10 +12,10 @@ import pytest
 
 from mooring.messages import TEXTS, message
 from mooring.model import Instance, Status, Time
-from mooring.server.alerts.problems import KINDS, Patience, Problem, problems, seen_by
 from mooring.server.http.response import shown
+from mooring.server.live.history import Event
+from mooring.server.live.problems import KINDS, Patience, Problem, problems, seen_by
 from mooring.server.live.summary import Observed
-from mooring.server.live.timeline import Event
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
 

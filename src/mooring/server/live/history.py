@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from mooring.messages import Message, message
-from mooring.model import Instance, State, Time
+from mooring.model import Instance, Time
+from mooring.server.live.summary import STATES, moment, numbers
 
 Where: TypeAlias = tuple[str, str]
 """A service and the id of an instance."""
@@ -125,10 +127,10 @@ Kind = Literal[
     "stale",
 ]
 
-MOST = 50_000
+MAX_EVENTS = 50_000
 """Events of all services together, or about so many."""
-MOST_OF_ONE = 500
-_LEAST_OF_ONE = 50
+MAX_SERVICE_EVENTS = 500
+MIN_SERVICE_EVENTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Timeline:
     def add(self, event: Event) -> None:
         events = self._events.setdefault(event.service, deque())
         events.append(event)
-        most = min(max(MOST // len(self._events), _LEAST_OF_ONE), MOST_OF_ONE)
+        most = min(max(MAX_EVENTS // len(self._events), MIN_SERVICE_EVENTS), MAX_SERVICE_EVENTS)
         while len(events) > most:
             events.popleft()
 
@@ -211,9 +213,6 @@ def _shortcomings(instance: Instance) -> Iterator[tuple[Kind, Message]]:
         yield "enabled", message("disabled")
 
 
-STATES: Mapping[State, str] = {"up": "came_up", "draining": "is_draining", "down": "is_down"}
-"""The kind of message of each state."""
-
 _DEPARTURES: Mapping[Departure, str] = {
     "drained": "gone_drained",
     "down": "gone_down",
@@ -236,3 +235,73 @@ def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]
     names = sorted({*before, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
     return [*map(_short, changed[:_SHOWN]), *(["…"] if len(changed) > _SHOWN else [])]
+
+
+MAX_SAMPLES = 200_000
+"""Samples of all instances together, or about so many."""
+MAX_INSTANCE_SAMPLES = 240
+MIN_INSTANCE_SAMPLES = 20
+_GONE = 500
+"""Instances that are gone, of which it is still shown how they were."""
+
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    time: Time
+    metrics: Mapping[str, float]
+    """Numbers by path: `memory.usagePercent`."""
+
+
+class _Packed:
+    """A sample in little space: its paths are shared with others."""
+
+    __slots__ = ("paths", "time", "values")
+
+    def __init__(self, time: Time, paths: tuple[str, ...], values: array[float]) -> None:
+        self.time, self.paths, self.values = time, paths, values
+
+
+class MetricHistory:
+    def __init__(self) -> None:
+        self._samples: dict[_Key, deque[_Packed]] = {}
+        self._gone: OrderedDict[_Key, deque[_Packed]] = OrderedDict()
+        self._paths: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def add(self, key: _Key, instance: Instance, time: Time) -> None:
+        """What an instance tells of itself now."""
+        found = dict(numbers(instance.status.metrics))
+        if not found:
+            return
+        samples = self._samples.get(key)
+        if samples is None:
+            samples = self._samples[key] = self._gone.pop(key, deque())
+        names = tuple(found)
+        if len(self._paths) > 10_000:  # somebody makes up names
+            self._paths.clear()
+        paths = self._paths.setdefault(names, names)
+        samples.append(
+            _Packed(moment(instance.status.updated_at) or time, paths, array("d", found.values()))
+        )
+        most = min(
+            max(MAX_SAMPLES // len(self._samples), MIN_INSTANCE_SAMPLES), MAX_INSTANCE_SAMPLES
+        )
+        while len(samples) > most:
+            samples.popleft()
+
+    def leave(self, key: _Key) -> None:
+        """An instance is gone: what is known of it is kept for a while."""
+        samples = self._samples.pop(key, None)
+        if samples is not None:
+            self._gone[key] = samples
+            while len(self._gone) > _GONE:
+                self._gone.popitem(last=False)
+
+    def of(self, key: _Key) -> list[MetricSample]:
+        """The newest last."""
+        samples = self._samples.get(key) or self._gone.get(key) or ()
+        return [
+            MetricSample(each.time, dict(zip(each.paths, each.values, strict=True)))
+            for each in samples
+        ]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import InvalidRequest
-from mooring.server.auth import revoked_tokens as ended_module
+from mooring.server.auth import signed_records as ended_module
 from mooring.server.auth.data_dir import Folder
-from mooring.server.auth.revoked_tokens import Ended, RecordVersion
+from mooring.server.auth.signed_records import Ended, RecordVersion
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_another_store_ends_nothing(folder: Folder):
 
 
 async def test_the_oldest_are_forgotten(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ended_module, "MOST", 2)
+    monkeypatch.setattr(ended_module, "MAX_ENDED", 2)
     ended = Ended(folder)
     for version, mac in enumerate("abcd"):
         ended.found("s", "1", record(mac, version))

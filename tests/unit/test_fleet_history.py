@@ -8,10 +8,9 @@ import pytest
 from mooring import Instance
 from mooring.messages import message
 from mooring.model import Status, now
-from mooring.server.live import metric_history as histories
-from mooring.server.live import timeline as timelines
-from mooring.server.live.metric_history import History
-from mooring.server.live.timeline import Event, Timeline, events_of
+from mooring.server.live import history as histories
+from mooring.server.live import history as timelines
+from mooring.server.live.history import Event, MetricHistory, Timeline, events_of
 
 ONE = Instance("a", "h", 1, incarnation="x")
 
@@ -54,17 +53,17 @@ def event(service: str, id: str = "h:1") -> Event:
 
 def test_the_newest_events_of_a_service_are_kept():
     timeline = Timeline()
-    for number in range(timelines.MOST_OF_ONE + 10):
+    for number in range(timelines.MAX_SERVICE_EVENTS + 10):
         timeline.add(event("a", f"h:{number}"))
     kept = timeline.of("a")
-    assert len(kept) == timelines.MOST_OF_ONE
-    assert kept[-1].id == f"h:{timelines.MOST_OF_ONE + 9}"
+    assert len(kept) == timelines.MAX_SERVICE_EVENTS
+    assert kept[-1].id == f"h:{timelines.MAX_SERVICE_EVENTS + 9}"
     assert timeline.of("a", kept[0].id) == [kept[0]]
     assert timeline.of("b") == []
 
 
 def test_many_services_have_less_room_each(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(timelines, "MOST", 1000)
+    monkeypatch.setattr(timelines, "MAX_EVENTS", 1000)
     timeline = Timeline()
     for _ in range(100):
         for number in range(15):
@@ -77,7 +76,7 @@ def measured(load: float) -> Instance:
 
 
 def test_samples_are_numbers_by_path_the_newest_last():
-    history = History()
+    history = MetricHistory()
     for load in range(3):
         history.add(("a", "h:1"), measured(load), now())
     assert [sample.metrics for sample in history.of(("a", "h:1"))] == [
@@ -88,9 +87,9 @@ def test_samples_are_numbers_by_path_the_newest_last():
 
 
 def test_samples_are_bounded_also_where_there_are_many_instances(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(histories, "MOST", 1000)
-    history = History()
-    for load in range(histories.MOST_OF_ONE + 50):
+    monkeypatch.setattr(histories, "MAX_SAMPLES", 1000)
+    history = MetricHistory()
+    for load in range(histories.MAX_INSTANCE_SAMPLES + 50):
         for number in range(20):
             history.add(("a", f"h:{number}"), measured(load), now())
     assert sum(len(history.of(("a", f"h:{number}"))) for number in range(20)) <= 1000
@@ -100,7 +99,7 @@ def test_how_one_was_that_is_gone_is_kept_for_a_while_and_goes_on_when_it_comes_
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(histories, "_GONE", 2)
-    history = History()
+    history = MetricHistory()
     for number in range(3):
         history.add(("a", f"h:{number}"), measured(number), now())
         history.leave(("a", f"h:{number}"))
