@@ -15,7 +15,7 @@ import mooring
 import mooring.sync
 from mooring import errors
 from mooring.cli import app
-from mooring.cli.lazy import Unloaded
+from mooring.cli.typer_extensions import LazyCommand
 from mooring.server.api import endpoints
 from mooring.server.http.openapi import describe
 from mooring.server.settings import ServerSettings
@@ -86,7 +86,7 @@ def command() -> Any:
 
 def loaded(command: Any) -> Any:
     """The command itself, for one that is only loaded when it is called."""
-    return command.load() if isinstance(command, Unloaded) else command
+    return command.load() if isinstance(command, LazyCommand) else command
 
 
 def openapi() -> dict[str, Any]:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from mooring import cli
-from mooring.cli.lazy import Unloaded
+from mooring.cli.typer_extensions import LazyCommand
 from tests.acceptance.commands import Command, Done
 
-_load_once = functools.cache(Unloaded.load)
+_load_once = functools.cache(LazyCommand.load)
 """A process builds a command for its one call; that takes most of the time here."""
 
 
@@ -30,7 +30,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
             patch.setenv("COLUMNS", "200")
             for name, value in environment.items():
                 patch.setenv(name, value)
-            patch.setattr(Unloaded, "load", _load_once)
+            patch.setattr(LazyCommand, "load", _load_once)
             patch.setattr(sys, "argv", ["mooring", *arguments])
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
             patch.setattr(sys, "stdout", sys.stdout)  # restores what the command replaces

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mooring.cli import app, main
-from mooring.cli.lazy import Unloaded
+from mooring.cli.typer_extensions import LazyCommand
 
 _REQUEST = 1_000_000  # bytes: the arguments and the environment
 _IMPORTED = (
@@ -144,7 +144,7 @@ _server = functools.cache(_Server)
 
 def _import_all() -> None:
     """Everything that a command imports and builds on its way."""
-    Unloaded.load = functools.cache(Unloaded.load)  # type: ignore[method-assign]
+    LazyCommand.load = functools.cache(LazyCommand.load)  # type: ignore[method-assign]
     app.load()
     for name in _IMPORTED:
         importlib.import_module(name)

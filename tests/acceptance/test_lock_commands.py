@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 
 import mooring.sync
-from mooring.cli.io.child_process import Job, not_started
+from mooring.cli.io.child_process import Job, report_not_started
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from tests.acceptance.commands import Command
 from tests.acceptance.forking import Forked
@@ -260,7 +260,7 @@ def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
     """The system refuses both alike. As in a shell, only a file that is there is refused."""
     (tmp_path / file).touch(mode=0o600)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not_started("there", PermissionError(errno.EACCES, "Permission denied")) == code
+    assert report_not_started("there", PermissionError(errno.EACCES, "Permission denied")) == code
 
 
 @pytest.mark.timeout(30)  # and not the grace

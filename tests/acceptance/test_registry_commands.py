@@ -25,7 +25,7 @@ import pytest
 import mooring
 from mooring import Instance
 from mooring.cli import app
-from mooring.cli.io import connect as reaching
+from mooring.cli.io import connect as connecting
 from mooring.hub import Hub
 from mooring.masking import MASK
 from mooring.model import JSON
@@ -799,7 +799,7 @@ class TestTheStore:
     def local(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
         """A command that names no store. The default address is moved: something may be listening
         there."""
-        monkeypatch.setattr(reaching, "LOCAL", "127.0.0.1:1")
+        monkeypatch.setattr(connecting, "LOCAL", "127.0.0.1:1")
         monkeypatch.setenv("MOORING_STORE", "")
         return command
 

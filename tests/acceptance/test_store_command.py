@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from mooring.cli.io import connect as reaching
+from mooring.cli.io import connect as connecting
 from mooring.hub import open_store
 from mooring.store import Put, prefix
 from mooring.testing.etcd import EtcdServer
@@ -199,7 +199,7 @@ def test_the_default_is_the_local_server(
     server = etcd("3.4")
     server.ctl("put", "/default/a", "1")
     monkeypatch.delenv("MOORING_STORE", raising=False)
-    monkeypatch.setattr(reaching, "LOCAL", server.url.removeprefix("etcd://"))
+    monkeypatch.setattr(connecting, "LOCAL", server.url.removeprefix("etcd://"))
     assert command("store", "export", "--prefix=/default/").stdout == (
         '{"key": "/default/a", "value": "1"}\n'
     )

@@ -11,12 +11,12 @@ from typer.main import get_group, get_install_completion_arguments
 
 from mooring import __version__
 from mooring.cli.io.stdout import fill_descriptors, guarded
-from mooring.cli.lazy import CommandAfterDashes, LazyGroup, Unloaded
+from mooring.cli.typer_extensions import CommandAfterDashes, LazyCommand, LazyGroup
 from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
 
 
-def _panel(title: str, *commands: Any) -> tuple[Unloaded, ...]:
+def _panel(title: str, *commands: Any) -> tuple[LazyCommand, ...]:
     """Commands that the help shows together."""
     for command in commands:
         command.rich_help_panel = title
@@ -67,69 +67,69 @@ app = LazyGroup(
     commands=[
         *_panel(
             "Services",
-            Unloaded(
+            LazyCommand(
                 "register",
                 "register:register",
                 "Register an instance while a command runs.",
                 cls=CommandAfterDashes,
             ),
-            Unloaded("groups", "services:groups", "List service groups."),
-            Unloaded(
+            LazyCommand("groups", "services:groups", "List service groups."),
+            LazyCommand(
                 "services",
                 "services:services",
                 "List services and how many instances each has.",
             ),
-            Unloaded(
+            LazyCommand(
                 "instances",
                 "instances:instances",
                 "List the instances of a service.",
             ),
-            Unloaded("watch", "watch:watch", "Follow a service and print its changes."),
+            LazyCommand("watch", "watch:watch", "Follow a service and print its changes."),
         ),
         *_panel(
             "Calls",
-            Unloaded(
+            LazyCommand(
                 "resolve",
                 "resolve:resolve",
                 "Pick an instance to call and print its HOST:PORT.",
             ),
-            Unloaded("wait", "resolve:wait", "Wait until a service has callable instances."),
-            Unloaded(
+            LazyCommand("wait", "resolve:wait", "Wait until a service has callable instances."),
+            LazyCommand(
                 "explain", "resolve:explain", "Show why each instance is or is not in rotation."
             ),
         ),
         *_panel(
             "Locks",
-            Unloaded(
+            LazyCommand(
                 "lock", "lock:lock", "Run a command while holding a lock.", cls=CommandAfterDashes
             ),
-            Unloaded(
+            LazyCommand(
                 "elect",
                 "lock:elect",
                 "Run a command while this process is the elected leader.",
                 cls=CommandAfterDashes,
             ),
-            Unloaded(
+            LazyCommand(
                 "locks", "lock:locks", "List locks and elections with their holders and waiters."
             ),
         ),
         *_panel(
             "Operations",
-            Unloaded(
+            LazyCommand(
                 "deregister",
                 "instances:deregister",
                 "Remove an instance until its process restarts.",
             ),
-            Unloaded(
+            LazyCommand(
                 "cleanup",
                 "cleanup:cleanup",
                 "Evict instances without heartbeats from a Redis registry.",
             ),
-            Unloaded(
+            LazyCommand(
                 "config", "config:app", "Get, set and unset service and instance configuration."
             ),
-            Unloaded("info", "services:app", "Get and set descriptions of services and groups."),
-            Unloaded(
+            LazyCommand("info", "services:app", "Get and set descriptions of services and groups."),
+            LazyCommand(
                 "brake",
                 "cleanup:app",
                 "List and release mass-expiry brakes of a Redis registry.",
@@ -137,35 +137,35 @@ app = LazyGroup(
         ),
         *_panel(
             "Server",
-            Unloaded(
+            LazyCommand(
                 "serve",
                 "serve:serve",
                 "Run the server: console, admin API, and etcd's API for an embedded store.",
             ),
-            Unloaded(
+            LazyCommand(
                 "demo",
                 "demo:demo",
                 "Run a small demo fleet that registers, fails, drains and recovers.",
             ),
-            Unloaded(
+            LazyCommand(
                 "login",
                 "token:login",
                 "Print a one-time login link for the console.",
             ),
-            Unloaded(
+            LazyCommand(
                 "doctor",
                 "doctor:doctor",
                 "Check a store or a Redis: latency, version, clock, permissions, alarms.",
             ),
             _VERSION,
-            Unloaded("token", "token:app", "Create, list and revoke API tokens."),
-            Unloaded("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
-            Unloaded("store", "store:app", "Check, back up, export and import a store."),
-            Unloaded("migrate", "migrate:app", "Migrate from older key formats."),
+            LazyCommand("token", "token:app", "Create, list and revoke API tokens."),
+            LazyCommand("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
+            LazyCommand("store", "store:app", "Check, back up, export and import a store."),
+            LazyCommand("migrate", "migrate:app", "Migrate from older key formats."),
         ),
         *_panel(
             "Tenants",
-            Unloaded(
+            LazyCommand(
                 "tenant",
                 "tenant:app",
                 "Publish, inspect, roll back and delete tenant configuration.",

@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import must_be_known, reach, run_command
+from mooring.cli.io.connect import open_hub, require_service, run_command
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
-from mooring.cli.io.output import hear, note, show, show_json
+from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.evictions import Brake, CleanupReport, Evictions
@@ -77,7 +77,7 @@ async def _cleanup(
     once: bool, settings: RegistrySettings, store: str, registry: str, as_json: bool
 ) -> bool:
     """Whether every service could be checked."""
-    async with reach(store, "tree", registry=registry, settings=settings) as hub:
+    async with open_hub(store, "tree", registry=registry, settings=settings) as hub:
         evictions = hub.registry.evictions
         if evictions is None:
             note(f"nothing to sweep: {hub.registry.guarantees.expires}")
@@ -98,7 +98,7 @@ async def _sweep(url: str, evictions: Evictions, settings: RegistrySettings, as_
     passes: asyncio.Queue[CleanupReport | None] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
-    hear("mooring.registry.redis.cleanup")
+    log_to_stderr("mooring.registry.redis.cleanup")
     note(f"{url}: {in_words(settings)}; Ctrl-C stops it")
     tasks = Tasks()
     try:
@@ -150,7 +150,7 @@ async def _list(store: str, registry: str, as_json: bool) -> None:
     async with _braked(store, registry) as (_, evictions):
         if evictions is None:
             return
-        hear("mooring.registry.redis.cleanup")
+        log_to_stderr("mooring.registry.redis.cleanup")
         brakes = await evictions.brakes()
         clock = 0
         for service in list(brakes)[:1]:
@@ -195,7 +195,7 @@ async def _release(
             return
         released = await evictions.release(service)
         if not released:
-            await must_be_known(hub, service)
+            await require_service(hub, service)
     if as_json:
         show_json({"service": service, "released": released})
     elif released:
@@ -209,7 +209,7 @@ async def _braked(
     store: str, registry: str, settings: RegistrySettings | None = None
 ) -> AsyncIterator[tuple[Hub, Evictions | None]]:
     """The hub and its evictions; None on a store, after a note that it has no brakes."""
-    async with reach(store, "tree", registry=registry, settings=settings) as hub:
+    async with open_hub(store, "tree", registry=registry, settings=settings) as hub:
         if hub.registry.evictions is None:
             note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
         yield hub, hub.registry.evictions

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mooring.cli.io.connect import must_be_known, reach, run_command
+from mooring.cli.io.connect import open_hub, require_service, run_command
 from mooring.cli.io.options import (
     InstanceOption,
     JSONOption,
@@ -19,7 +19,7 @@ from mooring.cli.io.options import (
     StoreOption,
     pairs,
 )
-from mooring.cli.io.output import note, printable, show, show_json, words
+from mooring.cli.io.output import as_text, note, printable, show, show_json
 from mooring.errors import RegistryError
 from mooring.formatting import quoted
 from mooring.hub import Hub
@@ -60,14 +60,14 @@ def get(
     elif as_json:
         show_json(fields[key])
     else:
-        typer.echo(printable(words(fields[key])))
+        typer.echo(printable(as_text(fields[key])))
 
 
 async def _get(service: str, instance: str, store: str, registry: str, layout: str) -> Fields:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         fields = await hub.registry.config(service, instance)
         if not fields:
-            await must_be_known(hub, service)
+            await require_service(hub, service)
         return fields
 
 
@@ -124,7 +124,7 @@ async def _configure(
     registry: str,
     layout: str,
 ) -> Fields:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         before = await hub.registry.config(service, instance) if gone else {}
         fields = await hub.registry.configure(service, instance, set=new, unset=gone)
         for name in gone:
@@ -159,7 +159,7 @@ def _show(fields: Fields, as_json: bool) -> None:
         return
     show(
         list(fields.items()),
-        {"key": lambda field: field[0], "value": lambda field: words(field[1])},
+        {"key": lambda field: field[0], "value": lambda field: as_text(field[1])},
         lambda field: {field[0]: field[1]},
         as_json=False,
     )

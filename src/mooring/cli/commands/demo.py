@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.child_process import asking
+from mooring.cli.io.child_process import queue_signals
 from mooring.cli.io.connect import LOCAL, START_ONE, run_command
 from mooring.cli.io.options import RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import printable
@@ -39,7 +39,7 @@ def demo(
 
 
 async def _demo(store: str, registry: str, rounds: int | None, limit: float | None) -> None:
-    stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stops = queue_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     async with _reached(store, registry) as hub, Stage(hub, _say) as stage:
         _say("open the console with the link that `mooring login` prints; Ctrl-C stops the demo")
         await _watch(stage, rounds, limit, stops)

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import listed, meant, reach, run_command
+from mooring.cli.io.connect import did_you_mean, list_instances, open_hub, run_command
 from mooring.cli.io.options import (
     JSONOption,
     LayoutOption,
@@ -46,8 +46,8 @@ def instances(
 async def _instances(
     service: str, store: str, registry: str, layout: str, as_json: bool, reveal: bool
 ) -> None:
-    async with reach(store, layout, registry=registry) as hub:
-        found = await listed(hub, service)
+    async with open_hub(store, layout, registry=registry) as hub:
+        found = await list_instances(hub, service)
     if not found:
         note(f"{service} has no instances")
     if reveal:
@@ -74,10 +74,10 @@ def deregister(
 async def _deregister(
     service: str, id: str, store: str, registry: str, layout: str, as_json: bool
 ) -> None:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         if not await hub.registry.deregister(service, id):
-            known = [instance.id for instance in await listed(hub, service)]
-            raise RegistryError(f"{service} has no instance {quoted(id)}{meant(id, known)}")
+            known = [instance.id for instance in await list_instances(hub, service)]
+            raise RegistryError(f"{service} has no instance {quoted(id)}{did_you_mean(id, known)}")
     if as_json:
         show_json({"service": service, "id": id, "deregistered": True})
     else:

@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from mooring.cli.io.child_process import Job, asking, not_started
-from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.child_process import Job, queue_signals, report_not_started
+from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.options import JSONOption, StoreOption, seconds
 from mooring.cli.io.output import note, printable, show, show_json
 from mooring.errors import LockLost, LockTimeout
@@ -78,7 +78,7 @@ def times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
 async def _lock(
     name: str, ttl: float, timeout: float | None, command: Sequence[str], store: str
 ) -> int:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         lock = hub.lock(name, ttl=ttl, timeout=timeout)
         return await run_while_held(lock, command, f"the lock {quoted(name)}")
 
@@ -87,7 +87,7 @@ async def run_while_held(
     lock: Lock, command: Sequence[str], what: str, environment: Mapping[str, str] | None = None
 ) -> int:
     """Wait for a lock and run a command while it is held. Returns the exit code."""
-    signals = asking(*_FOR_THE_COMMAND)
+    signals = queue_signals(*_FOR_THE_COMMAND)
     tasks = Tasks()
     waiting = tasks.start(_acquired(lock), name="waiting for a lock")
     asked = tasks.start(signals.get(), name="signals")
@@ -154,7 +154,7 @@ async def _run(
             job.signal(number)
             asked = tasks.start(signals.get(), name="signals")
     except OSError as error:
-        return not_started(command[0], error)
+        return report_not_started(command[0], error)
     finally:
         if job is not None:
             if not job.ended:
@@ -213,14 +213,14 @@ async def _elect(
     command: Sequence[str],
     store: str,
 ) -> int:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         campaign = hub.election(name, ttl=ttl, timeout=timeout).campaign(value)
         given = {VALUE: value}
         return await run_while_held(campaign, command, f"the election {quoted(name)}", given)
 
 
 async def _listen(name: str, store: str, as_json: bool) -> None:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         await hub.election(name).leader()  # a store that is away is told at once
         async with hub.election(name).observe() as leaders:
             async for leader in leaders:
@@ -258,7 +258,7 @@ def locks(
 
 
 async def _locks(prefix: str, store: str, as_json: bool) -> None:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         found = await hub.locks(prefix)
     columns = {
         "lock": lambda row: row.name,

@@ -16,8 +16,8 @@ import msgspec
 import typer
 
 from mooring import addresses
-from mooring.cli.io.child_process import Child, asking, not_started
-from mooring.cli.io.connect import START_ONE, reach, run_command
+from mooring.cli.io.child_process import Child, queue_signals, report_not_started
+from mooring.cli.io.connect import START_ONE, open_hub, run_command
 from mooring.cli.io.options import (
     JSONOption,
     LayoutOption,
@@ -27,7 +27,7 @@ from mooring.cli.io.options import (
     pairs,
     seconds,
 )
-from mooring.cli.io.output import hear, note, say, warn
+from mooring.cli.io.output import log_to_stderr, note, print_stderr, warn
 from mooring.formatting import quoted
 from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of
@@ -155,10 +155,10 @@ async def _register(
 ) -> int:
     if ttl is not None:
         check_ttl(ttl)
-    async with reach(store, layout, registry=registry) as hub:
-        stops = asking(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    async with open_hub(store, layout, registry=registry) as hub:
+        stops = queue_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if not as_json:
-            hear("mooring.addresses", "mooring.registry")
+            log_to_stderr("mooring.addresses", "mooring.registry")
         if not instance.ephemeral and hub.registry.evictions is None:
             warn("--persistent has no effect here: on a store, instances expire with their lease")
             instance = msgspec.structs.replace(instance, ephemeral=True)
@@ -173,7 +173,7 @@ async def _register(
 
 def _say(instance: Instance, state: str) -> None:
     record = {"service": instance.service, "id": instance.id, "state": state}
-    say(json.dumps(record, ensure_ascii=False))
+    print_stderr(json.dumps(record, ensure_ascii=False))
 
 
 @contextlib.asynccontextmanager
@@ -185,7 +185,7 @@ async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | N
         keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
         child = Child(command, {"PORT": str(port)}, stdin=keyboard)
     except OSError as error:
-        raise typer.Exit(not_started(command[0], error)) from None
+        raise typer.Exit(report_not_started(command[0], error)) from None
     try:
         yield child
     finally:

@@ -12,7 +12,7 @@ import typer
 
 from mooring import durations
 from mooring.cli.commands.instances import record, without_secrets
-from mooring.cli.io.connect import listed, reach, run_command
+from mooring.cli.io.connect import list_instances, open_hub, run_command
 from mooring.cli.io.options import (
     JSONOption,
     LayoutOption,
@@ -77,8 +77,8 @@ def resolve(
 
 
 async def _listed(service: str, store: str, registry: str, layout: str) -> tuple[Instance, ...]:
-    async with reach(store, layout, registry=registry) as hub:
-        return await listed(hub, service)
+    async with open_hub(store, layout, registry=registry) as hub:
+        return await list_instances(hub, service)
 
 
 def _picks(rotation: Rotation, key: str, count: int) -> list[Instance]:
@@ -151,7 +151,7 @@ async def _wait(
 ) -> list[Instance]:
     deadline = time.monotonic() + within
     async with (
-        reach(store, layout, registry=registry) as hub,
+        open_hub(store, layout, registry=registry) as hub,
         hub.discover(service, version=version, tags=tags, wait=max(within, _PATIENCE)) as view,
     ):
         try:

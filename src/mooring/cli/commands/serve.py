@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.io.connect import run
-from mooring.cli.io.output import hear
+from mooring.cli.io.output import log_to_stderr
 from mooring.errors import MissingExtra
 from mooring.tenants.keys import NAMESPACE_VARIABLE
 
@@ -101,5 +101,5 @@ def serve(
         tenants_namespace=tenants_namespace,
         insecure=insecure,
     )
-    hear("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
+    log_to_stderr("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
     run(serving.serve(server_settings, lambda text: typer.echo(text)))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import meant, must_be_known, reach, run_command
+from mooring.cli.io.connect import did_you_mean, open_hub, require_service, run_command
 from mooring.cli.io.options import JSONOption, LayoutOption, RegistryOption, StoreOption, pairs
 from mooring.cli.io.output import note, show, show_json, warn
 from mooring.errors import RegistryError, StoreError
@@ -28,7 +28,7 @@ def groups(
 
 
 async def _groups(store: str, registry: str, layout: str, as_json: bool) -> None:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         found = await hub.registry.groups()
     if not found:
         note("no groups yet")
@@ -51,10 +51,10 @@ def services(
 
 
 async def _services(group: str, store: str, registry: str, layout: str, as_json: bool) -> None:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         found = await hub.registry.services(group)
         if not found and group and group not in (known := await hub.registry.groups()):
-            raise RegistryError(f"group {quoted(group)} not found{meant(group, known)}")
+            raise RegistryError(f"group {quoted(group)} not found{did_you_mean(group, known)}")
         if (evictions := hub.registry.evictions) is not None:
             await _warn_of_brakes(evictions, found)
     if not found:
@@ -106,10 +106,10 @@ def get(
 
 
 async def _get(service: str, group: str, store: str, registry: str, layout: str) -> Group | Service:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         found = await hub.registry.info(service=service, group=group)
         if service:
-            await must_be_known(hub, service)
+            await require_service(hub, service)
         else:
             await _group_must_be_known(hub, group)
         return found
@@ -118,7 +118,7 @@ async def _get(service: str, group: str, store: str, registry: str, layout: str)
 async def _group_must_be_known(hub: Hub, group: str) -> None:
     known = await hub.registry.groups()
     if group not in known:
-        raise RegistryError(f"group {quoted(group)} not found{meant(group, known)}")
+        raise RegistryError(f"group {quoted(group)} not found{did_you_mean(group, known)}")
 
 
 @app.command(name="set")
@@ -152,7 +152,7 @@ def set_fields(
 async def _set(
     service: str, group: str, new: dict[str, str], store: str, registry: str, layout: str
 ) -> Group | Service:
-    async with reach(store, layout, registry=registry) as hub:
+    async with open_hub(store, layout, registry=registry) as hub:
         return await hub.registry.describe(service=service, group=group, set=new)
 
 

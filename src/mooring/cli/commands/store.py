@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import named_or_local, run
+from mooring.cli.io.connect import run, url_or_local
 from mooring.cli.io.options import StoreOption
 from mooring.cli.io.output import count_of, progress
-from mooring.cli.io.stdout import writing
+from mooring.cli.io.stdout import open_output
 from mooring.errors import InvalidRequest
 from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
@@ -71,7 +71,7 @@ def export_keys(
     ] = None,
 ) -> None:
     """Export keys as JSON lines."""
-    with named_or_local(store) as url:
+    with url_or_local(store) as url:
         where = parse(url)
         if where.scheme == "sqlite" and not os.path.exists(where.file):
             raise InvalidRequest(f"{where.file} not found: name the file of a store")
@@ -90,7 +90,7 @@ def import_keys(
     Existing keys are overwritten.
     """
     puts = list(puts_of(_read(_unless_dash(file))))  # reads everything before the first write
-    with named_or_local(store) as url:
+    with url_or_local(store) as url:
         run(_import(parse(url), puts))
 
 
@@ -114,7 +114,7 @@ def _read(file: Path | None) -> str:
 async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
     written = skipped = own = 0
-    with writing(file) as output, progress("keys") as report:
+    with open_output(file) as output, progress("keys") as report:
         async with open_store(where) as store:
             async for entries in pages(store, range):
                 for entry in entries:

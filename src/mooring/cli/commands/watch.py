@@ -10,7 +10,7 @@ import typer
 
 from mooring import durations
 from mooring.cli.commands.instances import record, without_secrets
-from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.options import (
     JSONOption,
     LayoutOption,
@@ -18,7 +18,15 @@ from mooring.cli.io.options import (
     ServiceArgument,
     StoreOption,
 )
-from mooring.cli.io.output import NOTHING, hear, note, number, printable, show_json, words
+from mooring.cli.io.output import (
+    EMPTY_FIELD,
+    as_text,
+    log_to_stderr,
+    note,
+    number,
+    printable,
+    show_json,
+)
 from mooring.discovery.view import View
 from mooring.masking import MASK
 from mooring.mirror import Change
@@ -47,13 +55,13 @@ def watch(
     Starts with the present instances. `+ ID` was added, `- ID` was removed, `~ ID` changed.
     Changes of metrics are not printed.
     """
-    hear("mooring.registry.kv.feeds", "mooring.registry.redis.service_feed")
+    log_to_stderr("mooring.registry.kv.feeds", "mooring.registry.redis.service_feed")
     run_command(_watch(service, store, registry, layout, as_json))
 
 
 async def _watch(service: str, store: str, registry: str, layout: str, as_json: bool) -> None:
     async with (
-        reach(store, layout, registry=registry) as hub,
+        open_hub(store, layout, registry=registry) as hub,
         hub.discover(service, hold=0) as view,
         view.changes() as changes,
     ):
@@ -124,7 +132,7 @@ def _facts(instance: Instance) -> dict[str, str]:
         "protocol": instance.protocol,
         **{f"ports.{name}": str(port) for name, port in instance.ports.items()},
         **{f"metadata.{name}": value for name, value in instance.metadata.items()},
-        **{f"config.{name}": words(value) for name, value in instance.config.values.items()},
+        **{f"config.{name}": as_text(value) for name, value in instance.config.values.items()},
         "incarnation": instance.incarnation[:8],
     }
 
@@ -154,7 +162,7 @@ def _words(event: Event) -> str:
         return ""
     if event.action == "updated":
         return ", ".join(
-            f"{name} {before or NOTHING} → {after or NOTHING}"
+            f"{name} {before or EMPTY_FIELD} → {after or EMPTY_FIELD}"
             for name, (before, after) in event.changed.items()
         )
     facts = _facts(event.instance)

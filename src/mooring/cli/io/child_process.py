@@ -18,7 +18,7 @@ _LOOK_EACH = 0.02  # seconds between looks at a group that is to end
 _DIE_WITHIN = 2.0  # seconds that the system has to bury in who was killed
 
 
-def not_started(command: str, error: OSError) -> int:
+def report_not_started(command: str, error: OSError) -> int:
     """Report why a command did not start, and return the exit code that a shell has for it."""
     is_missing = isinstance(error, FileNotFoundError) or (
         # The system reports this too if it may not search a folder of PATH.
@@ -28,7 +28,7 @@ def not_started(command: str, error: OSError) -> int:
     return 127 if is_missing else 126
 
 
-def asking(*numbers: signal.Signals) -> asyncio.Queue[signal.Signals]:
+def queue_signals(*numbers: signal.Signals) -> asyncio.Queue[signal.Signals]:
     """These signals, in the order in which they arrive; not those that who started us ignores, as
     nohup does."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()

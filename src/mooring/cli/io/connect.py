@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import typer
 
-from mooring.cli.io.output import hear, hear_crashes, warn
+from mooring.cli.io.output import log_crashes, log_to_stderr, warn
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.formatting import quoted
 from mooring.hub import Hub, connect
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def run(work: Coroutine[object, object, T]) -> T:
     """Run a command's coroutine, on uvloop where it is installed."""
-    hear_crashes()
+    log_crashes()
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
         return runner.run(work)
 
@@ -57,23 +57,23 @@ def run_command(work: Coroutine[object, object, T]) -> T:
 
 
 @asynccontextmanager
-async def reach(
+async def open_hub(
     store: str, layout: str, *, registry: str = "", settings: RegistrySettings | None = None
 ) -> AsyncIterator[Hub]:
     """The hub on a store, or on the registry alone where that is elsewhere: a store that is not
     needed need not be there, nor free. By default it is on the local server, and who has none is
     told how to start it."""
-    hear("mooring.registry.redis.registry")  # what it leaves out of an answer
+    log_to_stderr("mooring.registry.redis.registry")  # what it leaves out of an answer
     settings = settings or parse(_NO_METRICS)
     if store and registry:
         connect(store, registry=registry)  # raises where the two do not go together
-    with named_or_local(registry or store) as url:
+    with url_or_local(registry or store) as url:
         async with connect(url, layout=layout, settings=settings) as hub:
             yield hub
 
 
 @contextmanager
-def named_or_local(url: str) -> Iterator[str]:
+def url_or_local(url: str) -> Iterator[str]:
     """The URL that was given, or that of the local server. If the local server does not answer,
     the error says how to start it."""
     try:
@@ -84,18 +84,18 @@ def named_or_local(url: str) -> Iterator[str]:
         raise Unavailable(f"no store answers at {LOCAL}: {START_ONE}") from error
 
 
-async def listed(hub: Hub, service: str) -> tuple[Instance, ...]:
+async def list_instances(hub: Hub, service: str) -> tuple[Instance, ...]:
     """The instances of a service. Warns of what cannot be understood there; raises where there is
     no such service."""
     listing = await hub.registry.instances(service)
     for problem in listing.problems:
         warn(str(problem))
     if not listing.instances:
-        await must_be_known(hub, service)
+        await require_service(hub, service)
     return listing.instances
 
 
-async def must_be_known(hub: Hub, service: str) -> None:
+async def require_service(hub: Hub, service: str) -> None:
     """Raise `RegistryError` where the registry has never heard of a service: it has no instances,
     no description, and no configuration."""
     try:
@@ -105,10 +105,10 @@ async def must_be_known(hub: Hub, service: str) -> None:
     if service in known or join_service(*split_service(service)) in known:
         return
     if not await hub.registry.configured(service):
-        raise RegistryError(f"there is no service {quoted(service)}{meant(service, known)}")
+        raise RegistryError(f"there is no service {quoted(service)}{did_you_mean(service, known)}")
 
 
-def meant(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: list[str]) -> str:
     """The end of an error about an unknown name; there may be too many to list them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f": did you mean {quoted(close[0])}?" if close else ""

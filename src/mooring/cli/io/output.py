@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["hear", "hear_crashes", "note", "printable", "say", "warn"]
+__all__ = ["log_crashes", "log_to_stderr", "note", "print_stderr", "printable", "warn"]
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """One line. Where the terminal is gone nobody hears it, and what was under way goes on."""
     with contextlib.suppress(OSError):
         typer.echo(line, err=True)
 
 
 def note(text: str) -> None:
-    say(f"mooring: {printable(text)}")
+    print_stderr(f"mooring: {printable(text)}")
 
 
 def warn(text: str) -> None:
@@ -41,17 +41,17 @@ class _Notes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
         if record.exc_info:
-            say(logging.Formatter().formatException(record.exc_info))
+            print_stderr(logging.Formatter().formatException(record.exc_info))
 
 
-def hear_crashes() -> None:
+def log_crashes() -> None:
     """Of the library's log only what is a bug; commands tell the rest in their own words."""
     logger = logging.getLogger("mooring")
     if not logger.handlers:
         logger.addHandler(_Notes(logging.ERROR))
 
 
-def hear(*names: str) -> None:
+def log_to_stderr(*names: str) -> None:
     """Everything that these loggers tell people."""
     for name in names:
         logger = logging.getLogger(name)
@@ -77,7 +77,7 @@ def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
         nonlocal last
         if time.monotonic() - last >= _EVERY:
             last = time.monotonic()
-            say(f"{what} {done}" if total is None else f"{what} {done} of {total}")
+            print_stderr(f"{what} {done}" if total is None else f"{what} {done} of {total}")
 
     if not console.is_terminal:
         yield line
@@ -104,7 +104,7 @@ Columns: TypeAlias = Mapping[str, Callable[[T], str | Styled]]
 """What to show of an item, by heading."""
 
 _GAP = 2  # between two columns
-NOTHING = "-"
+EMPTY_FIELD = "-"
 """An empty field in a pipe: `read` and awk would skip it."""
 
 
@@ -132,7 +132,7 @@ def show(
         _show_table(columns, rows, spare)
         return
     for row in rows:
-        typer.echo("\t".join(cell.text or NOTHING for cell in row))
+        typer.echo("\t".join(cell.text or EMPTY_FIELD for cell in row))
 
 
 def _show_table(
@@ -180,7 +180,7 @@ def show_json(record: JSON | Mapping[str, JSON]) -> None:
     typer.echo(json.dumps(record, ensure_ascii=False))
 
 
-def words(value: JSON) -> str:
+def as_text(value: JSON) -> str:
     """A value for people and shells: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

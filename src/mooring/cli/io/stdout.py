@@ -63,7 +63,7 @@ def guarded(stream: TextIO) -> TextIO:
 
 
 @contextmanager
-def writing(file: Path | None, *, mode: int = 0o666) -> Iterator[TextIO]:
+def open_output(file: Path | None, *, mode: int = 0o666) -> Iterator[TextIO]:
     """Standard output, or a file that is there once all is in it, and otherwise as it was. `mode`
     is that of a new file."""
     try:

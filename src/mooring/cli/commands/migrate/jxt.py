@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, hear, note, progress, show, show_json, warn
+from mooring.cli.io.output import count_of, log_to_stderr, note, progress, show, show_json, warn
 from mooring.model import JSON
 from mooring.tasks import Tasks
 from mooring.tenants.keys import NAMESPACE, Keys
@@ -250,7 +250,7 @@ async def _bridge(namespace: str, store: str, as_json: bool) -> None:
         heard: asyncio.Queue[SyncResult | None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, heard.put_nowait, None)
-        hear("mooring.migrate.jxt.bridge")
+        log_to_stderr("mooring.migrate.jxt.bridge")
         note(f"{migration.store.url}: keeps old and new keys level; Ctrl-C stops it")
         tasks = Tasks()
         try:
@@ -337,7 +337,7 @@ async def _delete(namespace: str, file: Path, store: str, as_json: bool) -> bool
 
 @asynccontextmanager
 async def _migration(store: str, namespace: str) -> AsyncIterator[Migration]:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         from mooring.migrate.jxt.migration import Migration
 
         yield Migration(hub.store, namespace=namespace)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
-from mooring.cli.io.output import hear, note, progress, show, show_json
+from mooring.cli.io.output import log_to_stderr, note, progress, show, show_json
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tasks import Tasks
@@ -159,7 +159,7 @@ async def _bridge(prefix: str, interval: float, store: str, registry: str, as_js
         passes: asyncio.Queue[BridgePass | None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
-        hear("mooring.migrate.redis_v1.bridge")
+        log_to_stderr("mooring.migrate.redis_v1.bridge")
         note(
             f"{migration.connection.url}: looks at v1 and v2 every {durations.show(interval)}; "
             "Ctrl-C stops it"
@@ -213,7 +213,7 @@ async def _delete(prefix: str, file: Path, store: str, registry: str, as_json: b
 
 @asynccontextmanager
 async def _migration(store: str, registry: str, prefix: str) -> AsyncIterator[Migration]:
-    async with reach(store, "tree", registry=registry) as hub:
+    async with open_hub(store, "tree", registry=registry) as hub:
         if hub.registry.evictions is None:
             raise InvalidRequest(
                 f"{hub.registry.url} is no Redis: name the one where v1 is with --registry URL or "

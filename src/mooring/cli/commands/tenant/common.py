@@ -22,7 +22,7 @@ from mooring.cli.commands.tenant.options import (
 from mooring.cli.commands.tenant.publish import show_differences, show_published
 from mooring.cli.io import output as printing
 from mooring.cli.io.options import JSONOption, NamespaceOption, RevealOption, StoreOption
-from mooring.cli.io.output import note, show_json, words
+from mooring.cli.io.output import as_text, note, show_json
 from mooring.errors import InvalidRequest, NotConfigured
 from mooring.masking import masked_field
 from mooring.model import JSON
@@ -73,7 +73,7 @@ def application(area: Area, about: str) -> typer.Typer:
             return
         printing.show(
             list(shown.items()),
-            {"key": lambda row: row[0], "value": lambda row: words(row[1])},
+            {"key": lambda row: row[0], "value": lambda row: as_text(row[1])},
             lambda row: {"key": row[0], "value": row[1]},
             as_json=False,
         )

@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from mooring.cli.io.connect import reach, run_command
-from mooring.cli.io.output import hear, note, printable
+from mooring.cli.io.connect import open_hub, run_command
+from mooring.cli.io.output import log_to_stderr, note, printable
 from mooring.errors import Conflict, InvalidRequest
 from mooring.tenants.keys import MAX_ID, Owner, default_namespace, joined, named
 from mooring.tenants.publish.plan import Parts, StoredParts
@@ -45,8 +45,8 @@ def publishing(
     """What some work with a publisher returns."""
 
     async def run() -> T:
-        hear("mooring.tenants.publish.committer", "mooring.tenants.publish.commit_loop")
-        async with reach(store, "tree") as hub:
+        log_to_stderr("mooring.tenants.publish.committer", "mooring.tenants.publish.commit_loop")
+        async with open_hub(store, "tree") as hub:
             return await work(hub.publisher(namespace=namespace, by=by))
 
     return run_command(run())

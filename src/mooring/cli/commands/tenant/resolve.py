@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.io.output import note, show_json
 from mooring.errors import NotConfigured, TenantError
@@ -121,7 +121,7 @@ def _request(url: str, headers: list[str]) -> TypedRequest:
 async def _resolve(
     given: list[tuple[By, str]], request: TypedRequest | None, keys: Keys, store: str
 ) -> Resolution:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         if request is None:
             ((by, name),) = given
             return await _looked_up(hub, keys, by, name)

@@ -13,10 +13,19 @@ import yaml
 
 from mooring.cli.commands.tenant.options import TenantArgument
 from mooring.cli.io import output as printing
-from mooring.cli.io.connect import reach, run_command
+from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.options import JSONOption, NamespaceOption, RevealOption, StoreOption
-from mooring.cli.io.output import count_of, note, printable, progress, say, show_json, warn, words
-from mooring.cli.io.stdout import writing
+from mooring.cli.io.output import (
+    as_text,
+    count_of,
+    note,
+    print_stderr,
+    printable,
+    progress,
+    show_json,
+    warn,
+)
+from mooring.cli.io.stdout import open_output
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.formatting import quoted
 from mooring.masking import clear_secrets, is_hidden, is_split_key, masked
@@ -148,7 +157,7 @@ def list_tenants(
 
 
 async def _all(keys: Keys, store: str) -> list[Tenant]:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         entries = (await hub.store.read(keys.all)).entries
     parts: dict[int, list[tuple[str, Part]]] = {}
     for entry in entries:
@@ -251,7 +260,7 @@ def as_document(document: dict[str, JSON]) -> str:
 
 
 async def _one(tenant: int, keys: Keys, store: str) -> StoredParts:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         entries = (await hub.store.read(keys.parts(tenant))).entries
     found = held(keys, tenant, entries)
     for strange in found.strange:
@@ -298,9 +307,9 @@ def _nested(tenant: int, parts: Mapping[str, JSON]) -> dict[str, JSON]:
 def _rows(parts: Mapping[str, JSON]) -> Iterator[Row]:
     for path, value in sorted(parts.items(), key=lambda part: (part[0] != "meta", part[0])):
         if isinstance(value, dict) and value:
-            yield from (Row(path, field, words(inner)) for field, inner in value.items())
+            yield from (Row(path, field, as_text(inner)) for field, inner in value.items())
         else:
-            yield Row(path, "", words(value))
+            yield Row(path, "", as_text(value))
 
 
 def export(
@@ -329,7 +338,7 @@ def export(
     for tenant in tenants or []:
         if tenant not in found:
             raise NotConfigured(f"there is no tenant {tenant}")
-    with writing(target, mode=0o600) as output, progress("exported") as report:
+    with open_output(target, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, there) in enumerate(sorted(found.items())):
             report(number, len(found))
             document = written(tenant, there.parts, secrets=True)
@@ -337,7 +346,7 @@ def export(
                 output.write(f"{json.dumps(document, ensure_ascii=False)}\n")
             else:
                 output.write(f"---\n{as_document(document)}")
-    say(count_of(len(found), "tenant"))
+    print_stderr(count_of(len(found), "tenant"))
     if clear := sum(_clear_secrets(there) for there in found.values()):
         secrets = count_of(clear, "secret")
         warn(f"the export has {secrets} in clear text, as stored: keep it safe")
@@ -346,7 +355,7 @@ def export(
 
 
 async def _read(keys: Keys, store: str, tenants: list[int]) -> list[Entry]:
-    async with reach(store, "tree") as hub:
+    async with open_hub(store, "tree") as hub:
         ranges = [keys.parts(tenant) for tenant in dict.fromkeys(tenants)] or [keys.all]
         return [entry for each in ranges for entry in (await hub.store.read(each)).entries]
 

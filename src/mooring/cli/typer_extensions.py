@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 
-class Unloaded(TyperCommand):
+class LazyCommand(TyperCommand):
     """What the list of commands shows of a command or a group, and where the rest is.
 
     `place` is `module:name` in `mooring.cli.commands`: a function, or the `Typer` of a group.
@@ -37,18 +37,18 @@ class Unloaded(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """A group of `Unloaded` commands."""
+    """A group of `LazyCommand` commands."""
 
     def load(self) -> dict[str, Any]:
         """All commands themselves, by name."""
         return {
-            name: command.load() if isinstance(command, Unloaded) else command
+            name: command.load() if isinstance(command, LazyCommand) else command
             for name, command in self.commands.items()
         }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command.load() if isinstance(command, Unloaded) else command, rest
+        return name, command.load() if isinstance(command, LazyCommand) else command, rest
 
 
 class CommandAfterDashes(TyperCommand):
