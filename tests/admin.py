@@ -35,7 +35,7 @@ from mooring.server.api.health import Readiness, questions
 from mooring.server.app import Application
 from mooring.server.auth.authorization import Role
 from mooring.server.auth.tokens import ADMIN
-from mooring.server.dependencies import Parts, prepare
+from mooring.server.context import ServerContext, prepare
 from mooring.server.http_listener import listen
 from mooring.server.live.state import Fleet
 from mooring.server.serving import watching
@@ -74,7 +74,7 @@ class Admin:
         self.tokens: dict[str, str] = {}
         """What a bearer of each role shows."""
         self.readiness = Readiness()
-        self.parts: Parts
+        self.server: ServerContext
         self.hub: Hub
         self.fleet: Fleet
         self.url = ""
@@ -84,10 +84,10 @@ class Admin:
     async def __aenter__(self) -> Self:
         settings = self.settings
         async with contextlib.AsyncExitStack() as opened:
-            self.parts = prepare(settings, self.readiness)
-            self.application = Application(self.parts, endpoints(console=settings.console))
+            self.server = prepare(settings, self.readiness)
+            self.application = Application(self.server, endpoints(console=settings.console))
             self.url = await opened.enter_async_context(listen(self.application, settings))
-            self.tokens["admin"] = self.parts.folder.read_admin_token()
+            self.tokens["admin"] = self.server.folder.read_admin_token()
             self._client = await opened.enter_async_context(self.client())
             self.hub = await opened.enter_async_context(
                 connect(
@@ -99,13 +99,13 @@ class Admin:
             )
             has_store = parse(settings.store).scheme not in REDIS
             await opened.enter_async_context(
-                self.parts.sharing(self.hub.store if has_store else None)
+                self.server.sharing(self.hub.store if has_store else None)
             )
             for role in self._roles:
                 self.tokens[role] = await self.token(role)
             self.fleet = await opened.enter_async_context(Fleet(self.hub.registry))
-            self.parts.open(self.hub, self.fleet)
-            await opened.enter_async_context(watching(self.parts))
+            self.server.open(self.hub, self.fleet)
+            await opened.enter_async_context(watching(self.server))
             opened.callback(self._stop)
             apart = bool(settings.registry) or not has_store
             self.readiness.questions = tuple(questions(self.hub, store=has_store, apart=apart))
@@ -118,7 +118,7 @@ class Admin:
     def _stop(self) -> None:
         self.readiness.stopping = True
         self.application.end_streams()
-        self.parts.close()
+        self.server.close()
 
     async def sees(self, service: str, id: str) -> None:
         """Wait until the server knows of an instance."""
@@ -139,7 +139,7 @@ class Admin:
         name: str = "",
     ) -> str:
         """Another token: what its bearer shows."""
-        _, text = await self.parts.tokens.create(
+        _, text = await self.server.tokens.create(
             name or f"a-{role}", role, groups=groups, tenants=tenants, lasts=lasts
         )
         return text
@@ -162,7 +162,7 @@ class Admin:
         """A browser on our own page, with a session of a token, by its id."""
         async with self.client() as client:
             client.headers["Origin"] = self.url
-            code = await self.parts.sessions.issue(token)
+            code = await self.server.sessions.issue(token)
             answer = await client.post("/login", params={"code": code})
             assert answer.status_code == 303, answer.text
             yield client

@@ -17,7 +17,7 @@ from mooring.model import Instance
 from mooring.server.api import endpoints
 from mooring.server.auth.authorization import ROLES
 from mooring.server.auth.tokens import ADMIN, utcnow
-from mooring.server.http.routing import SAFE, Endpoint
+from mooring.server.http.routing import SAFE, ApiRoute
 from tests.admin import Admin
 from tests.waiting import PATIENCE, eventually
 
@@ -68,18 +68,18 @@ WITHOUT: list[dict[str, str | bytes]] = [
 ]
 
 
-def path_of(endpoint: Endpoint, **values: str) -> str:
+def path_of(endpoint: ApiRoute, **values: str) -> str:
     known = {"tenant": "1", "service": "Theirs%2FTheir", "id": "10.9.9.9:80", "version": "1"}
     told = {**known, **values}
     return endpoint.path.format(**{name: told.get(name, "x") for name in endpoint.parameters})
 
 
-def named(endpoint: Endpoint) -> str:
+def named(endpoint: ApiRoute) -> str:
     return f"{endpoint.method} {endpoint.path}"
 
 
 async def closed_to(
-    admin: Admin, headers: Mapping[str, Any], endpoints: Sequence[Endpoint] = GUARDED
+    admin: Admin, headers: Mapping[str, Any], endpoints: Sequence[ApiRoute] = GUARDED
 ) -> None:
     """Whoever says this is nobody, whatever is asked for."""
     for each in endpoints:
@@ -87,7 +87,7 @@ async def closed_to(
         assert answer.status_code == 401, (named(each), headers)
 
 
-def sample(number: int) -> Sequence[Endpoint]:
+def sample(number: int) -> Sequence[ApiRoute]:
     """Every fifth endpoint, from another one for each number. Who asks is decided before what is
     asked for is looked at, so not each pair needs a request of its own."""
     return GUARDED[number % 5 :: 5]
@@ -124,7 +124,7 @@ class TestWhoIsNobody:
         token = await admin.token("admin", lasts=60)
         assert (await admin.get("/admin/tokens", as_=token)).status_code == 200
         later = utcnow() + datetime.timedelta(seconds=61)
-        admin.parts.tokens._clock = lambda: later
+        admin.server.tokens._clock = lambda: later
         answer = await admin.get("/admin/tokens", as_=token)
         assert answer.status_code == 401
         assert (await admin.get("/admin/tokens", as_="admin")).status_code == 200
@@ -165,7 +165,7 @@ class TestWhoIsNobody:
 
 class TestLogin:
     async def test_a_code_is_good_once_however_many_come_at_once(self, admin: Admin):
-        code = await admin.parts.sessions.issue(ADMIN)
+        code = await admin.server.sessions.issue(ADMIN)
 
         async def redeem() -> int:
             answer = await admin.post(
@@ -180,7 +180,7 @@ class TestLogin:
         chosen = "chosen-by-somebody-else-" + "x" * 20
         async with admin.client() as browser:
             browser.cookies.set("mooring-session", chosen)
-            code = await admin.parts.sessions.issue(ADMIN)
+            code = await admin.server.sessions.issue(ADMIN)
             told = {"Origin": admin.url}
             answer = await browser.post("/login", params={"code": code}, headers=told)
             assert answer.status_code == 303
@@ -264,7 +264,7 @@ async def shared(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
         yield started
 
 
-def asked(endpoint: Endpoint) -> list[str]:
+def asked(endpoint: ApiRoute) -> list[str]:
     """Everything that can be asked of an endpoint, of ours and of theirs."""
     if endpoint.path in QUERIES:
         return [endpoint.path + query for query in QUERIES[endpoint.path]]

@@ -21,7 +21,7 @@ import pytest
 
 from mooring.server import http_listener as listening
 from mooring.server.api import endpoints
-from mooring.server.http.routing import SAFE, Endpoint
+from mooring.server.http.routing import SAFE, ApiRoute
 from tests.acceptance.serving import Served
 from tests.admin import Admin
 from tests.wording import PYTHONS
@@ -259,7 +259,7 @@ def bearer(server: Watched) -> str:
     return f"Authorization: Bearer {server.admin_token}\r\n"
 
 
-def path_of(endpoint: Endpoint) -> str:
+def path_of(endpoint: ApiRoute) -> str:
     values = {"tenant": "1", "service": "Common%2FAuth", "id": "10.0.0.1:80", "version": "1"}
     return endpoint.path.format(**{name: values.get(name, "x") for name in endpoint.parameters})
 

@@ -20,7 +20,7 @@ from mooring.server import http_listener as listening
 from mooring.server.api import endpoints
 from mooring.server.auth.authorization import ROLES
 from mooring.server.auth.tokens import ADMIN
-from mooring.server.http.routing import SAFE, Endpoint
+from mooring.server.http.routing import SAFE, ApiRoute
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -124,11 +124,11 @@ GUARDED = [each for each in TABLE if each.needs.roles is not None]
 WRITES = [each for each in GUARDED if each.method not in SAFE]
 
 
-def named(endpoint: Endpoint) -> str:
+def named(endpoint: ApiRoute) -> str:
     return f"{endpoint.method} {endpoint.path}"
 
 
-def path_of(endpoint: Endpoint) -> str:
+def path_of(endpoint: ApiRoute) -> str:
     values = {"tenant": "1", "service": "Common%2FAuth"}
     return endpoint.path.format(**{name: values.get(name, "x") for name in endpoint.parameters})
 
@@ -306,7 +306,7 @@ class TestLogin:
 
     async def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(self, admin: Admin):
         async with admin.client() as browser:
-            code = await admin.parts.sessions.issue(ADMIN)
+            code = await admin.server.sessions.issue(ADMIN)
             told = {"Origin": admin.url}
             answer = await browser.post("/login", params={"code": code}, headers=told)
         flags = answer.headers["Set-Cookie"].split("; ")[1:]
@@ -315,7 +315,7 @@ class TestLogin:
 
     async def test_another_site_logs_nobody_in(self, admin: Admin):
         for origin in OTHERS:
-            code = await admin.parts.sessions.issue(ADMIN)
+            code = await admin.server.sessions.issue(ADMIN)
             headers = {"Origin": origin} if origin else {}
             answer = await admin.post("/login", as_=None, query={"code": code}, headers=headers)
             assert answer.status_code == 403
@@ -369,7 +369,7 @@ class TestLogin:
             assert "<form" not in answer.text
 
     async def test_it_leads_nowhere_but_home(self, admin: Admin):
-        code = await admin.parts.sessions.issue(ADMIN)
+        code = await admin.server.sessions.issue(ADMIN)
         for name in ("next", "redirect", "url"):
             query = {"code": code, name: "https://evil.example"}
             headers = {"Origin": admin.url}
@@ -382,7 +382,7 @@ class TestLogin:
         while (await admin.post("/login?code=x", as_=None, headers=headers)).status_code == 401:
             refused += 1
         assert 10 <= refused < 100
-        code = await admin.parts.sessions.issue(ADMIN)
+        code = await admin.server.sessions.issue(ADMIN)
         answer = await admin.post("/login", as_=None, query={"code": code}, headers=headers)
         assert answer.status_code == 303
 
@@ -575,7 +575,7 @@ class TestAudit:
         assert told[0]["session"]
         assert told[0]["from"] == "127.0.0.1"
         assert told[-1]["notes"] == {"id": made["id"], "name": "ann", "role": "viewer"}
-        kept = admin.parts.folder.audit
+        kept = admin.server.folder.audit
         assert made["token"] not in kept.read_text()
         assert "code=" not in kept.read_text()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -598,7 +598,7 @@ class TestAudit:
 
 class TestWhileItStarts:
     async def test_what_needs_the_store_waits_for_it(self, admin: Admin):
-        admin.parts.close()
+        admin.server.close()
         admin.readiness.questions = None
         assert (await admin.get("/healthz", as_=None)).status_code == 200
         answer = await admin.get("/readyz", as_=None)
@@ -612,7 +612,7 @@ async def test_over_tls_the_cookie_never_goes_without(tmp_path: Path, certificat
     async with Admin("memory://", folder=tmp_path, tls=tls) as admin:
         assert admin.url.startswith("https://")
         async with httpx.AsyncClient(base_url=admin.url, verify=trust, trust_env=False) as browser:
-            code = await admin.parts.sessions.issue(ADMIN)
+            code = await admin.server.sessions.issue(ADMIN)
             answer = await browser.post(
                 f"/login?code={urllib.parse.quote(code)}", headers={"Origin": admin.url}
             )
@@ -622,7 +622,7 @@ async def test_over_tls_the_cookie_never_goes_without(tmp_path: Path, certificat
             assert (await browser.get("/admin/whoami")).status_code == 200
             told = (await browser.get("/admin/openapi.json")).json()
             session = told["components"]["securitySchemes"]["session"]
-            assert session["name"] == admin.parts.sessions.cookie == "__Host-mooring-session"
+            assert session["name"] == admin.server.sessions.cookie == "__Host-mooring-session"
             plain = admin.url.replace("https", "http")
             refused = await browser.post("/logout", headers={"Origin": plain})
             assert refused.status_code == 403
@@ -652,7 +652,7 @@ async def test_a_mistake_of_ours_is_told_without_a_word_of_it(
     def broken(*_: object) -> None:
         raise RuntimeError("hunter2")
 
-    monkeypatch.setattr(admin.parts.tokens, "listed", broken)
+    monkeypatch.setattr(admin.server.tokens, "listed", broken)
     answer = await admin.get("/admin/tokens", as_="admin")
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal"

@@ -120,14 +120,14 @@ async def test_who_comes_back_hears_what_was_missed(admin: Admin):
 
 
 async def test_a_token_that_is_revoked_ends_its_stream(admin: Admin):
-    token, text = await admin.parts.tokens.create("short", "viewer", lasts=3600)
+    token, text = await admin.server.tokens.create("short", "viewer", lasts=3600)
     async with events(admin, as_=text) as heard:
         await heard.next("hello")
-        await admin.parts.tokens.revoke(token.id)
+        await admin.server.tokens.revoke(token.id)
         with pytest.raises(StopAsyncIteration):
             await heard.next("never")
-    assert admin.parts.stream is not None
-    stream = admin.parts.stream
+    assert admin.server.stream is not None
+    stream = admin.server.stream
     await eventually(lambda: stream.clients == 0)
 
 
@@ -142,8 +142,8 @@ async def test_who_may_not_is_told_so(admin: Admin):
 
 
 async def test_there_is_a_bound_on_how_many_listen(admin: Admin):
-    assert admin.parts.stream is not None
-    admin.parts.stream._clients = 1
+    assert admin.server.stream is not None
+    admin.server.stream._clients = 1
     async with events(admin) as heard:
         await heard.next("hello")
         refused = await admin.get("/admin/events")
@@ -152,8 +152,8 @@ async def test_there_is_a_bound_on_how_many_listen(admin: Admin):
 
 
 async def test_one_token_does_not_take_the_place_of_others(admin: Admin):
-    assert admin.parts.stream is not None
-    admin.parts.stream._of_one = 1
+    assert admin.server.stream is not None
+    admin.server.stream._of_one = 1
     async with events(admin) as heard:
         await heard.next("hello")
         refused = await admin.get("/admin/events")

@@ -146,7 +146,7 @@ async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin)
 
     released = told(await admin.delete(path("deploy"), query={**query, "token": str(token)}))
     assert (released["lease"], released["token"]) == (lease, token)
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     assert entry.notes["reason"] == "stuck since noon"
     assert entry.notes["holder"] == lease
     async with asyncio.timeout(20):

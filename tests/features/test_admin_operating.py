@@ -58,7 +58,7 @@ def error(answer: httpx.Response, status: int) -> str:
 
 def noted(admin: Admin) -> dict[str, JSON]:
     """What the audit says of the last write."""
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     return entry.notes
 
 

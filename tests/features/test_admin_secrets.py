@@ -83,7 +83,7 @@ def error(answer: httpx.Response, status: int) -> str:
 
 def noted(admin: Admin) -> dict[str, Any]:
     """What the audit says of the last write."""
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     return entry.notes
 
 
@@ -138,12 +138,12 @@ async def test_a_configuration_is_unmasked_for_admins_and_that_is_written_down(
     for path in (f"{ECHO}/config", f"{ONE}/config"):
         for who in ("viewer", "operator"):
             error(await admin.get(f"{path}?unmask=true", as_=who), 403)
-            (entry,) = admin.parts.audit.read(limit=1)
+            (entry,) = admin.server.audit.read(limit=1)
             assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
         answer = await admin.get(f"{path}?unmask=true", as_="admin")
         assert told(answer) == (CONFIG if path.startswith(f"{ECHO}/config") else {})
         assert answer.headers["Cache-Control"] == "no-store"
-        (entry,) = admin.parts.audit.read(limit=1)
+        (entry,) = admin.server.audit.read(limit=1)
         assert (entry.role, entry.status, entry.notes) == ("admin", 200, {"unmask": True})
         assert entry.service == "Common/echo"
 

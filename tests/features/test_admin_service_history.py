@@ -37,8 +37,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def written(admin: Admin) -> dict[str, tuple[bool, bool]]:
     """What is written down: of each service, whether it is empty, and was lost."""
-    assert admin.parts.shared is not None
-    store = await admin.parts.shared.store()
+    assert admin.server.shared is not None
+    store = await admin.server.shared.store()
     found = await store.read(mooring.store.prefix(b"/mooring/services/"))
     decode = service_history._decoder.decode
     records = [(entry.key, decode(entry.value)) for entry in found.entries]
@@ -91,7 +91,7 @@ async def test_a_service_that_ended_while_no_server_ran_is_missed(store_url: str
     ):
         await becomes(admin, {"shop%2Fcart": (False, False)})
     async with Admin(store_url, folder=tmp_path) as admin:
-        outlook = admin.parts.outlook
+        outlook = admin.server.outlook
         assert outlook is not None
 
         def is_a_problem() -> bool:
@@ -192,8 +192,8 @@ class TestOfSeveralServers:
                 await eventually(lambda: one.fleet.service(CART) is not None)
                 name = root + b"shop%2Fcart"
                 await store.commit(mooring.store.Put(name, b"what another server wrote"))
-                assert one.parts.shared is not None
-                history = ServiceHistory(one.fleet, one.parts.shared.store, "late")
+                assert one.server.shared is not None
+                history = ServiceHistory(one.fleet, one.server.shared.store, "late")
                 await history._write(store, mirror)
                 found = (await store.read(mooring.store.key(name))).first
                 assert found is not None
@@ -205,8 +205,8 @@ class TestOfSeveralServers:
         async with Admin(store_url, folder=tmp_path) as one:
             store, root = one.hub.store, b"/mooring/services/late/"
             name, range = root + b"shop%2Fcart", mooring.store.prefix(root)
-            assert one.parts.shared is not None
-            history = ServiceHistory(one.fleet, one.parts.shared.store, "late")
+            assert one.server.shared is not None
+            history = ServiceHistory(one.fleet, one.server.shared.store, "late")
             async with Mirror(RangeFeed(store, range)) as mirror:
                 async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
                     await eventually(lambda: one.fleet.service(CART) is not None)

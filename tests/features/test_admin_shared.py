@@ -59,7 +59,7 @@ async def put(admin: Admin, path: str, value: Any, status: int = 200, **named: A
 async def test_a_value_is_set_shown_and_removed(admin: Admin):
     made = await put(admin, RESOLVER, {"httpType": "host"}, 201, query={"reason": "by host"})
     assert (made["tenant"], made["area"], made["version"]) == (None, "common", 1)
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     assert (entry.method, entry.path, entry.status) == ("PUT", RESOLVER, 201)
     assert (entry.notes["key"], entry.notes["reason"]) == ("resolver", "by host")
     shown = told(await admin.get(COMMON))
@@ -119,7 +119,7 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(admin: Admin):
     for guess in ("hunter2", "wrong"):
         value = {**SMTP, "smtp": {"host": "mx", "password": guess}}
         answers.append((await admin.post(f"{MAIL}/diff", {"value": value})).json())
-        (entry,) = admin.parts.audit.read(limit=1)
+        (entry,) = admin.server.audit.read(limit=1)
         assert (entry.path, entry.status) == (f"{MAIL}/diff", 200)
     assert answers[0] == answers[1]
     assert answers[0]["changes"][0]["sensitive"] == ["smtp.password"]
@@ -149,7 +149,7 @@ async def test_a_key_with_the_name_of_a_secret_is_one(admin: Admin, sealed: bool
     assert answers[1].json()["values"] == {"mail/smtp-password": MASK}
     assert answers[2].json()["changes"][0]["sensitive"] == [""]
     assert answers[4].json()["changes"] == []
-    stored = await admin.parts.hub.store.read(prefix(b"jxt/_history/"))
+    stored = await admin.server.hub.store.read(prefix(b"jxt/_history/"))
     assert not any(b"hunter2" in entry.value for entry in stored.entries)
     await admin.post(f"{PLATFORM}/rollback", {"version": 1})
     opened = told(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]
@@ -246,7 +246,7 @@ async def test_the_health_sentinel_is_removed(admin: Admin):
     error(await admin.delete("/admin/shared/health"), 404)
     await admin.post("/admin/shared/health")
     assert told(await admin.delete("/admin/shared/health")) == {"lastPublish": None}
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     assert (entry.method, entry.path, entry.status) == ("DELETE", "/admin/shared/health", 200)
     assert told(await admin.get(COMMON))["lastPublish"] is None
     assert told(await admin.get(f"{COMMON}/history")) == []

@@ -114,9 +114,9 @@ class TestOnAStore:
             Admin(store_url, folder=tmp_path / "a") as one,
             Admin(store_url, folder=tmp_path / "b") as other,
         ):
-            assert one.parts.shared is not None
-            assert other.parts.shared is not None
-            assert (one.parts.shared.shared, other.parts.shared.shared) == (True, False)
+            assert one.server.shared is not None
+            assert other.server.shared is not None
+            assert (one.server.shared.shared, other.server.shared.shared) == (True, False)
             assert "authenticated with another key" in caplog.text
             assert "server-key" in caplog.text
             assert await status(one, other.tokens["viewer"]) == 401
@@ -135,7 +135,7 @@ class TestOnAStore:
         self, store_url: str, tmp_path: Path
     ):
         async with Admin(store_url, folder=tmp_path) as admin:
-            mine, text = await admin.parts.tokens.create("mallory", "viewer")
+            mine, text = await admin.server.tokens.create("mallory", "viewer")
             name = f"/mooring/tokens/{mine.id}".encode()
             entry = (await admin.hub.store.read(key(name))).first
             assert entry is not None

@@ -95,7 +95,7 @@ async def test_a_tenant_is_published_and_shown_without_its_secrets(admin: Admin)
     assert not [secret for secret in SECRETS if secret in told_of]
     same = await admin.get(ONE, headers={"If-None-Match": answer.headers["ETag"]})
     assert same.status_code == 304
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     assert (entry.tenant, entry.notes["reason"], entry.notes["version"]) == ("7", "new customer", 1)
     assert not [secret for secret in SECRETS if secret in str(entry)]
 
@@ -147,7 +147,7 @@ async def test_a_password_goes_nowhere_else_without_being_said(
             message = error(answer, 409)
             assert f"database/orders.{field} changes" in message
             assert "hunter2" not in message
-            (entry,) = admin.parts.audit.read(limit=1)
+            (entry,) = admin.server.audit.read(limit=1)
             assert (entry.status, entry.tenant) == (409, "7")
     assert await stored(admin) == before
     # Who says it may, and so may who can see it.
@@ -226,7 +226,7 @@ async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admi
             message = error(await admin.request(method, path, document, as_=mine), 409)
             assert "is taken already" in message
             assert "7" not in message
-            (entry,) = admin.parts.audit.read(limit=1)
+            (entry,) = admin.server.audit.read(limit=1)
             assert (entry.path, entry.status) == (path, 409)
             message = error(await admin.request(method, path, document, as_=both), 409)
             assert "belongs to tenant 7" in message
@@ -237,7 +237,7 @@ async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Adm
     await publish(admin, ACME, 201)
     for who in ("viewer", "operator"):
         error(await admin.get(f"{ONE}?unmask=true", as_=who), 403)
-        (entry,) = admin.parts.audit.read(limit=1)
+        (entry,) = admin.server.audit.read(limit=1)
         assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
     answer = await admin.get(f"{ONE}?unmask=true", as_="admin")
     document = told(answer)["document"]
@@ -245,7 +245,7 @@ async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Adm
     assert document["database"]["orders"]["extra"]["smtp"]["password"] == "s3cret"
     assert document["ftp"]["acme_ftp"]["passwordHash"] == "$2a$10$hash"
     assert answer.headers["Cache-Control"] == "no-store"
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     assert (entry.role, entry.status, entry.notes) == ("admin", 200, {"unmask": True})
 
 
@@ -303,7 +303,7 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
     compared = [await admin.post(f"{ONE}/diff", each) for each in guesses]
     assert compared[0].status_code == compared[1].status_code
     assert compared[0].text == compared[1].text
-    (entry,) = admin.parts.audit.read(limit=1)
+    (entry,) = admin.server.audit.read(limit=1)
     assert (entry.method, entry.path, entry.status) == (
         "POST",
         f"{ONE}/diff",
@@ -340,7 +340,7 @@ async def test_a_server_without_a_key_does_not_tell_whether_a_guessed_password_i
     told(await admin.put(ONE, {"database": {"orders": database}}, as_="admin"), 201)
     if beside:
         value = b'{"driver":"mysql","passwordEncrypted":"c2VhbGVk"}'
-        await admin.parts.hub.store.commit(Put(Keys().part(8, "database/query"), value))
+        await admin.server.hub.store.commit(Put(Keys().part(8, "database/query"), value))
     guesses = [
         {"database": {"orders": {**database, "password": guess}}}
         for guess in ("hunter2", "wrong!!")

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from mooring.server.api.console import ENDPOINTS, MEDIA, files
-from mooring.server.http.response import Refused
+from mooring.server.http.response import HTTPError
 from mooring.server.http.routing import Router
 
 SCRIPTS = sorted(name for name in files() if name.endswith(".js"))
@@ -82,5 +82,5 @@ def test_a_path_leads_nowhere_else(path: bytes):
 
 @pytest.mark.parametrize("path", [b"/console/", b"/console", b"/console/pages/x/y.js"])
 def test_nothing_is_below_the_folders(path: bytes):
-    with pytest.raises(Refused, match=r"nothing|empty"):
+    with pytest.raises(HTTPError, match=r"nothing|empty"):
         Router(ENDPOINTS).match("GET", path)

@@ -15,23 +15,25 @@ from starlette.requests import Request
 from mooring.server.auth.audit import Audit, _backwards
 from mooring.server.auth.authorization import OPEN, Principal, Role
 from mooring.server.auth.data_dir import Folder
-from mooring.server.dependencies import Parts
-from mooring.server.http.request import NOBODY, Call
-from mooring.server.http.response import Answer
-from mooring.server.http.routing import Endpoint
+from mooring.server.context import ServerContext
+from mooring.server.http.request import NOBODY, ApiCall
+from mooring.server.http.response import Response
+from mooring.server.http.routing import ApiRoute
 
 ANN = Principal("ann", "operator", token="t1", session="s1")
 VIC = Principal("vic", "viewer", token="t2")
 
 
-async def nothing(_: Call) -> Answer:
-    return Answer()
+async def nothing(_: ApiCall) -> Response:
+    return Response()
 
 
-ENDPOINT = Endpoint("POST", "/{service}", OPEN, nothing, "")
+ENDPOINT = ApiRoute("POST", "/{service}", OPEN, nothing, "")
 
 
-def call(who: Principal = ANN, path: str = "/a?secret=1", service: str = "a", **notes: Any) -> Call:
+def call(
+    who: Principal = ANN, path: str = "/a?secret=1", service: str = "a", **notes: Any
+) -> ApiCall:
     raw, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -42,7 +44,7 @@ def call(who: Principal = ANN, path: str = "/a?secret=1", service: str = "a", **
         "headers": [(b"authorization", b"Bearer hunter2"), (b"cookie", b"hunter2")],
         "client": ("192.0.2.7", 1),
     }
-    made = Call(cast(Parts, None), Request(scope), ENDPOINT, {"service": service}, who)
+    made = ApiCall(cast(ServerContext, None), Request(scope), ENDPOINT, {"service": service}, who)
     made.notes.update(notes)
     made.body = {"password": "hunter2"}
     return made
@@ -119,7 +121,7 @@ def test_it_goes_on_in_another_file_and_keeps_some(folder: Folder):
     assert len(numbers) > 10
 
 
-def stranger(address: str) -> Call:
+def stranger(address: str) -> ApiCall:
     made = call(NOBODY)
     made.request.scope["client"] = (address, 1)
     return made

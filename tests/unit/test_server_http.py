@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mooring import errors
 from mooring.server.auth.authorization import OPEN
-from mooring.server.http.request import DEEPEST, Call, Page, cut, depth, parse_query, tenant_id
-from mooring.server.http.response import Answer, Refused, answer, matches, refusal, shown, tag
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import DEEPEST, ApiCall, Page, cut, depth, parse_query, tenant_id
+from mooring.server.http.response import HTTPError, Response, answer, matches, refusal, shown, tag
+from mooring.server.http.routing import ApiRoute
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,12 +23,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     all: bool = False
 
 
-async def nothing(_: Call) -> Answer:
-    return Answer()
+async def nothing(_: ApiCall) -> Response:
+    return Response()
 
 
-ASKING = Endpoint("GET", "/", OPEN, nothing, "", query=Asked)
-SILENT = Endpoint("GET", "/", OPEN, nothing, "")
+ASKING = ApiRoute("GET", "/", OPEN, nothing, "", query=Asked)
+SILENT = ApiRoute("GET", "/", OPEN, nothing, "")
 
 
 def test_a_query_is_filled_in():
@@ -53,7 +53,7 @@ def test_a_query_is_filled_in():
     ],
 )
 def test_a_query_that_is_not_asked_for_is_refused(query: bytes):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HTTPError) as refused:
         parse_query(ASKING, query)
     assert refused.value.status == 400
 
@@ -62,7 +62,7 @@ def test_a_query_that_is_not_asked_for_is_refused(query: bytes):
 def test_any_query_is_read_or_refused(query: bytes):
     try:
         parse_query(ASKING, query)
-    except Refused as refused:
+    except HTTPError as refused:
         status = refused.status
     else:
         status = 200
@@ -71,7 +71,7 @@ def test_any_query_is_read_or_refused(query: bytes):
 
 @pytest.mark.parametrize("text", ["", "-1", "x", "1.0", "²", "１", "9" * 19])
 def test_what_is_no_tenant_is_refused(text: str):
-    with pytest.raises(Refused):
+    with pytest.raises(HTTPError):
         tenant_id(text)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mooring.server.auth.authorization import Principal
 from mooring.server.auth.rate_limits import Buckets, Limits, Rates, network
 from mooring.server.http.request import NOBODY
-from mooring.server.http.response import Refused
+from mooring.server.http.response import HTTPError
 
 
 class Clock:
@@ -82,11 +82,11 @@ def test_each_kind_is_counted_by_itself():
     for _ in range(2):
         limits.check("x")
         limits.check_write(ann)
-    with pytest.raises(Refused, match="your address") as refused:
+    with pytest.raises(HTTPError, match="your address") as refused:
         limits.check("x")
     assert refused.value.status == 429
     assert refused.value.headers["Retry-After"] == "1"
-    with pytest.raises(Refused, match="ann"):
+    with pytest.raises(HTTPError, match="ann"):
         limits.check_write(ann)
     limits.check("y")
     limits.check_write(bob)
@@ -94,7 +94,7 @@ def test_each_kind_is_counted_by_itself():
         limits.check_write(NOBODY)
     for _ in range(60):
         limits.failed("x")
-    with pytest.raises(Refused, match="wrong tokens"):
+    with pytest.raises(HTTPError, match="wrong tokens"):
         limits.failed("x")
     clock.seconds = 1
     limits.failed("x")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from mooring.server.auth.authorization import Principal
 from mooring.server.auth.csrf import Origins, parse
 from mooring.server.http.request import NOBODY
-from mooring.server.http.response import Refused
+from mooring.server.http.response import HTTPError
 
 ORIGINS = Origins(["192.0.2.1", "Mooring.Example.com"])
 SESSION = Principal("ann", "admin", token="t", session="s")
@@ -50,7 +50,7 @@ def page(**headers: str | list[str]) -> Request:
 def status(check: object, *arguments: object) -> int:
     try:
         check(*arguments)  # type: ignore[operator]
-    except Refused as refused:
+    except HTTPError as refused:
         return refused.status
     return 200
 

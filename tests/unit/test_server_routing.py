@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from mooring.server.api import endpoints
 from mooring.server.auth.authorization import OPEN
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import LONGEST, Endpoint, Router, decoded
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import LONGEST, ApiRoute, Router, decoded
 
 
-async def nothing(_: Call) -> Answer:
-    return Answer()
+async def nothing(_: ApiCall) -> Response:
+    return Response()
 
 
-def endpoint(method: str, path: str) -> Endpoint:
-    return Endpoint(method, path, OPEN, nothing, path)
+def endpoint(method: str, path: str) -> ApiRoute:
+    return ApiRoute(method, path, OPEN, nothing, path)
 
 
 TABLE = (
@@ -53,7 +53,7 @@ def test_any_bytes_are_matched_or_refused(path: bytes):
     found, status = None, 200
     try:
         found = ROUTER.match("GET", path)
-    except Refused as refused:
+    except HTTPError as refused:
         status = refused.status
     assert status in (200, 400, 404, 405)
     if found is not None:
@@ -84,14 +84,14 @@ def test_any_bytes_are_matched_or_refused(path: bytes):
     ],
 )
 def test_no_other_way_of_writing_it_is_it(path: bytes):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HTTPError) as refused:
         ROUTER.match("GET", path)
     assert refused.value.status == 404
 
 
 @pytest.mark.parametrize("segment", [b"%", b"%4", b"%zz", b"%ff", b"%00", b"a%0Ab", b"%C2%85"])
 def test_what_is_no_text_is_refused(segment: bytes):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HTTPError) as refused:
         ROUTER.match("GET", b"/admin/services/" + segment)
     assert refused.value.status == 400
 
@@ -100,7 +100,7 @@ def test_what_is_no_text_is_refused(segment: bytes):
 def test_what_is_too_long_for_a_name_is_refused(letter: bytes):
     assert len(decoded(letter * LONGEST)) == LONGEST
     for more in (1, 100_000):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(HTTPError) as refused:
             decoded(letter * (LONGEST + more))
         assert (refused.value.status, refused.value.code) == (400, "bad_path")
 
@@ -110,7 +110,7 @@ def test_a_percent_is_decoded_once():
 
 
 def test_a_method_that_is_not_there_says_which_are():
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HTTPError) as refused:
         ROUTER.match("PATCH", b"/admin/services/a")
     assert refused.value.status == 405
     assert refused.value.headers["Allow"] == "DELETE, GET, HEAD"

@@ -12,17 +12,18 @@ import time
 from collections.abc import AsyncIterator, Iterable
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response as StarletteResponse
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mooring.errors import MooringError
 from mooring.server.api.prometheus import answered
 from mooring.server.auth.authorization import Principal, objection
-from mooring.server.dependencies import Parts
+from mooring.server.context import ServerContext
 from mooring.server.http import response as errors
-from mooring.server.http.request import NOBODY, Call, parse_query, read_body
-from mooring.server.http.response import Answer, Refused, matches, tag
-from mooring.server.http.routing import SAFE, Endpoint, Router
+from mooring.server.http.request import NOBODY, ApiCall, parse_query, read_body
+from mooring.server.http.response import HTTPError, Response, matches, tag
+from mooring.server.http.routing import SAFE, ApiRoute, Router
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ _PATIENCE = 30.0
 class Application:
     """An ASGI application of a table of endpoints."""
 
-    def __init__(self, parts: Parts, endpoints: Iterable[Endpoint]) -> None:
-        self._parts, self._router = parts, Router(endpoints)
+    def __init__(self, server: ServerContext, endpoints: Iterable[ApiRoute]) -> None:
+        self._server, self._router = server, Router(endpoints)
         self._streams: set[asyncio.Timeout] = set()
 
     def end_streams(self) -> None:
@@ -69,73 +70,73 @@ class Application:
         response = await self._respond(request)
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> StarletteResponse:
         started = time.perf_counter()
-        call: Call | None = None
+        call: ApiCall | None = None
         try:
-            self._parts.origins.check_host(request)
+            self._server.origins.check_host(request)
             endpoint, path = self._router.match(request.method, request.scope["raw_path"])
-            call = Call(self._parts, request, endpoint, path)
+            call = ApiCall(self._server, request, endpoint, path)
             answer = await self._handle(call)
             response = self._response(request, answer)
         except Exception as error:
-            if not isinstance(error, Refused | MooringError):
+            if not isinstance(error, HTTPError | MooringError):
                 shown = request.scope["raw_path"].decode("ascii", "backslashreplace")
                 log.exception("%s %s failed", request.method, shown)
             answer = errors.answer(_refusal(error))
             response = self._response(request, answer)
         if call is not None and call.endpoint.audited:
-            self._parts.audit.write(call, answer.status)
+            self._server.audit.write(call, answer.status)
         route = "" if call is None else call.endpoint.path
         answered(request.method, route, answer.status, time.perf_counter() - started)
         return response
 
-    async def _handle(self, call: Call) -> Answer:
+    async def _handle(self, call: ApiCall) -> Response:
         endpoint, request = call.endpoint, call.request
-        self._parts.limits.check(call.client)
+        self._server.limits.check(call.client)
         call.principal = self._admit(call)
         if request.method not in SAFE:
-            self._parts.origins.check_origin(request, call.principal)
+            self._server.origins.check_origin(request, call.principal)
         call.query = parse_query(endpoint, request.scope["query_string"])
         if request.method not in SAFE:
-            most = self._parts.limits.body
+            most = self._server.limits.body
             try:
                 async with asyncio.timeout(_PATIENCE):
                     call.body = await read_body(endpoint, request, most=most)
             except TimeoutError:
-                raise Refused(408, "too_slow", "the body did not come in time") from None
+                raise HTTPError(408, "too_slow", "the body did not come in time") from None
         return await endpoint.handler(call)
 
-    def _admit(self, call: Call) -> Principal:
-        """Who asks, if they may. Raises `Refused`: they did not say who (401), wrote too often
+    def _admit(self, call: ApiCall) -> Principal:
+        """Who asks, if they may. Raises `HTTPError`: they did not say who (401), wrote too often
         (429), of which what they may not counts too, or may not (403)."""
         wanted = call.endpoint.needs
         if wanted.roles is None:
             return NOBODY
         principal = self._principal(call)
         if call.request.method not in SAFE:
-            self._parts.limits.check_write(principal)
+            self._server.limits.check_write(principal)
         tenant = call.tenant if wanted.within == "tenant" else None
         service = call.path.get("service", "")
         if why := objection(principal, wanted, service=service, tenant=tenant):
-            raise Refused(403, "forbidden", why)
+            raise HTTPError(403, "forbidden", why)
         return principal
 
-    def _principal(self, call: Call) -> Principal:
+    def _principal(self, call: ApiCall) -> Principal:
         """Whose token or session this is; a token that was sent counts alone."""
         headers = call.request.headers.getlist("authorization")
         if headers:
             scheme, _, token = headers[0].partition(" ")
             good = len(headers) == 1 and scheme.lower() == "bearer"
-            principal = self._parts.tokens.bearer(token.strip()) if good else None
+            principal = self._server.tokens.bearer(token.strip()) if good else None
         else:
-            principal = self._parts.sessions.principal(call.request)
+            principal = self._server.sessions.principal(call.request)
         if principal is None:
-            if not self._parts.tokens.loaded and (headers or call.request.cookies):
+            if not self._server.tokens.loaded and (headers or call.request.cookies):
                 raise _unknown_yet("the server cannot read its tokens")
             if headers:  # who says nothing, or has a session that is over, tries nothing
-                self._parts.limits.failed(call.client)
-            raise Refused(
+                self._server.limits.failed(call.client)
+            raise HTTPError(
                 401,
                 "unauthenticated",
                 "say who you are: Authorization: Bearer TOKEN (see `mooring token create`), or log "
@@ -144,11 +145,11 @@ class Application:
             )
         call.principal = principal  # for the audit, whether or not they may
         writes = call.request.method not in SAFE and principal.role in ("operator", "admin")
-        if writes and not self._parts.tokens.is_confirmed(principal.token):
+        if writes and not self._server.tokens.is_confirmed(principal.token):
             raise _unknown_yet("the store has not confirmed this token for too long")
         return principal
 
-    def _response(self, request: Request, answer: Answer) -> Response:
+    def _response(self, request: Request, answer: Response) -> StarletteResponse:
         headers = {**HEADERS, **answer.headers}
         if answer.stream is not None:
             stream = self._until_the_end(answer.stream)
@@ -160,9 +161,9 @@ class Application:
             headers["ETag"] = f'W/"{answer.etag}"' if answer.etag else tag(body)
             headers["Cache-Control"] = answer.headers.get("Cache-Control", "private, no-cache")
             if matches(request.headers.get("if-none-match", ""), headers["ETag"]):
-                return Response(status_code=304, headers=headers)
+                return StarletteResponse(status_code=304, headers=headers)
         media = answer.media if body else None
-        return Response(body, answer.status, headers=headers, media_type=media)
+        return StarletteResponse(body, answer.status, headers=headers, media_type=media)
 
     async def _until_the_end(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         try:
@@ -174,12 +175,12 @@ class Application:
                 finally:
                     self._streams.discard(limit)
         except TimeoutError:
-            if not self._parts.readiness.stopping:
+            if not self._server.readiness.stopping:
                 raise
 
 
-def _unknown_yet(why: str) -> Refused:
-    return Refused(
+def _unknown_yet(why: str) -> HTTPError:
+    return HTTPError(
         503,
         "unavailable",
         f"{why}, since the store is away: try again when it is back",
@@ -187,9 +188,9 @@ def _unknown_yet(why: str) -> Refused:
     )
 
 
-def _refusal(error: Exception) -> Refused:
-    if isinstance(error, Refused):
+def _refusal(error: Exception) -> HTTPError:
+    if isinstance(error, HTTPError):
         return error
     if isinstance(error, MooringError):
         return errors.refusal(error)
-    return Refused(500, "internal", "this is a mistake of ours: the server's log has it")
+    return HTTPError(500, "internal", "this is a mistake of ours: the server's log has it")

@@ -22,7 +22,7 @@ from mooring.server.api.health import Readiness, questions
 from mooring.server.app import Application
 from mooring.server.auth.data_dir import Folder
 from mooring.server.auth.tokens import ADMIN
-from mooring.server.dependencies import Parts, prepare
+from mooring.server.context import ServerContext, prepare
 from mooring.server.event_stream import Shapes, Stream
 from mooring.server.health_checks.scheduler import Checks
 from mooring.server.health_checks.target_policy import policy
@@ -37,33 +37,33 @@ from mooring.tasks import Tasks
 from mooring.xds.server import ControlPlane
 
 
-def _duty(parts: Parts) -> Duty:
+def _duty(server: ServerContext) -> Duty:
     """The election runs where the registry is."""
-    lease = parts.hub.registry.leader_lease
-    return DutyOnStore(parts.hub) if lease is None else DutyOnRedis(lease)
+    lease = server.hub.registry.leader_lease
+    return DutyOnStore(server.hub) if lease is None else DutyOnRedis(lease)
 
 
 @contextlib.asynccontextmanager
-async def watching(parts: Parts) -> AsyncIterator[str]:
-    """From the parts' fleet, which is open; the host that alerts go to, empty for none."""
-    fleet, alerts = parts.fleet, parts.settings.alerts
+async def watching(server: ServerContext) -> AsyncIterator[str]:
+    """From the server' fleet, which is open; the host that alerts go to, empty for none."""
+    fleet, alerts = server.fleet, server.settings.alerts
     async with contextlib.AsyncExitStack() as stack:
-        if parts.settings.url().scheme not in REDIS:
-            parts.alarms = await stack.enter_async_context(StoreAlarms(parts.hub.store))
-        outlook = Outlook(fleet, alerts.patience, alarms=parts.alarms)
-        parts.outlook = outlook
-        parts.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
-        if parts.shared is not None:
-            scope = scope_of(parts.hub.scope if parts.settings.registry_apart else "")
-            history = ServiceHistory(fleet, parts.shared.store, scope)
+        if server.settings.url().scheme not in REDIS:
+            server.alarms = await stack.enter_async_context(StoreAlarms(server.hub.store))
+        outlook = Outlook(fleet, alerts.patience, alarms=server.alarms)
+        server.outlook = outlook
+        server.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
+        if server.shared is not None:
+            scope = scope_of(server.hub.scope if server.settings.registry_apart else "")
+            history = ServiceHistory(fleet, server.shared.store, scope)
             await stack.enter_async_context(history)
         if alerts.webhook:
-            duty = await stack.enter_async_context(_duty(parts))
+            duty = await stack.enter_async_context(_duty(server))
             await stack.enter_async_context(Alerts(outlook, alerts, duty))
         try:
             yield alerts.host
         finally:
-            parts.outlook = parts.stream = parts.alarms = None
+            server.outlook = server.stream = server.alarms = None
 
 
 async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
@@ -104,15 +104,15 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             say(f"xds      {plane.address}{'' if tls is None else ' (TLS)'}")
         if face is not None:
             store = hub.store if has_store else None
-            await stack.enter_async_context(face.parts.sharing(store))
-            told = await stack.enter_async_context(_fleet(hub, face.parts))
+            await stack.enter_async_context(face.server.sharing(store))
+            told = await stack.enter_async_context(_fleet(hub, face.server))
             if told:
                 say(f"alerts   → {told}")
             if settings.checks.enabled:
                 say(f"checks   {await stack.enter_async_context(_checks(face, beside))}")
             say(f"health   {face.url}/healthz and /readyz")
             if settings.console:
-                code = await face.parts.sessions.issue(ADMIN)
+                code = await face.server.sessions.issue(ADMIN)
                 say(f"console  {face.url}/login?code={code}")
         readiness.questions = tuple(questions(hub, store=has_store, apart=apart))
         say("ready    Ctrl-C stops it")
@@ -128,7 +128,7 @@ class _Face(NamedTuple):
     """The HTTP face."""
 
     url: str
-    parts: Parts
+    server: ServerContext
     application: Application
 
 
@@ -217,19 +217,19 @@ async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterato
 @contextlib.asynccontextmanager
 async def _http(settings: ServerSettings, readiness: Readiness) -> AsyncIterator[_Face]:
     """The HTTP face, up, and told to the commands on this machine."""
-    parts = prepare(settings, readiness)
-    application = Application(parts, endpoints(console=settings.console))
+    server = prepare(settings, readiness)
+    application = Application(server, endpoints(console=settings.console))
     async with listen(application, settings) as url:
         host, port = split("--http", url.partition("//")[2])
         near = _NEAR.get(host, host)
         name = _name(settings, near) if host in _NEAR else near
-        parts.origins.admit(name)
+        server.origins.admit(name)
         url = f"{url.partition('//')[0]}//{join(name, port)}"
-        parts.folder.announce(url, at="" if name == near else join(near, port))
+        server.folder.announce(url, at="" if name == near else join(near, port))
         try:
-            yield _Face(url, parts, application)
+            yield _Face(url, server, application)
         finally:
-            parts.folder.retract(url)
+            server.folder.retract(url)
 
 
 _NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -249,20 +249,20 @@ def _name(settings: ServerSettings, near: str) -> str:
 
 def _checks(face: _Face, beside: Sequence[str]) -> Checks:
     """Active checks by a server that listens for HTTP, and at the addresses beside it."""
-    settings = face.parts.settings
+    settings = face.server.settings
     host, _ = split("--http", settings.http)
     listening = [(host, split("--http", face.url)[1]), *(split("", place) for place in beside)]
     rules = policy(settings.checks.networks, listening)
-    return Checks(face.parts.fleet, settings.checks, policy=rules)
+    return Checks(face.server.fleet, settings.checks, policy=rules)
 
 
 @contextlib.asynccontextmanager
-async def _fleet(hub: Hub, parts: Parts) -> AsyncIterator[str]:
+async def _fleet(hub: Hub, server: ServerContext) -> AsyncIterator[str]:
     """What is registered, for the API; while it is there, so is the API. Whom alerts go to."""
     async with Fleet(hub.registry) as fleet:
-        parts.open(hub, fleet)
+        server.open(hub, fleet)
         try:
-            async with watching(parts) as told:
+            async with watching(server) as told:
                 yield told
         finally:
-            parts.close()
+            server.close()

@@ -27,9 +27,9 @@ from mooring.server.api import (
 )
 from mooring.server.auth.authorization import ROLES, Need
 from mooring.server.http.openapi import describe
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, encode
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import Response, encode
+from mooring.server.http.routing import ApiRoute
 
 _MODULES = (
     audit,
@@ -54,16 +54,16 @@ _openapi_documents: dict[tuple[bool, str], bytes] = {}
 """With and without the console, by the name of the session cookie."""
 
 
-async def openapi(call: Call) -> Answer:
-    console, cookie = call.parts.settings.console, call.parts.sessions.cookie
+async def openapi(call: ApiCall) -> Response:
+    console, cookie = call.server.settings.console, call.server.sessions.cookie
     if (console, cookie) not in _openapi_documents:
         table = endpoints(console=console)
         document = describe(table, title="Mooring", version=__version__, cookie=cookie)
         _openapi_documents[console, cookie] = encode(document)
-    return Answer(_openapi_documents[console, cookie])
+    return Response(_openapi_documents[console, cookie])
 
 
-_OPENAPI = Endpoint(
+_OPENAPI = ApiRoute(
     "GET",
     "/admin/openapi.json",
     Need(frozenset(ROLES)),
@@ -73,7 +73,7 @@ _OPENAPI = Endpoint(
 )
 
 
-def endpoints(*, console: bool = True) -> tuple[Endpoint, ...]:
+def endpoints(*, console: bool = True) -> tuple[ApiRoute, ...]:
     """The whole table. Without the console there are no pages and no sessions."""
     modules = (*_MODULES, *_CONSOLE_MODULES) if console else _MODULES
     table = (_OPENAPI, *(endpoint for module in modules for endpoint in module.ENDPOINTS))

@@ -12,9 +12,9 @@ import msgspec
 from mooring.errors import StoreError
 from mooring.server.auth.audit import Entry
 from mooring.server.auth.authorization import need
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
@@ -44,11 +44,11 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def audit(call: Call) -> Answer:
+async def audit(call: ApiCall) -> Response:
     query: AuditQuery = call.query
     found, of = await _read(call, query)
     some = found[: query.limit]
-    headers = {"X-Audit-Failures": str(call.parts.audit.failures), "X-Audit-Of": of}
+    headers = {"X-Audit-Failures": str(call.server.audit.failures), "X-Audit-Of": of}
     if len(found) > len(some):
         told = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -57,29 +57,31 @@ async def audit(call: Call) -> Answer:
         }
         following = urllib.parse.urlencode({**told, "after": some[-1].id})
         headers["Link"] = f'<{call.here}?{following}>; rel="next"'
-    return Answer(some, headers=headers)
+    return Response(some, headers=headers)
 
 
-async def _read(call: Call, query: AuditQuery) -> tuple[list[Entry], str]:
+async def _read(call: ApiCall, query: AuditQuery) -> tuple[list[Entry], str]:
     """One entry more than wanted, and of which servers: of this one alone if the store is away."""
     limit = query.limit + 1
-    shared = None if call.parts.shared is None else call.parts.shared.audit
+    shared = None if call.server.shared is None else call.server.shared.audit
     if shared is not None:
         with contextlib.suppress(StoreError):
             found = await shared.read(limit=limit, before=query.after, matches=query.matches)
             return found, "all servers"
     try:
-        here = call.parts.audit
+        here = call.server.audit
         found = await asyncio.to_thread(
             here.read, limit=limit, before=query.after, matches=query.matches
         )
     except OSError as error:
-        raise Refused(503, "unavailable", f"the audit cannot be read: {error.strerror}") from error
+        raise HTTPError(
+            503, "unavailable", f"the audit cannot be read: {error.strerror}"
+        ) from error
     return found, "this server"
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/audit",
         need("admin", "everything"),

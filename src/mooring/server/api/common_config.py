@@ -25,9 +25,9 @@ from mooring.server.api.tenants import (
 )
 from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
 from mooring.server.auth.authorization import need
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import unmasked_part
 from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
 from mooring.tenants.publish.merge import merged_common
@@ -70,7 +70,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_publish: str | None
 
 
-async def show(call: Call) -> Answer:
+async def show(call: ApiCall) -> Response:
     unmask = call.query.unmask
     if unmask:
         allow_unmasking(call)
@@ -92,26 +92,26 @@ async def show(call: Call) -> Answer:
         last_publish=_last(await publisher.health()),
     )
     etag = f"{found.revision}{'-unmasked' * unmask}"
-    return Answer(told, headers=OPENED if unmask else {}, etag=etag)
+    return Response(told, headers=OPENED if unmask else {}, etag=etag)
 
 
-def _area(call: Call) -> Area:
+def _area(call: ApiCall) -> Area:
     area = owner_of(call)
     assert isinstance(area, str)
     return area
 
 
-def _path(call: Call) -> str:
+def _path(call: ApiCall) -> str:
     area, key = _area(call), call.path["key"]
     call.notes["key"] = key
     path = f"{AREAS[area]}{key}"
     if area == "common" and path not in COMMON:
         known = ", ".join(each.removeprefix(AREAS[area]) for each in COMMON)
-        raise Refused(
+        raise HTTPError(
             404, "not_found", f"no common setting is called {key[:40]}: there are {known}"
         )
     if joined(key) != key:
-        raise Refused(400, "bad_request", "a key has no slash at its ends, and not two in a row")
+        raise HTTPError(400, "bad_request", "a key has no slash at its ends, and not two in a row")
     return path
 
 
@@ -120,7 +120,7 @@ def _last(health: Any) -> str | None:
     return at if isinstance(at, str) else None
 
 
-async def put(call: Call) -> Answer:
+async def put(call: ApiCall) -> Response:
     area, path, ring = _area(call), _path(call), Keyring.from_environment()
     condition = precondition(call, call.query.base, path)
     existed = False
@@ -137,39 +137,39 @@ async def put(call: Call) -> Answer:
         area, change, note=reason(call), require=require, resent=_resent(call, path)
     )
     tell(call, published)
-    return Answer(published_shown(published), 200 if existed else 201)
+    return Response(published_shown(published), 200 if existed else 201)
 
 
-def _wanted(call: Call, path: str, there: Parts) -> Any:
-    """The value as it is to be written. Raises `Refused` if a caller who may not see a secret would
-    have it sent elsewhere."""
+def _wanted(call: ApiCall, path: str, there: Parts) -> Any:
+    """The value to write, with masks replaced by the stored secrets. Raises `HTTPError` (409) if a
+    caller that may not read a secret would redirect it to another host."""
     value, held = call.body.value, there.get(path)
     if isinstance(held, Unread):
         return merged_common(path, held, value)
     # A value that is secret as a whole is kept or replaced as a whole: no part of it stays.
     redirect = None if is_hidden(field_of(path)) else redirect_in_value(path, held, value)
     if redirect is not None and not may_unmask(call):
-        raise Refused(409, "conflict", str(redirect))
+        raise HTTPError(409, "conflict", str(redirect))
     return merged_common(path, held, unmasked_part(path, value, held))
 
 
-def _resent(call: Call, path: str) -> Resent:
+def _resent(call: ApiCall, path: str) -> Resent:
     if may_unmask(call):
         return NOTHING_RESENT
     fields = clear_secrets_of(field_of(path), call.body.value)
     return {path: fields} if fields else NOTHING_RESENT
 
 
-async def diff(call: Call) -> Answer:
+async def diff(call: ApiCall) -> Response:
     area, path = _area(call), _path(call)
     publisher = publisher_of(call, Keyring.from_environment())
     value = _wanted(call, path, await publisher.read(area))
     found = await publisher.diff_common(path, value, resent=_resent(call, path))
     call.notes["dry"] = True
-    return Answer(would_change(area, found))
+    return Response(would_change(area, found))
 
 
-async def delete(call: Call) -> Answer:
+async def delete(call: ApiCall) -> Response:
     area, path = _area(call), _path(call)
     publisher = publisher_of(call, Keyring.from_environment())
     if path not in await publisher.read(area):
@@ -178,22 +178,22 @@ async def delete(call: Call) -> Answer:
         path, note=reason(call), require=precondition(call, call.query.base, path)
     )
     tell(call, published)
-    return Answer(published_shown(published))
+    return Response(published_shown(published))
 
 
-async def beat(call: Call) -> Answer:
+async def beat(call: ApiCall) -> Response:
     publisher = publisher_of(call, Keyring([]))
     await publisher.beat()
-    return Answer(Health(last_publish=_last(await publisher.health())))
+    return Response(Health(last_publish=_last(await publisher.health())))
 
 
-async def remove_health(call: Call) -> Answer:
+async def remove_health(call: ApiCall) -> Response:
     await publisher_of(call, Keyring([])).remove_common(SENTINEL)
-    return Answer(Health(last_publish=None))
+    return Response(Health(last_publish=None))
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         AREA,
         LOOKING,
@@ -203,7 +203,7 @@ ENDPOINTS = (
         answers={200: SharedShown},
         fails=(NO_STORE,),
     ),
-    Endpoint(
+    ApiRoute(
         "PUT",
         VALUE,
         CHANGING,
@@ -214,7 +214,7 @@ ENDPOINTS = (
         answers={200: PublishedShown, 201: PublishedShown},
         fails=(412,),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         f"{VALUE}/diff",
         CHANGING,
@@ -223,7 +223,7 @@ ENDPOINTS = (
         body=SharedValue,
         answers={200: PublishedShown},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         VALUE,
         CHANGING,
@@ -240,7 +240,7 @@ ENDPOINTS = (
         what="an area",
         whose="List changes of the shared configuration, oldest first",
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         HEALTH,
         CHANGING,
@@ -248,7 +248,7 @@ ENDPOINTS = (
         "Write the health sentinel with the current time",
         answers={200: Health},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         HEALTH,
         CHANGING,

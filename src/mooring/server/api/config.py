@@ -13,9 +13,9 @@ from mooring.model import JSON, Service
 from mooring.server.api.lookup import instance_of, service_of
 from mooring.server.api.operations import INSTANCE, LOOKING, OPERATING, SERVICE, Reason, note
 from mooring.server.api.unmasking import Unmasking, configuration, fields, may_unmask
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import unmasked
 from mooring.tenants.redirect_guard import Redirect, redirect_in_value
 
@@ -47,54 +47,54 @@ class Describing(
     description: Annotated[str, msgspec.Meta(max_length=10_000)] | msgspec.UnsetType = msgspec.UNSET
 
 
-async def service_config(call: Call) -> Answer:
+async def service_config(call: ApiCall) -> Response:
     service = await service_of(call)
-    return configuration(call, await call.parts.hub.registry.config(service))
+    return configuration(call, await call.server.hub.registry.config(service))
 
 
-async def instance_config(call: Call) -> Answer:
+async def instance_config(call: ApiCall) -> Response:
     return configuration(call, await _kept(call))
 
 
-async def _kept(call: Call) -> Mapping[str, JSON]:
-    """The operator's word on an instance; it outlives the instance. Raises `Refused` (404) where
+async def _kept(call: ApiCall) -> Mapping[str, JSON]:
+    """The operator's word on an instance; it outlives the instance. Raises `HTTPError` (404) where
     there is neither."""
-    registry = call.parts.hub.registry
+    registry = call.server.hub.registry
     config = await registry.config(registry.canonical(call.service), call.path["id"])
     if not config:
         await instance_of(call)
     return config
 
 
-async def configure_service(call: Call) -> Answer:
+async def configure_service(call: ApiCall) -> Response:
     service = await service_of(call)
-    return await _edit(call, service, "", await call.parts.hub.registry.config(service))
+    return await _edit(call, service, "", await call.server.hub.registry.config(service))
 
 
-async def configure_instance(call: Call) -> Answer:
-    service = call.parts.hub.registry.canonical(call.service)
+async def configure_instance(call: ApiCall) -> Response:
+    service = call.server.hub.registry.canonical(call.service)
     return await _edit(call, service, call.path["id"], await _kept(call))
 
 
-async def _edit(call: Call, service: str, id: str, before: Mapping[str, JSON]) -> Answer:
+async def _edit(call: ApiCall, service: str, id: str, before: Mapping[str, JSON]) -> Response:
     told, gone = call.body.set, tuple(call.body.unset)
     if not told and not gone:
-        raise Refused(400, "bad_request", "nothing is to be changed: say what to set or to unset")
+        raise HTTPError(400, "bad_request", "nothing is to be changed: say what to set or to unset")
     if both := [name for name in gone if name in told]:
-        raise Refused(400, "bad_request", f"{quoted(both[0])} is to be set and to be unset")
+        raise HTTPError(400, "bad_request", f"{quoted(both[0])} is to be set and to be unset")
     if (count := len(told) + len(gone)) > MOST:
-        raise Refused(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
+        raise HTTPError(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
     new = _unmasked(call, before)
     if not may_unmask(call):
-        below = await call.parts.hub.registry.config(service) if id else {}
+        below = await call.server.hub.registry.config(service) if id else {}
         redirect = _redirect(below, before, told, gone) or _fallen(below, {**before, **new}, gone)
         if redirect is not None:
-            raise Refused(409, "conflict", str(redirect))
+            raise HTTPError(409, "conflict", str(redirect))
     note(call, before, new, gone)
     if not new and not gone:
-        return Answer(fields(before))
-    config = await call.parts.hub.registry.configure(service, id, set=new, unset=gone)
-    return Answer(fields(config))
+        return Response(fields(before))
+    config = await call.server.hub.registry.configure(service, id, set=new, unset=gone)
+    return Response(fields(config))
 
 
 def _redirect(
@@ -130,7 +130,7 @@ def _over(below: Mapping[str, JSON], own: Mapping[str, JSON]) -> dict[str, JSON]
     return merged
 
 
-def _unmasked(call: Call, before: Mapping[str, JSON]) -> dict[str, JSON]:
+def _unmasked(call: ApiCall, before: Mapping[str, JSON]) -> dict[str, JSON]:
     """What is to be set, with the secrets that are there in place of their masks; without what is
     a mask alone, which nobody changed."""
     told: dict[str, JSON] = call.body.set
@@ -146,16 +146,16 @@ def _unmasked(call: Call, before: Mapping[str, JSON]) -> dict[str, JSON]:
             message = (
                 f"{quoted(name)} is masked, and no such secret is there: leave it out, or say it"
             )
-            raise Refused(400, "bad_request", message)
+            raise HTTPError(400, "bad_request", message)
     return new
 
 
-async def info(call: Call) -> Answer:
+async def info(call: ApiCall) -> Response:
     service = await service_of(call)
-    return Answer(_info(await call.parts.hub.registry.info(service=service)))
+    return Response(_info(await call.server.hub.registry.info(service=service)))
 
 
-async def describe(call: Call) -> Answer:
+async def describe(call: ApiCall) -> Response:
     told = {
         name: text
         for name, text in (
@@ -165,13 +165,15 @@ async def describe(call: Call) -> Answer:
         if text is not msgspec.UNSET
     }
     if not told:
-        raise Refused(400, "bad_request", "nothing is to be changed: say displayName, description")
+        raise HTTPError(
+            400, "bad_request", "nothing is to be changed: say displayName, description"
+        )
     service = await service_of(call)
-    registry = call.parts.hub.registry
+    registry = call.server.hub.registry
     before = _info(await registry.info(service=service))
     was = {"displayName": before.display_name, "description": before.description}
     note(call, was, told)
-    return Answer(_info(await registry.describe(service=service, set=told)))
+    return Response(_info(await registry.describe(service=service, set=told)))
 
 
 def _info(told: object) -> Info:
@@ -180,7 +182,7 @@ def _info(told: object) -> Info:
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{SERVICE}/config",
         LOOKING,
@@ -189,7 +191,7 @@ ENDPOINTS = (
         query=Unmasking,
         answers={200: dict[str, Any]},
     ),
-    Endpoint(
+    ApiRoute(
         "PATCH",
         f"{SERVICE}/config",
         OPERATING,
@@ -199,7 +201,7 @@ ENDPOINTS = (
         body=Editing,
         answers={200: dict[str, Any]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{INSTANCE}/config",
         LOOKING,
@@ -208,7 +210,7 @@ ENDPOINTS = (
         query=Unmasking,
         answers={200: dict[str, Any]},
     ),
-    Endpoint(
+    ApiRoute(
         "PATCH",
         f"{INSTANCE}/config",
         OPERATING,
@@ -218,7 +220,7 @@ ENDPOINTS = (
         body=Editing,
         answers={200: dict[str, Any]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{SERVICE}/info",
         LOOKING,
@@ -226,7 +228,7 @@ ENDPOINTS = (
         "Get the description of a service",
         answers={200: Info},
     ),
-    Endpoint(
+    ApiRoute(
         "PATCH",
         f"{SERVICE}/info",
         OPERATING,

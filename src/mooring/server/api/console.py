@@ -10,9 +10,9 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from mooring.server.auth.authorization import OPEN
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused, tag
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response, tag
+from mooring.server.http.routing import ApiRoute
 
 MEDIA = {
     "css": "text/css; charset=utf-8",
@@ -47,30 +47,30 @@ def _read(folder: Traversable, below: str) -> Iterator[tuple[str, File]]:
             yield path, File(body, media, tag(body).strip('"'))
 
 
-async def _page(call: Call) -> Answer:
+async def _page(call: ApiCall) -> Response:
     return _answer("index.html")
 
 
-async def _icon(call: Call) -> Answer:
+async def _icon(call: ApiCall) -> Response:
     return _answer("mark.svg")
 
 
-async def _file(call: Call) -> Answer:
+async def _file(call: ApiCall) -> Response:
     return _answer("/".join(call.path.values()))
 
 
-def _answer(path: str) -> Answer:
+def _answer(path: str) -> Response:
     file = files().get(path)
     if file is None:
-        raise Refused(404, "not_found", "the console has no such file")
-    return Answer(
+        raise HTTPError(404, "not_found", "the console has no such file")
+    return Response(
         file.body, media=file.media, etag=file.etag, headers={"Cache-Control": "no-cache"}
     )
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/", OPEN, _page, "The console", answers={200: None}, media="text/html"),
-    Endpoint(
+    ApiRoute("GET", "/", OPEN, _page, "The console", answers={200: None}, media="text/html"),
+    ApiRoute(
         "GET",
         "/favicon.ico",
         OPEN,
@@ -79,7 +79,7 @@ ENDPOINTS = (
         answers={200: None},
         media="image/svg+xml",
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/console/{file}",
         OPEN,
@@ -89,7 +89,7 @@ ENDPOINTS = (
         fails=(404,),
         media="*/*",
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/console/{folder}/{file}",
         OPEN,

@@ -14,9 +14,9 @@ from mooring.formatting import quoted
 from mooring.names import is_service
 from mooring.server.auth.authorization import READING
 from mooring.server.event_stream import KINDS, OF_ONE, Ask, Told, TooMany, TooManyOfOne
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 
 MEDIA = "text/event-stream"
 
@@ -28,15 +28,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Some of `services,instances,health,problems`; by default all."""
 
 
-async def _events(call: Call) -> Answer:
+async def _events(call: ApiCall) -> Response:
     wanted: Wanted = call.query
     ask = Ask(call.principal.groups, _service(call, wanted.service), _kinds(wanted.kind))
-    stream = call.parts.stream
-    call.parts.fleet  # noqa: B018 - raises while there is none
+    stream = call.server.stream
+    call.server.fleet  # noqa: B018 - raises while there is none
     if stream is None or stream.closed:
-        raise Refused(503, "starting", "there is no stream yet: try again in a second")
+        raise HTTPError(503, "starting", "there is no stream yet: try again in a second")
     if call.request.method == "HEAD":
-        return Answer(b"", media=MEDIA)
+        return Response(b"", media=MEDIA)
     last = call.request.headers.get("last-event-id", "")
     who = call.principal
     try:
@@ -44,30 +44,30 @@ async def _events(call: Call) -> Answer:
             ask, last[:100], token=who.token, acts=who.role != "viewer", may=lambda: _may(call)
         )
     except TooManyOfOne:
-        raise Refused(
+        raise HTTPError(
             429,
             "too_many_streams",
             f"{OF_ONE} follow this server with the token of {who.name}: close some, or use another",
             headers={"Retry-After": "10"},
         ) from None
     except TooMany:
-        raise Refused(
+        raise HTTPError(
             503,
             "too_many_streams",
             "as many follow this server as it can bear: try again later, or ask another",
             headers={"Retry-After": "10"},
         ) from None
     headers = {"X-Accel-Buffering": "no"}  # nginx would keep the words to itself
-    return Answer(stream=listener.frames(), media=MEDIA, headers=headers)
+    return Response(stream=listener.frames(), media=MEDIA, headers=headers)
 
 
-def _service(call: Call, service: str) -> str:
+def _service(call: ApiCall, service: str) -> str:
     if not service:
         return ""
     if not is_service(service):
-        raise Refused(400, "bad_query", "the service is none: write it as group/name, or name")
+        raise HTTPError(400, "bad_query", "the service is none: write it as group/name, or name")
     if not call.principal.sees_service(service):
-        raise Refused(403, "forbidden", f"{service} is outside of the groups of this token")
+        raise HTTPError(403, "forbidden", f"{service} is outside of the groups of this token")
     return service
 
 
@@ -75,25 +75,25 @@ def _kinds(kind: str) -> frozenset[Told]:
     named = {each.strip() for each in kind.split(",")} if kind else set(KINDS)
     if unknown := named - KINDS:
         known = ", ".join(sorted(KINDS))
-        raise Refused(
+        raise HTTPError(
             400, "bad_query", f"there is no kind {quoted(min(unknown))}: there is {known}"
         )
     return frozenset(each for each in KINDS if each in named)
 
 
-def _may(call: Call) -> bool:
+def _may(call: ApiCall) -> bool:
     """Whether who began to listen is still who they were: neither revoked, expired nor scoped
     otherwise."""
     header = call.request.headers.get("authorization")
     if header is not None:
-        principal = call.parts.tokens.bearer(header.partition(" ")[2].strip())
+        principal = call.server.tokens.bearer(header.partition(" ")[2].strip())
     else:
-        principal = call.parts.sessions.principal(call.request)
+        principal = call.server.sessions.principal(call.request)
     return principal == call.principal
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/events",
         READING,

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.server.auth.authorization import OPEN
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import Response
+from mooring.server.http.routing import ApiRoute
 from mooring.store import key
 
 log = logging.getLogger(__name__)
@@ -94,22 +94,22 @@ _TEXT = "text/plain; charset=utf-8"
 _FRESH = {"Cache-Control": "no-store"}
 
 
-async def healthz(_: Call) -> Answer:
+async def healthz(_: ApiCall) -> Response:
     """200 as long as the process answers."""
-    return Answer(b"ok\n", headers=_FRESH, media=_TEXT)
+    return Response(b"ok\n", headers=_FRESH, media=_TEXT)
 
 
-async def readyz(call: Call) -> Answer:
+async def readyz(call: ApiCall) -> Response:
     """200 while store and registry can be read and we are not about to stop. A store that refuses
     writes is no reason to send callers elsewhere: reads go on, and every server has that store."""
-    problems, alarms = await call.parts.readiness.problems(), call.parts.alarms
+    problems, alarms = await call.server.readiness.problems(), call.server.alarms
     well = "ok, but the store has an alarm\n" if alarms and alarms.raised else "ok\n"
     told = "".join(f"{problem}\n" for problem in problems) or well
-    return Answer(told.encode(), 503 if problems else 200, headers=_FRESH, media=_TEXT)
+    return Response(told.encode(), 503 if problems else 200, headers=_FRESH, media=_TEXT)
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/healthz",
         OPEN,
@@ -118,7 +118,7 @@ ENDPOINTS = (
         answers={200: None},
         media=_TEXT,
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/readyz",
         OPEN,

@@ -11,9 +11,9 @@ from mooring.formatting import quoted
 from mooring.locks.inspect import Contender, LockInfo, look, release
 from mooring.server.api.lookup import not_found, store_of
 from mooring.server.auth.authorization import need
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused, encode
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response, encode
+from mooring.server.http.routing import ApiRoute
 from mooring.store.contract import Store
 
 LOOKING = need("viewer", "everything")
@@ -72,14 +72,14 @@ class Releasing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """With its fencing token, only that very holding is ended; 0: whatever it holds now."""
 
 
-async def list_locks(call: Call) -> Answer:
+async def list_locks(call: ApiCall) -> Response:
     store_of(call)
-    found = await call.parts.hub.locks(call.query.prefix)
+    found = await call.server.hub.locks(call.query.prefix)
     some, headers = cut(found, call.query, lambda each: each.name, path=call.here)
-    return Answer([_shown(each) for each in some], headers=headers)
+    return Response([_shown(each) for each in some], headers=headers)
 
 
-async def show_lock(call: Call) -> Answer:
+async def show_lock(call: ApiCall) -> Response:
     store = store_of(call)
     found = await _found(store, call.path["name"])
     leases: dict[str, Life] = {}
@@ -87,13 +87,13 @@ async def show_lock(call: Call) -> Answer:
         if (life := await store.remaining(holder.lease)) is not None:
             leases[f"{holder.lease:x}"] = Life(ttl=life.ttl, remaining=life.remaining)
     told = _shown(found)
-    return Answer(
+    return Response(
         LockDetail(name=told.name, holders=told.holders, waiting=told.waiting, leases=leases),
         etag=_mark(told),
     )
 
 
-async def release_lock(call: Call) -> Answer:
+async def release_lock(call: ApiCall) -> Response:
     store, name, asked = store_of(call), call.path["name"], call.query
     call.notes["reason"] = asked.reason
     call.notes["holder"] = asked.holder
@@ -101,10 +101,10 @@ async def release_lock(call: Call) -> Answer:
     released = await release(store, name, lease, token=asked.token)
     if released is not None:
         call.notes["before"] = {"by": released.by, "token": released.token}
-        return Answer(_contender(released))
+        return Response(_contender(released))
     found = await _found(store, name)
     held = ", ".join(f"{each.lease:x} (token {each.token})" for each in found.holders)
-    raise Refused(
+    raise HTTPError(
         409,
         "not_held",
         f"{name} is not held by the lease {asked.holder}"
@@ -146,7 +146,7 @@ def _contender(contender: Contender) -> ContenderShown:
 _NO_STORE = 409
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/locks",
         LOOKING,
@@ -159,7 +159,7 @@ ENDPOINTS = (
         answers={200: list[LockShown]},
         fails=(_NO_STORE,),
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         LOCK,
         LOOKING,
@@ -168,7 +168,7 @@ ENDPOINTS = (
         answers={200: LockDetail},
         fails=(_NO_STORE,),
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         LOCK,
         OPERATING,

@@ -14,9 +14,9 @@ import msgspec
 from mooring.server.auth.authorization import OPEN, ROLES, Need, need
 from mooring.server.auth.sessions import CODE_LASTS
 from mooring.server.auth.tokens import utcnow
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused, shown
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response, shown
+from mooring.server.http.routing import ApiRoute
 
 _HTML = "text/html; charset=utf-8"
 _HEADERS = {
@@ -71,7 +71,7 @@ class LoginLink(msgspec.Struct, frozen=True):
     expires: str
 
 
-async def page(call: Call) -> Answer:
+async def page(call: ApiCall) -> Response:
     code: str = call.query.code
     # Of any other text there is none in the page: there is nothing to escape.
     good = code.isascii() and code.replace("-", "").replace("_", "").isalnum()
@@ -79,50 +79,50 @@ async def page(call: Call) -> Answer:
     return _page(content, 200)
 
 
-async def login(call: Call) -> Answer:
-    begun = await call.parts.sessions.redeem(call.query.code)
+async def login(call: ApiCall) -> Response:
+    begun = await call.server.sessions.redeem(call.query.code)
     if begun is None:
-        call.parts.limits.failed(call.client)
+        call.server.limits.failed(call.client)
         return _page(_SPENT, 401)
     call.principal, cookie = begun
-    return Answer(
+    return Response(
         b"", 303, headers={**_HEADERS, "Location": "/", "Set-Cookie": cookie}, media=_HTML
     )
 
 
-async def login_with_token(call: Call) -> Answer:
-    begun = await call.parts.sessions.begin(call.body.token)
+async def login_with_token(call: ApiCall) -> Response:
+    begun = await call.server.sessions.begin(call.body.token)
     if begun is None:
-        call.parts.limits.failed(call.client)
-        raise Refused(401, "unauthenticated", "this token is unknown, revoked or expired")
+        call.server.limits.failed(call.client)
+        raise HTTPError(401, "unauthenticated", "this token is unknown, revoked or expired")
     call.principal, cookie = begun
-    return Answer(status=204, headers={"Set-Cookie": cookie})
+    return Response(status=204, headers={"Set-Cookie": cookie})
 
 
-async def logout(call: Call) -> Answer:
-    await call.parts.sessions.end(call.request)
-    headers = {"Set-Cookie": call.parts.sessions.farewell, "Clear-Site-Data": '"cache"'}
-    return Answer(status=204, headers=headers)
+async def logout(call: ApiCall) -> Response:
+    await call.server.sessions.end(call.request)
+    headers = {"Set-Cookie": call.server.sessions.farewell, "Clear-Site-Data": '"cache"'}
+    return Response(status=204, headers=headers)
 
 
-async def link(call: Call) -> Answer:
+async def link(call: ApiCall) -> Response:
     if call.principal.session:
-        raise Refused(
+        raise HTTPError(
             403,
             "forbidden",
             "a session cannot begin another: ask with the token itself (`mooring login`)",
         )
-    code = await call.parts.sessions.issue(call.principal.token)
+    code = await call.server.sessions.issue(call.principal.token)
     if not code:
-        raise Refused(401, "unauthenticated", "the token was revoked this very moment")
+        raise HTTPError(401, "unauthenticated", "the token was revoked this very moment")
     request = call.request
     expires = utcnow() + datetime.timedelta(seconds=CODE_LASTS)
     url = f"{request.url.scheme}://{request.headers['host']}/login?code={code}"
-    return Answer(LoginLink(url, shown(expires) or ""), 201)
+    return Response(LoginLink(url, shown(expires) or ""), 201)
 
 
-async def off(call: Call) -> Answer:
-    raise Refused(
+async def off(call: ApiCall) -> Response:
+    raise HTTPError(
         409,
         "console_off",
         "the console of this server is off (`console: off` in its settings): there is nothing to "
@@ -130,12 +130,12 @@ async def off(call: Call) -> Answer:
     )
 
 
-def _page(content: str, status: int) -> Answer:
-    return Answer(_PAGE.format(content=content).encode(), status, headers=_HEADERS, media=_HTML)
+def _page(content: str, status: int) -> Response:
+    return Response(_PAGE.format(content=content).encode(), status, headers=_HEADERS, media=_HTML)
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/login",
         OPEN,
@@ -145,7 +145,7 @@ ENDPOINTS = (
         answers={200: None},
         media=_HTML,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/login",
         OPEN,
@@ -156,7 +156,7 @@ ENDPOINTS = (
         fails=(403,),
         media=_HTML,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/admin/sessions",
         OPEN,
@@ -166,7 +166,7 @@ ENDPOINTS = (
         answers={204: None},
         fails=(401, 403),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/logout",
         Need(frozenset(ROLES)),
@@ -174,7 +174,7 @@ ENDPOINTS = (
         "End the session of the caller",
         answers={204: None},
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/admin/login-codes",
         need("viewer"),
@@ -185,7 +185,7 @@ ENDPOINTS = (
 )
 
 WITHOUT_CONSOLE = (
-    Endpoint(
+    ApiRoute(
         "POST",
         "/admin/login-codes",
         need("viewer"),

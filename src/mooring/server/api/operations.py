@@ -17,9 +17,9 @@ from mooring.server.api.lookup import instance_of, not_found, service_of
 from mooring.server.api.registry import known_of
 from mooring.server.api.unmasking import fields
 from mooring.server.auth.authorization import READING, need
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused, shown
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response, shown
+from mooring.server.http.routing import ApiRoute
 
 OPERATING = need("operator", "group")
 LOOKING = need("viewer", "group")
@@ -54,7 +54,7 @@ KEPT_ON = "enabledBeforeDrain"
 """There where an operator had said `enabled: true` before somebody drained it."""
 
 
-async def drain(call: Call) -> Answer:
+async def drain(call: ApiCall) -> Response:
     said = await _said(call)
     own = said.before.get("enabled")
     if own is True:
@@ -63,7 +63,7 @@ async def drain(call: Call) -> Answer:
     return await said.change("drained_by", set={"enabled": False}, unset=old)
 
 
-async def enable(call: Call) -> Answer:
+async def enable(call: ApiCall) -> Response:
     """What a drain said is taken back. Where something else holds it out (its service is disabled
     as a whole, or it says so itself), it is enabled in spite of that: so it was asked for."""
     said = await _said(call)
@@ -77,7 +77,7 @@ async def enable(call: Call) -> Answer:
     return await said.change("enabled_by", set={"enabled": True}, unset=kept)
 
 
-async def weigh(call: Call) -> Answer:
+async def weigh(call: ApiCall) -> Response:
     said, weight = await _said(call), call.body.weight
     if weight is None:
         return await said.change("weight_reset_by", unset=("weight",))
@@ -87,7 +87,7 @@ async def weigh(call: Call) -> Answer:
 class _Said(NamedTuple):
     """The operator's word on an instance, to be changed."""
 
-    call: Call
+    call: ApiCall
     instance: Instance
     before: Mapping[str, JSON]
 
@@ -98,30 +98,30 @@ class _Said(NamedTuple):
         *,
         set: Mapping[str, JSON] | None = None,
         unset: tuple[str, ...] = (),
-    ) -> Answer:
+    ) -> Response:
         """Change it, and record a message of this kind in the timeline; with an empty kind record
         nothing, because more changes follow."""
         call, (service, id) = self.call, (self.instance.service, self.instance.id)
         note(call, self.before, set or {}, unset)
-        config = await call.parts.hub.registry.configure(service, id, set=set or {}, unset=unset)
+        config = await call.server.hub.registry.configure(service, id, set=set or {}, unset=unset)
         if kind:
             _record(call, service, id, kind, params)
-        return Answer(_operated(await instance_of(call), config))
+        return Response(_operated(await instance_of(call), config))
 
 
-async def _said(call: Call) -> _Said:
+async def _said(call: ApiCall) -> _Said:
     instance = await instance_of(call)
     return _Said(
-        call, instance, await call.parts.hub.registry.config(instance.service, instance.id)
+        call, instance, await call.server.hub.registry.config(instance.service, instance.id)
     )
 
 
 def _record(
-    call: Call, service: str, id: str, kind: str, params: Mapping[str, Parameter] | None = None
+    call: ApiCall, service: str, id: str, kind: str, params: Mapping[str, Parameter] | None = None
 ) -> None:
     """Add an action to the timeline: what was done, by which token, and the reason given."""
     by, reason = call.principal.name, getattr(call.query, "reason", "")
-    call.parts.fleet.act(service, id, message(kind, **(params or {}), by=by, reason=reason))
+    call.server.fleet.act(service, id, message(kind, **(params or {}), by=by, reason=reason))
 
 
 def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
@@ -135,7 +135,7 @@ def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
 
 
 def note(
-    call: Call, before: Mapping[str, JSON], set: Mapping[str, JSON], unset: Sequence[str] = ()
+    call: ApiCall, before: Mapping[str, JSON], set: Mapping[str, JSON], unset: Sequence[str] = ()
 ) -> None:
     """For the audit: what it was, what it is to be, and why."""
     after = {**set, **dict.fromkeys(unset)}
@@ -146,31 +146,31 @@ def note(
         call.notes["reason"] = reason
 
 
-async def deregister(call: Call) -> Answer:
-    registry = call.parts.hub.registry
+async def deregister(call: ApiCall) -> Response:
+    registry = call.server.hub.registry
     service, id = registry.canonical(call.service), call.path["id"]
     if call.query.reason:
         call.notes["reason"] = call.query.reason
-    known = call.parts.fleet.service(service)
+    known = call.server.fleet.service(service)
     if known is not None and (instance := known.instances.get(id)) is not None:
         call.notes["before"] = {
             "address": instance.address,
             "version": instance.version,
             "incarnation": instance.incarnation,
         }
-    call.parts.fleet.expect(service, id, "taken_out")
+    call.server.fleet.expect(service, id, "taken_out")
     if not await registry.deregister(service, id):
-        call.parts.fleet.expect(service, id, None)
+        call.server.fleet.expect(service, id, None)
         await instance_of(call)  # says what is wrong with the name
         raise not_found(f"{service} has no instance {quoted(id)} any more", id, ())
     _record(call, service, id, "deregistered_by")
-    return Answer(status=204)
+    return Response(status=204)
 
 
-async def forget(call: Call) -> Answer:
+async def forget(call: ApiCall) -> Response:
     if call.query.reason:
         call.notes["reason"] = call.query.reason
-    known, registry = known_of(call), call.parts.hub.registry
+    known, registry = known_of(call), call.server.hub.registry
     config: Mapping[str, JSON] = {}
     if registry.guarantees.describes:
         with contextlib.suppress(InvalidRequest):  # what cannot be read is forgotten, too
@@ -183,7 +183,7 @@ async def forget(call: Call) -> Answer:
     if known.instances or not await registry.forget(known.name):
         listing = await registry.instances(known.name)
         count = len(listing.instances) or len(known.instances)
-        raise Refused(
+        raise HTTPError(
             409,
             "not_empty",
             f"{known.name} has instances ({count}): deregister them, or end their processes, first"
@@ -191,8 +191,8 @@ async def forget(call: Call) -> Answer:
             else f"{known.name} has records of instances that are silent, or cannot be read: on "
             "Redis cleanup takes them out (`mooring cleanup --once`)",
         )
-    call.parts.fleet.forget(known.name)
-    return Answer(status=204)
+    call.server.fleet.forget(known.name)
+    return Response(status=204)
 
 
 class BrakeShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,8 +208,8 @@ class BrakeShown(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-async def brakes(call: Call) -> Answer:
-    evictions = call.parts.hub.registry.evictions
+async def brakes(call: ApiCall) -> Response:
+    evictions = call.server.hub.registry.evictions
     found = {} if evictions is None else await evictions.brakes()
     shown_brakes = [
         BrakeShown(
@@ -224,31 +224,31 @@ async def brakes(call: Call) -> Answer:
         if call.principal.sees_service(service)
     ]
     some, headers = cut(shown_brakes, call.query, lambda each: each.service, path=call.here)
-    return Answer(some, headers=headers)
+    return Response(some, headers=headers)
 
 
 def _moment(ms: int) -> str:
     return shown(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)) or ""
 
 
-async def release(call: Call) -> Answer:
+async def release(call: ApiCall) -> Response:
     if call.query.reason:
         call.notes["reason"] = call.query.reason
-    registry = call.parts.hub.registry
+    registry = call.server.hub.registry
     evictions = registry.evictions
     if evictions is None:
-        raise Refused(404, "not_found", f"there are no brakes: {registry.guarantees.expires}")
+        raise HTTPError(404, "not_found", f"there are no brakes: {registry.guarantees.expires}")
     service = registry.canonical(call.service)
     brake = (await evictions.brakes()).get(service)
     call.notes["before"] = str(brake or "")
     if not await evictions.release(service):
         await service_of(call)
-        raise Refused(404, "not_found", f"no brake holds for {service}")
-    return Answer(status=204)
+        raise HTTPError(404, "not_found", f"no brake holds for {service}")
+    return Response(status=204)
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/registry/brakes",
         READING,
@@ -257,7 +257,7 @@ ENDPOINTS = (
         query=Page,
         answers={200: list[BrakeShown]},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         "/admin/registry/brakes/{service}",
         OPERATING,
@@ -266,7 +266,7 @@ ENDPOINTS = (
         query=Reason,
         answers={204: None},
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         f"{INSTANCE}/drain",
         OPERATING,
@@ -275,7 +275,7 @@ ENDPOINTS = (
         query=Reason,
         answers={200: Operated},
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         f"{INSTANCE}/enable",
         OPERATING,
@@ -284,7 +284,7 @@ ENDPOINTS = (
         query=Reason,
         answers={200: Operated},
     ),
-    Endpoint(
+    ApiRoute(
         "PUT",
         f"{INSTANCE}/weight",
         OPERATING,
@@ -294,7 +294,7 @@ ENDPOINTS = (
         body=Weight,
         answers={200: Operated},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         INSTANCE,
         OPERATING,
@@ -303,7 +303,7 @@ ENDPOINTS = (
         query=Reason,
         answers={204: None},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         SERVICE,
         OPERATING,

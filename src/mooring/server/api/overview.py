@@ -12,9 +12,9 @@ from mooring.messages import Message
 from mooring.model import Time, now
 from mooring.names import split_service
 from mooring.server.auth.authorization import READING, Principal
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, encode, shown, tag
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import Response, encode, shown, tag
+from mooring.server.http.routing import ApiRoute
 from mooring.server.live.history import Event
 from mooring.server.live.problems import Problem, problems, seen_by
 from mooring.server.live.services import Page
@@ -123,10 +123,10 @@ def _counts(group: str, told: Tally) -> GroupCounts:
     return GroupCounts(group, told.services, told.instances, told.healthy, told.active)
 
 
-async def _overview(call: Call) -> Answer:
+async def _overview(call: ApiCall) -> Response:
     """Written once for each state of the fleet and for all who may see the same groups: every open
     console asks for it all the time. Its ETag is that of all but the moment."""
-    fleet, outlook = call.parts.fleet, call.parts.outlook
+    fleet, outlook = call.server.fleet, call.server.outlook
     told = problems(fleet, now()) if outlook is None else outlook.problems()
 
     def write() -> Page:
@@ -136,11 +136,11 @@ async def _overview(call: Call) -> Answer:
 
     stamp = (fleet.version, fleet.sampled, fleet.stale, fleet.error, tuple(told))
     page = fleet.rendering.page(("overview", call.principal.groups), stamp, write)
-    return Answer(page.body, etag=page.headers["ETag"])
+    return Response(page.body, etag=page.headers["ETag"])
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/overview",
         READING,

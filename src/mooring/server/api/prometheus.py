@@ -18,10 +18,10 @@ from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
 from mooring.server.auth.authorization import READING
-from mooring.server.dependencies import Parts
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.context import ServerContext
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 from mooring.server.live.problems import SEVERITIES, seen_by
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
@@ -83,15 +83,15 @@ class Exposed(Collector):
     """What is told to one scraper: everything of this process, and the fleet as far as it may see
     it."""
 
-    def __init__(self, parts: Parts, sees: Sees) -> None:
-        self._parts, self._sees = parts, sees
+    def __init__(self, server: ServerContext, sees: Sees) -> None:
+        self._server, self._sees = server, sees
 
     def collect(self) -> Iterator[Metric]:
         for metric in REGISTRY.collect():
             metric.samples = [s for s in metric.samples if self._may(s.labels)]
             yield metric
-        yield from of_server(self._parts)
-        fleet = self._parts.fleet
+        yield from of_server(self._server)
+        fleet = self._server.fleet
         yield from of_fleet(fleet, [name for name in fleet.names() if self._sees(name)])
         yield from self._problems()
 
@@ -100,7 +100,7 @@ class Exposed(Collector):
         return service is None or self._sees(service)
 
     def _problems(self) -> Iterator[Metric]:
-        outlook = self._parts.outlook
+        outlook = self._server.outlook
         told = [] if outlook is None else seen_by(outlook.problems(), self._sees)
         family = GaugeMetricFamily("mooring_problems", "What is wrong now", labels=["severity"])
         for severity in SEVERITIES:
@@ -118,22 +118,22 @@ class Exposed(Collector):
         yield services
 
 
-def of_server(parts: Parts) -> Iterator[Metric]:
+def of_server(server: ServerContext) -> Iterator[Metric]:
     build = GaugeMetricFamily("mooring_build_info", "Which Mooring this is", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
-    clients = 0 if parts.stream is None else parts.stream.clients
+    clients = 0 if server.stream is None else server.stream.clients
     yield GaugeMetricFamily(
         "mooring_sse_clients", "Clients that follow the live stream", value=clients
     )
-    if parts.alarms is not None:
+    if server.alarms is not None:
         yield GaugeMetricFamily(
             "mooring_store_alarm",
             "1 while the store has an alarm, such as NOSPACE, and may refuse writes",
-            value=int(bool(parts.alarms.raised)),
+            value=int(bool(server.alarms.raised)),
         )
     yield CounterMetricFamily(
-        "mooring_audit_failures", "Entries that the audit lost", value=parts.audit.failures
+        "mooring_audit_failures", "Entries that the audit lost", value=server.audit.failures
     )
 
 
@@ -186,14 +186,14 @@ def _looked_at(
     return counts, sorted(silences)
 
 
-async def _metrics(call: Call) -> Answer:
-    call.parts.fleet  # noqa: B018 - raises while there is none
-    exposed = Exposed(call.parts, call.principal.sees_service)
+async def _metrics(call: ApiCall) -> Response:
+    call.server.fleet  # noqa: B018 - raises while there is none
+    exposed = Exposed(call.server, call.principal.sees_service)
     accepted = call.request.headers.get("accept", "")
     if openmetrics_wanted(accepted):
         body = openmetrics.generate_latest(exposed)  # type: ignore[no-untyped-call]
-        return Answer(body, media=openmetrics.CONTENT_TYPE_LATEST)
-    return Answer(generate_latest(exposed), media=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(body, media=openmetrics.CONTENT_TYPE_LATEST)
+    return Response(generate_latest(exposed), media=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def openmetrics_wanted(accepted: str) -> bool:
@@ -268,15 +268,15 @@ def label_name(text: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", "_", text)
 
 
-async def _targets(call: Call) -> Answer:
+async def _targets(call: ApiCall) -> Response:
     wanted: Wanted = call.query
-    fleet = call.parts.fleet
+    fleet = call.server.fleet
     if not fleet.loaded:
         # An empty list would make Prometheus forget all of them; an error leaves it as it is.
-        raise Refused(503, "unavailable", f"the registry has not been read yet: {fleet.error}")
+        raise HTTPError(503, "unavailable", f"the registry has not been read yet: {fleet.error}")
     port = wanted.port
     if port.isascii() and port.isdecimal() and not 0 < int(port) < 65536:
-        raise Refused(400, "bad_query", f"{port[:10]} is no port: it is 1 to 65535, or a name")
+        raise HTTPError(400, "bad_query", f"{port[:10]} is no port: it is 1 to 65535, or a name")
     names = [
         name
         for name in fleet.names()
@@ -284,11 +284,11 @@ async def _targets(call: Call) -> Answer:
         and (not wanted.group or split_service(name)[0] == wanted.group)
         and (not wanted.service or name == wanted.service)
     ]
-    return Answer(targets(fleet, names, port))
+    return Response(targets(fleet, names, port))
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/metrics",
         READING,
@@ -297,7 +297,7 @@ ENDPOINTS = (
         answers={200: None},
         media="text/plain",
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/prometheus/targets",
         READING,

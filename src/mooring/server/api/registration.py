@@ -20,9 +20,9 @@ from mooring.discovery.rotation import explain
 from mooring.messages import message
 from mooring.model import Instance, State
 from mooring.server.auth.authorization import DISCOVERING, need
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 from mooring.server.live.summary import metadata_shown
 
 REGISTERING = need("service", "group")
@@ -128,7 +128,7 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, int]
 
 
-async def register(call: Call) -> Answer:
+async def register(call: ApiCall) -> Response:
     told: Registering = call.body
     instance = Instance(
         call.service,
@@ -144,10 +144,10 @@ async def register(call: Call) -> Answer:
         incarnation=told.incarnation,
     )
     call.notes["instance"] = instance.id
-    entered = await call.parts.hub.registry.enter(instance, ttl=_seconds(told.ttl))
+    entered = await call.server.hub.registry.enter(instance, ttl=_seconds(told.ttl))
     made = entered.instance
     call.notes["instance"] = made.id
-    call.parts.fleet.lasts(made.service, made.id, entered.ttl)
+    call.server.fleet.lasts(made.service, made.id, entered.ttl)
     registered = Registered(
         service=made.service,
         id=made.id,
@@ -156,7 +156,7 @@ async def register(call: Call) -> Answer:
         beat_every=entered.every,
         not_kept=entered.lost,
     )
-    return Answer(registered, 201)
+    return Response(registered, 201)
 
 
 def _seconds(ttl: float | str | None) -> float | None:
@@ -164,13 +164,13 @@ def _seconds(ttl: float | str | None) -> float | None:
         return ttl
     seconds = durations.parse(ttl)
     if not 0 < seconds <= LONGEST_TTL:
-        raise Refused(400, "bad_request", f"a ttl of {ttl} is not possible: at most an hour")
+        raise HTTPError(400, "bad_request", f"a ttl of {ttl} is not possible: at most an hour")
     return seconds
 
 
-async def beat(call: Call) -> Answer:
+async def beat(call: ApiCall) -> Response:
     told: Beating = call.body
-    registry, id = call.parts.hub.registry, call.path["id"]
+    registry, id = call.server.hub.registry, call.path["id"]
     stands = await registry.beat(
         *(call.service, id, told.incarnation),
         healthy=told.healthy,
@@ -178,20 +178,20 @@ async def beat(call: Call) -> Answer:
         metrics=told.metrics,
     )
     if not stands:
-        raise Refused(
+        raise HTTPError(
             404,
             "not_registered",
             f"{call.service} {id} is not registered any more: register again, with the same "
             "incarnation",
         )
-    return Answer(_word(call, registry.canonical(call.service), told.incarnation))
+    return Response(_word(call, registry.canonical(call.service), told.incarnation))
 
 
-def _word(call: Call, service: str, incarnation: str) -> Heard:
+def _word(call: ApiCall, service: str, incarnation: str) -> Heard:
     """The operator's. A beat counts whether or not there is a picture to look at."""
     try:
-        known = call.parts.fleet.service(service)
-    except Refused:
+        known = call.server.fleet.service(service)
+    except HTTPError:
         return Heard()
     instance = known.instances.get(call.path["id"]) if known is not None else None
     if instance is None or instance.incarnation != incarnation:
@@ -200,32 +200,32 @@ def _word(call: Call, service: str, incarnation: str) -> Heard:
     return Heard(enabled=config.enabled, weight=config.weight, config=dict(config.values))
 
 
-async def withdraw(call: Call) -> Answer:
-    registry, fleet = call.parts.hub.registry, call.parts.fleet
+async def withdraw(call: ApiCall) -> Response:
+    registry, fleet = call.server.hub.registry, call.server.fleet
     service, id = registry.canonical(call.service), call.path["id"]
     fleet.expect(service, id, "left")
     if await registry.leave(service, id, call.query.incarnation):
         fleet.act(service, id, message("deregistered_itself"))
-        return Answer(status=204)
+        return Response(status=204)
     fleet.expect(service, id, None)
-    raise Refused(
+    raise HTTPError(
         404, "not_registered", f"{service} {id} is not registered, or not as that incarnation"
     )
 
 
-async def discover(call: Call) -> Answer:
+async def discover(call: ApiCall) -> Response:
     asked: Asked = call.query
     wanted = Wanted(version=asked.version, zone=asked.zone)
     told = explain(await _instances(call), wanted, Resilience())
     eligible = [each.instance for each in told if each.called]
     some, headers = cut(eligible, asked, lambda each: each.id, path=call.here)
     calls = call.principal.role != "viewer"  # by all that is said; who only looks need not know it
-    return Answer([_offered(each, whole=calls) for each in some], headers=headers)
+    return Response([_offered(each, whole=calls) for each in some], headers=headers)
 
 
-async def _instances(call: Call) -> Iterable[Instance]:
+async def _instances(call: ApiCall) -> Iterable[Instance]:
     """From the live picture; from the registry itself where that may be old."""
-    registry, fleet = call.parts.hub.registry, call.parts.fleet
+    registry, fleet = call.server.hub.registry, call.server.fleet
     service = registry.canonical(call.service)
     if fleet.stale or fleet.error:
         return (await registry.instances(service)).instances
@@ -251,7 +251,7 @@ def _offered(instance: Instance, *, whole: bool) -> Offered:
 _GONE = 410
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "POST",
         INSTANCES,
         REGISTERING,
@@ -261,7 +261,7 @@ ENDPOINTS = (
         answers={201: Registered},
         fails=(_GONE,),
     ),
-    Endpoint(
+    ApiRoute(
         "PUT",
         f"{INSTANCES}/{{id}}/beat",
         REGISTERING,
@@ -272,7 +272,7 @@ ENDPOINTS = (
         fails=(_GONE,),
         acts=False,  # thousands a second, of which none changes what somebody decided
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         f"{INSTANCES}/{{id}}",
         REGISTERING,
@@ -281,7 +281,7 @@ ENDPOINTS = (
         query=Leaving,
         answers={204: None},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         INSTANCES,
         DISCOVERING,

@@ -21,9 +21,9 @@ from mooring.names import split_service
 from mooring.server.api.lookup import not_found
 from mooring.server.api.overview import EventShown
 from mooring.server.auth.authorization import DISCOVERING, READING, need
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused, shown
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response, shown
+from mooring.server.http.routing import ApiRoute
 from mooring.server.live.history import Event
 from mooring.server.live.services import Known, array
 from mooring.server.live.services import Page as Written
@@ -95,11 +95,11 @@ class SampleShown(msgspec.Struct, frozen=True):
     """Numbers by path: `memory.usagePercent`."""
 
 
-def fleet_of(call: Call) -> Fleet:
-    """The picture. Raises `Refused` (503) while there is none: an empty list would be a lie."""
-    fleet = call.parts.fleet
+def fleet_of(call: ApiCall) -> Fleet:
+    """The picture. Raises `HTTPError` (503) while there is none: an empty list would be a lie."""
+    fleet = call.server.fleet
     if not fleet.loaded:
-        raise Refused(
+        raise HTTPError(
             503,
             "unavailable",
             f"the registry has not been read yet: {fleet.error}",
@@ -108,8 +108,8 @@ def fleet_of(call: Call) -> Fleet:
     return fleet
 
 
-def known_of(call: Call) -> Known:
-    """The service that the path names. Raises `Refused` (404) where it is not known."""
+def known_of(call: ApiCall) -> Known:
+    """The service that the path names. Raises `HTTPError` (404) where it is not known."""
     fleet = fleet_of(call)
     try:
         name = fleet.registry.canonical(call.service)
@@ -121,8 +121,8 @@ def known_of(call: Call) -> Known:
     return known
 
 
-def instance_of(call: Call) -> tuple[Known, Instance]:
-    """The instance that the path names. Raises `Refused` (404) where it is not there."""
+def instance_of(call: ApiCall) -> tuple[Known, Instance]:
+    """The instance that the path names. Raises `HTTPError` (404) where it is not there."""
     known, id = known_of(call), call.path["id"]
     instance = known.instances.get(id)
     if instance is None:
@@ -130,20 +130,20 @@ def instance_of(call: Call) -> tuple[Known, Instance]:
     return known, instance
 
 
-def _seen(call: Call, fleet: Fleet) -> list[str]:
+def _seen(call: ApiCall, fleet: Fleet) -> list[str]:
     """The services that the caller may see, in order."""
     sees = call.principal
     return fleet.names() if sees.groups is None else [*filter(sees.sees_service, fleet.names())]
 
 
-def _answer(call: Call, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Answer:
+def _answer(call: ApiCall, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Response:
     """With what tells it from a later one: its state, whether that may be old, and who asks."""
     scope = call.principal.groups
     told = [fleet.epoch, str(stamp), "" if scope is None else str(sorted(scope))]
     if fleet.stale:
         headers[STALE] = "true"
         told.append("stale")
-    return Answer(value, headers=headers, etag=_tag(told))
+    return Response(value, headers=headers, etag=_tag(told))
 
 
 def _tag(told: Iterable[str]) -> str:
@@ -157,7 +157,7 @@ def _stamp(known: Known) -> Hashable:
     return known.since.timestamp(), *known.stamp
 
 
-def _everything(call: Call, fleet: Fleet) -> Hashable:
+def _everything(call: ApiCall, fleet: Fleet) -> Hashable:
     """Another one whenever something else is shown of all that the caller may see. That something
     happened elsewhere is not for them to know."""
     if call.principal.groups is None:
@@ -165,22 +165,22 @@ def _everything(call: Call, fleet: Fleet) -> Hashable:
     return hash(tuple((known.name, _stamp(known)) for known in _visible(call, fleet)))
 
 
-def _visible(call: Call, fleet: Fleet) -> list[Known]:
+def _visible(call: ApiCall, fleet: Fleet) -> list[Known]:
     return [known for known in map(fleet.service, _seen(call, fleet)) if known is not None]
 
 
-async def whole_health(call: Call) -> Answer:
+async def whole_health(call: ApiCall) -> Response:
     fleet = fleet_of(call)
     told = sum(map(fleet.rendering.tally, _visible(call, fleet)), start=Tally())
     return _answer(call, fleet, _everything(call, fleet), health(told, now()))
 
 
-async def service_health(call: Call) -> Answer:
+async def service_health(call: ApiCall) -> Response:
     fleet, known = fleet_of(call), known_of(call)
     return _answer(call, fleet, _stamp(known), health(fleet.rendering.tally(known), now()))
 
 
-async def services(call: Call) -> Answer:
+async def services(call: ApiCall) -> Response:
     fleet, query = fleet_of(call), call.query
 
     def write() -> Written:
@@ -202,7 +202,7 @@ def _is_wanted(fleet: Fleet, known: Known, query: ServicesQuery) -> bool:
     return (0 < told.healthy == told.instances) is query.healthy
 
 
-async def service(call: Call) -> Answer:
+async def service(call: ApiCall) -> Response:
     fleet, known = fleet_of(call), known_of(call)
 
     def write() -> Written:
@@ -211,7 +211,7 @@ async def service(call: Call) -> Answer:
     return _page(call, fleet, ("service", known.name), _stamp(known), write)
 
 
-async def instances(call: Call) -> Answer:
+async def instances(call: ApiCall) -> Response:
     fleet, known, query = fleet_of(call), known_of(call), call.query
 
     def write() -> Written:
@@ -224,8 +224,12 @@ async def instances(call: Call) -> Answer:
 
 
 def _page(
-    call: Call, fleet: Fleet, what: tuple[str, ...], stamp: Hashable, write: Callable[[], Written]
-) -> Answer:
+    call: ApiCall,
+    fleet: Fleet,
+    what: tuple[str, ...],
+    stamp: Hashable,
+    write: Callable[[], Written],
+) -> Response:
     asked = (*what, call.here, call.query, call.principal.groups)
     page = fleet.rendering.page(asked, stamp, write)
     return _answer(call, fleet, stamp, page.body, **page.headers)
@@ -246,57 +250,57 @@ def _matching(fleet: Fleet, known: Known, query: InstancesQuery) -> list[str]:
     ]
 
 
-async def instance(call: Call) -> Answer:
+async def instance(call: ApiCall) -> Response:
     fleet = fleet_of(call)
     known, each = instance_of(call)
     return _answer(call, fleet, _stamp(known), fleet.rendering.instance_text(known, each.id))
 
 
-async def metrics(call: Call) -> Answer:
+async def metrics(call: ApiCall) -> Response:
     fleet = fleet_of(call)
     known, each = instance_of(call)
     observed = fleet.observed(known.name).get(each.id, UNOBSERVED)
     return _answer(call, fleet, _stamp(known), instance_metrics(each, observed))
 
 
-async def service_timeline(call: Call) -> Answer:
+async def service_timeline(call: ApiCall) -> Response:
     fleet, known = fleet_of(call), known_of(call)
-    return Answer(_shown(fleet.timeline(known.name)))
+    return Response(_shown(fleet.timeline(known.name)))
 
 
-async def instance_timeline(call: Call) -> Answer:
+async def instance_timeline(call: ApiCall) -> Response:
     """Also of one that is gone, as long as anything is remembered."""
     fleet, known = fleet_of(call), known_of(call)
     events = fleet.timeline(known.name, call.path["id"])
     if not events:
         instance_of(call)
-    return Answer(_shown(events))
+    return Response(_shown(events))
 
 
 def _shown(events: Iterable[Event]) -> list[EventShown]:
     return [EventShown.of(event) for event in events]
 
 
-async def history(call: Call) -> Answer:
+async def history(call: ApiCall) -> Response:
     """Also of one that is gone, as long as anything is remembered."""
     fleet, known = fleet_of(call), known_of(call)
     samples = fleet.history(known.name, call.path["id"])
     if not samples:
         instance_of(call)
-    return Answer([SampleShown(shown(each.time) or "", dict(each.metrics)) for each in samples])
+    return Response([SampleShown(shown(each.time) or "", dict(each.metrics)) for each in samples])
 
 
-async def explanation(call: Call) -> Answer:
+async def explanation(call: ApiCall) -> Response:
     known, query = known_of(call), call.query
     ordered = [known.instances[id] for id in sorted(known.instances)]
     told = explain(ordered, Wanted(query.version, zone=query.zone), Resilience())
-    return Answer(
+    return Response(
         [Explained(each.instance.id, each.called, each.reasons, each.messages) for each in told]
     )
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/registry/health",
         READING,
@@ -304,7 +308,7 @@ ENDPOINTS = (
         "Get the health of all services the caller may see",
         answers={200: Health},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         SERVICES,
         READING,
@@ -313,7 +317,7 @@ ENDPOINTS = (
         query=ServicesQuery,
         answers={200: list[ServiceSummary]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         SERVICE,
         LOOKING,
@@ -321,7 +325,7 @@ ENDPOINTS = (
         "Get a service with its instances",
         answers={200: ServiceDetail},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{SERVICE}/health",
         LOOKING,
@@ -329,7 +333,7 @@ ENDPOINTS = (
         "Get the health of a service",
         answers={200: Health},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         INSTANCES,
         DISCOVERING,
@@ -338,10 +342,10 @@ ENDPOINTS = (
         query=InstancesQuery,
         answers={200: list[InstanceDetail]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET", INSTANCE, DISCOVERING, instance, "Get an instance", answers={200: InstanceDetail}
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{INSTANCE}/metrics",
         LOOKING,
@@ -349,7 +353,7 @@ ENDPOINTS = (
         "Get the metrics of an instance with their times",
         answers={200: InstanceMetrics},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{SERVICE}/timeline",
         LOOKING,
@@ -357,7 +361,7 @@ ENDPOINTS = (
         "List events of a service and its instances, oldest first",
         answers={200: Sequence[EventShown]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{INSTANCE}/timeline",
         LOOKING,
@@ -365,7 +369,7 @@ ENDPOINTS = (
         "List events of an instance, oldest first",
         answers={200: Sequence[EventShown]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{INSTANCE}/history",
         LOOKING,
@@ -373,7 +377,7 @@ ENDPOINTS = (
         "List recent metric samples of an instance, oldest first",
         answers={200: Sequence[SampleShown]},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         f"{SERVICE}/explain",
         LOOKING,

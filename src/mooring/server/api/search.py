@@ -20,9 +20,9 @@ from mooring.model import Instance
 from mooring.server.api.lookup import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
 from mooring.server.auth.authorization import READING
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 from mooring.server.live.summary import metadata_shown
 from mooring.tenants.keys import Keys
 
@@ -162,7 +162,7 @@ def _path(candidate: Candidate) -> str:
             return f"/admin/locks/{segment(candidate.name)}"
 
 
-async def search(call: Call) -> Answer:
+async def search(call: ApiCall) -> Response:
     candidates = [*_registered(call)]
     left_out: list[str] = []
     for what, read in (("tenants", _tenants), ("locks", _locks)):
@@ -172,11 +172,11 @@ async def search(call: Call) -> Answer:
             log.warning("a search leaves out the %s: %s", what, error)
             left_out.append(what)
     headers = {"X-Left-Out": ", ".join(left_out)} if left_out else {}
-    return Answer(best(candidates, call.query.q, call.query.limit), headers=headers)
+    return Response(best(candidates, call.query.q, call.query.limit), headers=headers)
 
 
-def _registered(call: Call) -> Iterator[Candidate]:
-    fleet = call.parts.fleet
+def _registered(call: ApiCall) -> Iterator[Candidate]:
+    fleet = call.server.fleet
     for name in fleet.names():
         if not call.principal.sees_service(name):
             continue
@@ -197,12 +197,12 @@ def _instance(instance: Instance) -> Candidate:
     return Candidate(kind="instance", name=instance.id, service=instance.service, texts=texts)
 
 
-async def _tenants(call: Call) -> list[Candidate]:
+async def _tenants(call: ApiCall) -> list[Candidate]:
     if _no_store(call):
         return []
     return [
         _tenant(each)
-        for each in await _TENANTS.get(call.parts.hub)
+        for each in await _TENANTS.get(call.server.hub)
         if call.principal.sees_tenant(each.id)
     ]
 
@@ -219,12 +219,12 @@ def _tenant(tenant: TenantSummary) -> Candidate:
     return Candidate(kind="tenant", name=name, tenant=tenant.id, texts=texts)
 
 
-async def _locks(call: Call) -> list[Candidate]:
+async def _locks(call: ApiCall) -> list[Candidate]:
     """They belong to no group and to no tenant: only who sees everything sees them."""
     who = call.principal
     if _no_store(call) or who.groups is not None or who.tenants is not None:
         return []
-    return [_lock(each) for each in await _LOCKS.get(call.parts.hub)]
+    return [_lock(each) for each in await _LOCKS.get(call.server.hub)]
 
 
 def _lock(lock: LockInfo) -> Candidate:
@@ -232,17 +232,17 @@ def _lock(lock: LockInfo) -> Candidate:
     return Candidate(kind="lock", name=lock.name, texts=(("name", lock.name), *who))
 
 
-def _no_store(call: Call) -> bool:
+def _no_store(call: ApiCall) -> bool:
     """Whether there is Redis alone, which has neither tenants nor locks."""
     try:
         store_of(call)
-    except Refused:
+    except HTTPError:
         return True
     return False
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/search",
         READING,

@@ -31,9 +31,9 @@ from mooring.server.api.tenants import (
 )
 from mooring.server.api.unmasking import may_unmask
 from mooring.server.auth.authorization import Need
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import records
 from mooring.tenants.history import HistoryEntry, differences, omits, versions
 from mooring.tenants.keys import Owner, named
@@ -70,15 +70,15 @@ class RollingBack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The `revision` that the caller saw: 409 if the tenant has changed since."""
 
 
-async def history(call: Call) -> Answer:
+async def history(call: ApiCall) -> Response:
     entries = await _history(call)
     page = msgspec.structs.replace(call.query, after=padded(call.query.after))
     some, headers = cut(entries, page, lambda each: padded(str(each.number)), path=call.here)
     allowed = frozenset(versions(entries))
-    return Answer([_version(each, allowed) for each in some], headers=headers)
+    return Response([_version(each, allowed) for each in some], headers=headers)
 
 
-async def _history(call: Call) -> list[HistoryEntry]:
+async def _history(call: ApiCall) -> list[HistoryEntry]:
     publisher, owner = publisher_of(call, Keyring([])), owner_of(call)
     entries = await publisher.history(owner)
     if not entries and isinstance(owner, int) and not await publisher.read(owner):
@@ -99,7 +99,7 @@ def _version(entry: HistoryEntry, allowed: Collection[int]) -> Version:
     )
 
 
-async def version(call: Call) -> Answer:
+async def version(call: ApiCall) -> Response:
     number, entries = call.path["version"], await _history(call)
     entry = next((each for each in entries if str(each.number) == number), None)
     if entry is None:
@@ -110,14 +110,14 @@ async def version(call: Call) -> Answer:
         )
     told = _version(entry, versions(entries))
     changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
-    return Answer(
+    return Response(
         VersionDetail(
             **msgspec.structs.asdict(told), changes=msgspec.convert(changes, list[PartChange])
         )
     )
 
 
-async def rollback(call: Call) -> Answer:
+async def rollback(call: ApiCall) -> Response:
     wanted: RollingBack = call.body
     tenant = owner_of(call)
     publisher = publisher_of(call, Keyring.from_environment())
@@ -128,19 +128,19 @@ async def rollback(call: Call) -> Answer:
         if not may_unmask(call):
             await _check_rollback(publisher, tenant, wanted.version)
         if wanted.dry:
-            return Answer(
+            return Response(
                 would_change(tenant, await publisher.diff_rollback(tenant, wanted.version))
             )
         published = await publisher.rollback(
             tenant, wanted.version, note=wanted.note, require=precondition(call, wanted.base)
         )
     tell(call, published)
-    return Answer(published_shown(published))
+    return Response(published_shown(published))
 
 
 async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> None:
-    """Raise `Refused` where the history has no secrets, so that those that are there would be kept,
-    and sent elsewhere."""
+    """Raise `HTTPError` (409) if the rollback would keep a current secret, because the history
+    omits secrets, and redirect it to another host."""
     unknown = {
         step.path
         for entry in await publisher.history(tenant)
@@ -152,15 +152,15 @@ async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> 
         if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
             redirect = redirect_in_value(each.path, each.before, masked(each.after))
             if redirect is not None:
-                raise Refused(409, "conflict", f"{named(tenant)}: {redirect}")
+                raise HTTPError(409, "conflict", f"{named(tenant)}: {redirect}")
 
 
 def history_endpoints(
     place: str, looking: Need, changing: Need, *, what: str, whose: str
-) -> tuple[Endpoint, ...]:
+) -> tuple[ApiRoute, ...]:
     """The history of what lies at a place of the API, and the way back."""
     return (
-        Endpoint(
+        ApiRoute(
             "GET",
             f"{place}/history",
             looking,
@@ -170,7 +170,7 @@ def history_endpoints(
             answers={200: list[Version]},
             fails=(NO_STORE,),
         ),
-        Endpoint(
+        ApiRoute(
             "GET",
             f"{place}/history/{{version}}",
             looking,
@@ -179,7 +179,7 @@ def history_endpoints(
             answers={200: VersionDetail},
             fails=(NO_STORE,),
         ),
-        Endpoint(
+        ApiRoute(
             "POST",
             f"{place}/rollback",
             changing,

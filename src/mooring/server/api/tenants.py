@@ -19,9 +19,9 @@ from mooring.server.api.lookup import store_of
 from mooring.server.api.tenant_list import TenantSummary, read_tenants
 from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
 from mooring.server.auth.authorization import READING, need
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused, matches
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response, matches
+from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import Action, records, restored, shown
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
@@ -126,7 +126,7 @@ class Publishing(Noted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `revision` that the caller saw: 409 if the tenant has changed since."""
 
 
-async def list_tenants(call: Call) -> Answer:
+async def list_tenants(call: ApiCall) -> Response:
     asked: Filter = call.query
     found = [
         tenant
@@ -138,7 +138,7 @@ async def list_tenants(call: Call) -> Answer:
     ]
     page = msgspec.structs.replace(asked, after=padded(asked.after))
     some, headers = cut(found, page, lambda each: padded(str(each.id)), path=call.here)
-    return Answer(some, headers=headers)
+    return Response(some, headers=headers)
 
 
 def padded(number: str) -> str:
@@ -146,7 +146,7 @@ def padded(number: str) -> str:
     return number.zfill(_DIGITS) if number else ""
 
 
-async def show_tenant(call: Call) -> Answer:
+async def show_tenant(call: ApiCall) -> Response:
     unmask = call.query.unmask
     if unmask:
         allow_unmasking(call)
@@ -159,25 +159,25 @@ async def show_tenant(call: Call) -> Answer:
         tenant=call.tenant, revision=revision, document=told.document, problems=told.problems
     )
     headers = OPENED if unmask else {}
-    return Answer(answer, headers=headers, etag=f"{revision}{'-unmasked' * unmask}")
+    return Response(answer, headers=headers, etag=f"{revision}{'-unmasked' * unmask}")
 
 
-async def _held(call: Call) -> StoredParts:
+async def _held(call: ApiCall) -> StoredParts:
     keys, tenant = keys_of(call), check_id(call.tenant)
     found = await store_of(call).read(keys.parts(tenant))
     return held(keys, tenant, found.entries)
 
 
-def keys_of(call: Call) -> Keys:
-    return Keys(call.parts.hub.tenants_namespace)
+def keys_of(call: ApiCall) -> Keys:
+    return Keys(call.server.hub.tenants_namespace)
 
 
-def publisher_of(call: Call, ring: Keyring) -> Publisher:
+def publisher_of(call: ApiCall, ring: Keyring) -> Publisher:
     store_of(call)
-    return call.parts.hub.publisher(by=call.principal.name, keyring=ring)
+    return call.server.hub.publisher(by=call.principal.name, keyring=ring)
 
 
-def _document(call: Call) -> Document:
+def _document(call: ApiCall) -> Document:
     tenant = check_id(call.tenant)
     told: dict[str, Any] = {
         name: value
@@ -185,13 +185,13 @@ def _document(call: Call) -> Document:
         if (value := getattr(call.body, name)) is not msgspec.UNSET
     }
     if told.setdefault("id", tenant) != tenant:
-        raise Refused(
+        raise HTTPError(
             400, "bad_request", f"the document is of tenant {told['id']}, the path of {tenant}"
         )
     return parse(told)
 
 
-async def publish(call: Call) -> Answer:
+async def publish(call: ApiCall) -> Response:
     document, ring = _document(call), Keyring.from_environment()
     publisher, resent = publisher_of(call, ring), _resent(call, document)
     condition = precondition(call, call.query.base)
@@ -211,26 +211,26 @@ async def publish(call: Call) -> Answer:
         )
     tell(call, published)
     created = published.number and not existed
-    return Answer(published_shown(published), 201 if created else 200)
+    return Response(published_shown(published), 201 if created else 200)
 
 
-def _resent(call: Call, document: Document) -> Resent:
+def _resent(call: ApiCall, document: Document) -> Resent:
     """Secrets that count as changed: the caller sends them in clear text, may not see those that
     are there, and must not learn whether they are the same."""
     return NOTHING_RESENT if may_unmask(call) else document.clear_secrets
 
 
-def _restored(call: Call, document: Document, there: Parts) -> Document:
-    """The document with what is there in place of its masks. Raises `Refused` where somebody who
+def _restored(call: ApiCall, document: Document, there: Parts) -> Document:
+    """The document with what is there in place of its masks. Raises `HTTPError` where somebody who
     may not see a secret would have it sent elsewhere."""
     redirect = redirect_in_document(document, there)
     if redirect is not None and not may_unmask(call):
-        raise Refused(409, "conflict", f"tenant {document.tenant}: {redirect}")
+        raise HTTPError(409, "conflict", f"tenant {document.tenant}: {redirect}")
     return restored(document, there)
 
 
 @contextlib.contextmanager
-def discreet(call: Call) -> Iterator[None]:
+def discreet(call: ApiCall) -> Iterator[None]:
     """Whose a name is that is taken is told to those who may see that tenant."""
     try:
         yield
@@ -238,23 +238,24 @@ def discreet(call: Call) -> Iterator[None]:
         if call.principal.sees_tenant(error.holder):
             raise
         message = f"tenant {call.tenant}: {error.claim or 'a name'} is taken already"
-        raise Refused(409, "taken", message) from None
+        raise HTTPError(409, "taken", message) from None
 
 
-def owner_of(call: Call) -> Owner:
-    """The tenant or the area that the path names. Raises `Refused`."""
+def owner_of(call: ApiCall) -> Owner:
+    """The tenant or the area that the path names. Raises `HTTPError`."""
     if "area" not in call.path:
         return check_id(call.tenant)
     area = call.path["area"]
     if not is_area(area):
         known = ", ".join(AREAS)
-        raise Refused(404, "not_found", f"no area {area[:40]} is shared: there are {known}")
+        raise HTTPError(404, "not_found", f"no area {area[:40]} is shared: there are {known}")
     return area
 
 
-def precondition(call: Call, base: str = "", path: str = "") -> Require:
-    """What the caller expects to be there: `If-Match`, `If-None-Match`, or the `base`. It raises
-    `Refused` if something else is. `path`: what a request is about that is not about all parts."""
+def precondition(call: ApiCall, base: str = "", path: str = "") -> Require:
+    """A check of `If-Match`, `If-None-Match` and `base` against the stored state. It raises
+    `HTTPError` (409, 412) if they do not hold. `path` names a single part, if the request is about
+    one."""
     expected = call.request.headers.get("if-match", "")
     unwanted = call.request.headers.get("if-none-match", "")
     owner = owner_of(call)
@@ -264,24 +265,24 @@ def precondition(call: Call, base: str = "", path: str = "") -> Require:
         exists = path in there.parts if path else bool(there.parts)
         if unwanted and exists and matches(unwanted, etag):
             message = f"{path or named(owner)} exists already: open it and edit it instead"
-            raise Refused(412, "conflict", message)
+            raise HTTPError(412, "conflict", message)
         moved = f"{named(owner)}: changed since you read it; read it again and merge your change"
         if expected and not ((exists or is_area(owner)) and matches(expected, etag)):
-            raise Refused(412, "conflict", moved)
+            raise HTTPError(412, "conflict", moved)
         if base and base != there.revision:
-            raise Refused(409, "conflict", moved)
+            raise HTTPError(409, "conflict", moved)
 
     return check
 
 
-def reason(call: Call) -> str:
+def reason(call: ApiCall) -> str:
     told: str = call.query.reason
     if told:
         call.notes["reason"] = told
     return told
 
 
-def tell(call: Call, published: Published) -> None:
+def tell(call: ApiCall, published: Published) -> None:
     """For the audit."""
     call.notes["version"] = published.number or None
     call.notes["changed"] = [each.path for each in published.changes][:100]
@@ -309,7 +310,7 @@ def _changes(found: list[Difference] | tuple[Difference, ...]) -> list[PartChang
     return msgspec.convert(records(found), list[PartChange])
 
 
-async def diff(call: Call) -> Answer:
+async def diff(call: ApiCall) -> Response:
     document, ring = _document(call), Keyring.from_environment()
     publisher = publisher_of(call, ring)
     there = await publisher.read(document.tenant)
@@ -318,23 +319,23 @@ async def diff(call: Call) -> Answer:
             _restored(call, document, there), resent=_resent(call, document)
         )
     call.notes["dry"] = True
-    return Answer(would_change(document.tenant, found))
+    return Response(would_change(document.tenant, found))
 
 
-async def delete(call: Call) -> Answer:
+async def delete(call: ApiCall) -> Response:
     ring = Keyring.from_environment()
     published = await publisher_of(call, ring).delete(
         check_id(call.tenant), note=reason(call), require=precondition(call, call.query.base)
     )
     tell(call, published)
-    return Answer(published_shown(published))
+    return Response(published_shown(published))
 
 
 NO_STORE = 409
 """There are tenants only where there is a store."""
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/tenants",
         READING,
@@ -344,7 +345,7 @@ ENDPOINTS = (
         answers={200: list[TenantSummary]},
         fails=(NO_STORE,),
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         TENANT,
         LOOKING,
@@ -354,7 +355,7 @@ ENDPOINTS = (
         answers={200: TenantShown},
         fails=(NO_STORE,),
     ),
-    Endpoint(
+    ApiRoute(
         "PUT",
         TENANT,
         PUBLISHING,
@@ -368,7 +369,7 @@ ENDPOINTS = (
         answers={200: PublishedShown, 201: PublishedShown},
         fails=(412,),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         f"{TENANT}/diff",
         PUBLISHING,
@@ -377,7 +378,7 @@ ENDPOINTS = (
         body=TenantDocument,
         answers={200: PublishedShown},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         TENANT,
         PUBLISHING,

@@ -11,9 +11,9 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.server.auth.authorization import ROLES, Need, Role, need
 from mooring.server.auth.tokens import Token, Tokens, utcnow
-from mooring.server.http.request import Call, Page, cut
-from mooring.server.http.response import Answer, Refused, shown
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.response import HTTPError, Response, shown
+from mooring.server.http.routing import ApiRoute
 from mooring.tenants.keys import MAX_ID
 
 NEVER = "never"
@@ -76,10 +76,10 @@ class Whoami(msgspec.Struct, frozen=True, kw_only=True):
     expires: str | None
 
 
-async def whoami(call: Call) -> Answer:
+async def whoami(call: ApiCall) -> Response:
     who = call.principal
-    token = _found(call.parts.tokens, who.token)
-    return Answer(
+    token = _found(call.server.tokens, who.token)
+    return Response(
         Whoami(
             name=who.name,
             role=who.role,
@@ -92,19 +92,19 @@ async def whoami(call: Call) -> Answer:
     )
 
 
-async def listed(call: Call) -> Answer:
-    tokens = call.parts.tokens
+async def listed(call: ApiCall) -> Response:
+    tokens = call.server.tokens
     told = sorted((_shown(tokens, each) for each in tokens.listed()), key=lambda each: each.id)
     some, headers = cut(told, call.query, lambda each: each.id, path=call.here)
-    return Answer(some, headers=headers)
+    return Response(some, headers=headers)
 
 
-async def create(call: Call) -> Answer:
+async def create(call: ApiCall) -> Response:
     wanted: TokenWanted = call.body
     if not wanted.name.isprintable() or not wanted.name.strip():
-        raise Refused(400, "bad_request", "a token's name must be words that can be printed")
+        raise HTTPError(400, "bad_request", "a token's name must be words that can be printed")
     lasts = None if wanted.expires == NEVER else durations.parse(wanted.expires)
-    tokens = call.parts.tokens
+    tokens = call.server.tokens
     made, text = await tokens.create(
         wanted.name,
         wanted.role,
@@ -116,23 +116,23 @@ async def create(call: Call) -> Answer:
     if made.groups or made.tenants:
         call.notes.update(groups=made.groups, tenants=made.tenants)
     told = msgspec.structs.asdict(_shown(tokens, made))
-    return Answer(TokenMade(**told, token=text), 201)
+    return Response(TokenMade(**told, token=text), 201)
 
 
-async def revoke(call: Call) -> Answer:
+async def revoke(call: ApiCall) -> Response:
     id = call.path["token"]
     try:
-        revoked = await call.parts.tokens.revoke(id)
+        revoked = await call.server.tokens.revoke(id)
     except InvalidRequest as error:
-        raise Refused(409, "refused", str(error)) from error
+        raise HTTPError(409, "refused", str(error)) from error
     if revoked is None:
-        raise Refused(
+        raise HTTPError(
             404, "not_found", f"there is no token {quoted(id, 100)}: see `mooring token list`"
         )
     call.notes.update(name=revoked.name, role=revoked.role)
-    if _found(call.parts.tokens, id) is None:
+    if _found(call.server.tokens, id) is None:
         call.notes["deleted"] = "the store is out of space, so the record was deleted"
-    return Answer(_shown(call.parts.tokens, revoked))
+    return Response(_shown(call.server.tokens, revoked))
 
 
 def _shown(tokens: Tokens, token: Token) -> TokenShown:
@@ -156,7 +156,7 @@ def _found(tokens: Tokens, id: str) -> Token | None:
 
 
 ENDPOINTS = (
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/whoami",
         ANYBODY,
@@ -164,7 +164,7 @@ ENDPOINTS = (
         "Get the caller's name, role and scope",
         answers={200: Whoami},
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/admin/tokens",
         ADMINISTERING,
@@ -173,7 +173,7 @@ ENDPOINTS = (
         query=Page,
         answers={200: list[TokenShown]},
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/admin/tokens",
         ADMINISTERING,
@@ -182,7 +182,7 @@ ENDPOINTS = (
         body=TokenWanted,
         answers={201: TokenMade},
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         "/admin/tokens/{token}",
         ADMINISTERING,

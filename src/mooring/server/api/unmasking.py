@@ -9,8 +9,8 @@ import msgspec
 
 from mooring.masking import masked_fields
 from mooring.model import JSON
-from mooring.server.http.request import Call
-from mooring.server.http.response import Answer, Refused
+from mooring.server.http.request import ApiCall
+from mooring.server.http.response import HTTPError, Response
 
 
 class Unmasking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,20 +22,20 @@ OPENED: Mapping[str, str] = {"Cache-Control": "no-store"}
 """Headers of an answer with secrets in clear text."""
 
 
-def allow_unmasking(call: Call) -> None:
-    """Raises `Refused` (403). Whoever tries is written down."""
+def allow_unmasking(call: ApiCall) -> None:
+    """Raises `HTTPError` (403). Whoever tries is written down."""
     call.notes["unmask"] = True
     allowed = may_unmask(call)
-    call.parts.audit.write(call, 200 if allowed else 403)
+    call.server.audit.write(call, 200 if allowed else 403)
     if not allowed:
-        raise Refused(
+        raise HTTPError(
             403,
             "forbidden",
             f"{call.principal.name} may not see secrets: that takes the role admin",
         )
 
 
-def may_unmask(call: Call) -> bool:
+def may_unmask(call: ApiCall) -> bool:
     return call.principal.role == "admin"
 
 
@@ -44,9 +44,9 @@ def fields(told: Mapping[str, JSON]) -> dict[str, Any]:
     return masked_fields(told)
 
 
-def configuration(call: Call, told: Mapping[str, JSON]) -> Answer:
+def configuration(call: ApiCall, told: Mapping[str, JSON]) -> Response:
     """A configuration, as far as the caller may see it and asks for it."""
     if not call.query.unmask:
-        return Answer(fields(told))
+        return Response(fields(told))
     allow_unmasking(call)
-    return Answer(dict(told), headers=OPENED)
+    return Response(dict(told), headers=OPENED)

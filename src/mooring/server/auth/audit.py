@@ -26,7 +26,7 @@ from mooring.server.auth.rate_limits import Buckets, network
 from mooring.server.http.response import shown
 
 if TYPE_CHECKING:
-    from mooring.server.http.request import Call
+    from mooring.server.http.request import ApiCall
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Audit:
         self.appended: Callable[[Entry], None] | None = None
         """Called with each entry, after it was written."""
 
-    def write(self, call: Call, status: int) -> None:
+    def write(self, call: ApiCall, status: int) -> None:
         """Write down how a call was answered: never its body, nor its query. A failure is logged
         and counted, and does not undo what was done."""
         who = call.principal

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from mooring.formatting import quoted
 from mooring.server.auth.authorization import Principal
-from mooring.server.http.response import Refused
+from mooring.server.http.response import HTTPError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PORTS = {"http": 80, "https": 443}
@@ -40,12 +40,12 @@ class Origins:
         self._hosts |= {normal(host)}
 
     def check_host(self, request: Request) -> None:
-        """Raises `Refused` (421) for a request that is meant for somebody else."""
+        """Raises `HTTPError` (421) for a request that is meant for somebody else."""
         told = request.headers.getlist("host")
         place = parse(told[0]) if len(told) == 1 else None
         if place is None or not (place.host in self._hosts or place.host == _here(request)):
             named = f"the host {quoted(told[0], 200)}" if len(told) == 1 else "no single host"
-            raise Refused(
+            raise HTTPError(
                 421,
                 "misdirected",
                 f"the request is for {named}, which is no name of this server: name it under "
@@ -53,7 +53,7 @@ class Origins:
             )
 
     def check_origin(self, request: Request, principal: Principal) -> None:
-        """Raises `Refused` for a write that may come from another site's page (403), or with a
+        """Raises `HTTPError` for a write that may come from another site's page (403), or with a
         body that any page may send (415)."""
         origins = request.headers.getlist("origin")
         if origins:
@@ -68,7 +68,9 @@ class Origins:
             raise _foreign("the request does not say which page it comes from")
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if principal.session and media not in ("", "application/json"):
-            raise Refused(415, "bad_media", "the body must be JSON: Content-Type: application/json")
+            raise HTTPError(
+                415, "bad_media", "the body must be JSON: Content-Type: application/json"
+            )
 
     def _ours(self, request: Request, origin: str) -> bool:
         scheme, separator, rest = origin.lower().partition("://")
@@ -114,7 +116,7 @@ def _here(request: Request) -> str:
         return ""
 
 
-def _foreign(why: str) -> Refused:
-    return Refused(
+def _foreign(why: str) -> HTTPError:
+    return HTTPError(
         403, "foreign_origin", f"{why}: writes are taken from the server's own page only"
     )

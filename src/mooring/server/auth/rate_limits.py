@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from mooring.server.auth.authorization import Principal
-from mooring.server.http.response import Refused
+from mooring.server.http.response import HTTPError
 
 MOST = 10_000
 """Clients that are counted at once; of more, those are forgotten that were heard of longest ago."""
@@ -85,17 +85,17 @@ class Limits:
         self._failures = Buckets(rates.failures / 60, max(rates.failures, 1), clock=clock)
 
     def check(self, client: str) -> None:
-        """Count a request from an address. Raises `Refused` (429)."""
+        """Count a request from an address. Raises `HTTPError` (429)."""
         if wait := self._reads.take(network(client)):
             raise too_many("requests from your address", wait)
 
     def check_write(self, principal: Principal) -> None:
-        """Count a write of somebody who said who it is. Raises `Refused` (429)."""
+        """Count a write of somebody who said who it is. Raises `HTTPError` (429)."""
         if principal.token and (wait := self._writes.take(principal.token)):
             raise too_many(f"writes of {principal.name}", wait)
 
     def failed(self, client: str) -> None:
-        """Count a wrong token or code. Raises `Refused` (429) where there were too many."""
+        """Count a wrong token or code. Raises `HTTPError` (429) where there were too many."""
         if wait := self._failures.take(network(client)):
             raise too_many("wrong tokens or codes from your address", wait)
 
@@ -113,9 +113,9 @@ def network(client: str) -> str:
     return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
-def too_many(what: str, wait: float) -> Refused:
+def too_many(what: str, wait: float) -> HTTPError:
     seconds = math.ceil(wait)
-    return Refused(
+    return HTTPError(
         429,
         "too_many",
         f"too many {what}: try again in {seconds} s",

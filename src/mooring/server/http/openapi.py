@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from mooring.server.http.response import ErrorBody
-from mooring.server.http.routing import SAFE, Endpoint
+from mooring.server.http.routing import SAFE, ApiRoute
 from mooring.tenants.keys import AREAS, MAX_ID
 
 REF = "#/components/schemas/{name}"
@@ -43,7 +43,7 @@ PARAMETERS: Mapping[str, Schema] = {
 BODILESS = (204, 303)
 
 
-def describe(endpoints: Iterable[Endpoint], *, title: str, version: str, cookie: str) -> Schema:
+def describe(endpoints: Iterable[ApiRoute], *, title: str, version: str, cookie: str) -> Schema:
     listed = sorted(endpoints, key=lambda each: (each.path, each.method))
     types = [ErrorBody]
     for endpoint in listed:
@@ -74,7 +74,7 @@ def _key(kind: Any) -> str:
 
 
 def _operation(
-    endpoint: Endpoint, by_type: Mapping[str, Schema], components: Mapping[str, Any]
+    endpoint: ApiRoute, by_type: Mapping[str, Schema], components: Mapping[str, Any]
 ) -> Schema:
     operation: Schema = {
         "operationId": _name(endpoint),
@@ -99,7 +99,7 @@ def _operation(
     return operation
 
 
-def _name(endpoint: Endpoint) -> str:
+def _name(endpoint: ApiRoute) -> str:
     words = re.findall(r"[A-Za-z0-9]+", endpoint.path)
     return "_".join([endpoint.method.lower(), *words])
 
@@ -114,7 +114,7 @@ def _query(schema: Schema, components: Mapping[str, Any]) -> list[Schema]:
     ]
 
 
-def _responses(endpoint: Endpoint, by_type: Mapping[str, Schema]) -> Schema:
+def _responses(endpoint: ApiRoute, by_type: Mapping[str, Schema]) -> Schema:
     responses: Schema = {}
     for status, kind in sorted(endpoint.answers.items()):
         told: Schema = {"description": HTTPStatus(status).phrase}
@@ -131,7 +131,7 @@ def _responses(endpoint: Endpoint, by_type: Mapping[str, Schema]) -> Schema:
     return responses
 
 
-def errors_of(endpoint: Endpoint) -> list[int]:
+def errors_of(endpoint: ApiRoute) -> list[int]:
     """The errors that an endpoint may answer with."""
     told = {400, 421, 429, *endpoint.fails}
     if endpoint.needs.roles is not None:

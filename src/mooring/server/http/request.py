@@ -14,11 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from mooring.formatting import in_words, quoted
 from mooring.server.auth.authorization import Principal
-from mooring.server.http.response import Refused
-from mooring.server.http.routing import Endpoint
+from mooring.server.http.response import HTTPError
+from mooring.server.http.routing import ApiRoute
 
 if TYPE_CHECKING:
-    from mooring.server.dependencies import Parts
+    from mooring.server.context import ServerContext
 
 NOBODY = Principal("nobody", "viewer", frozenset(), frozenset())
 """The principal of requests without credentials to open endpoints."""
@@ -32,10 +32,10 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 @dataclass(slots=True)
-class Call:
-    parts: Parts
+class ApiCall:
+    server: ServerContext
     request: Request
-    endpoint: Endpoint
+    endpoint: ApiRoute
     path: Mapping[str, str]
     """The parameters of the path."""
     principal: Principal = NOBODY
@@ -69,14 +69,14 @@ class Call:
 def tenant_id(text: str) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) < 20
     if not digits or int(text) >= 2**63:
-        raise Refused(
+        raise HTTPError(
             400, "bad_request", f"{quoted(text, 40)} is not a tenant id: expected a number"
         )
     return int(text)
 
 
-def parse_query(endpoint: Endpoint, query: bytes) -> Any:
-    """Parse the query. Raises `Refused` (400) for unknown, repeated or invalid parameters."""
+def parse_query(endpoint: ApiRoute, query: bytes) -> Any:
+    """Parse the query. Raises `HTTPError` (400) for unknown, repeated or invalid parameters."""
     try:
         pairs = urllib.parse.parse_qsl(
             query.decode("ascii"),
@@ -86,53 +86,55 @@ def parse_query(endpoint: Endpoint, query: bytes) -> Any:
             max_num_fields=50,
         )
     except ValueError as error:
-        raise Refused(400, "bad_query", f"invalid query string: {error}") from error
+        raise HTTPError(400, "bad_query", f"invalid query string: {error}") from error
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise Refused(400, "bad_query", "a query parameter is given twice")
+        raise HTTPError(400, "bad_query", "a query parameter is given twice")
     if endpoint.query is None:
         if fields:
-            raise Refused(400, "bad_query", f"unknown query parameter {quoted(next(iter(fields)))}")
+            raise HTTPError(
+                400, "bad_query", f"unknown query parameter {quoted(next(iter(fields)))}"
+            )
         return None
     names = endpoint.query.__struct_encode_fields__
     for name in fields:
         if name not in names:
             known = ", ".join(names)
-            raise Refused(
+            raise HTTPError(
                 400, "bad_query", f"unknown query parameter {quoted(name)}: known are {known}"
             )
     try:
         return msgspec.convert(fields, endpoint.query, strict=False)
     except msgspec.ValidationError as error:
-        raise Refused(400, "bad_query", in_words(error, "the query")) from error
+        raise HTTPError(400, "bad_query", in_words(error, "the query")) from error
 
 
-async def read_body(endpoint: Endpoint, request: Request, *, most: int) -> Any:
-    """Read and parse the body. Raises `Refused` if it is too large (413), not marked as JSON (415)
-    or invalid (400)."""
+async def read_body(endpoint: ApiRoute, request: Request, *, most: int) -> Any:
+    """Read and parse the body. Raises `HTTPError` if it is too large (413), not declared as JSON
+    (415) or invalid (400)."""
     received = bytearray()
     try:
         async for chunk in request.stream():
             received += chunk
             if len(received) > most:
-                raise Refused(413, "too_large", f"the body is over the limit of {most} bytes")
+                raise HTTPError(413, "too_large", f"the body is over the limit of {most} bytes")
     except ClientDisconnect:
-        raise Refused(400, "bad_request", "the request body was truncated") from None
+        raise HTTPError(400, "bad_request", "the request body was truncated") from None
     if endpoint.body is None:
         if bytes(received).strip() not in (b"", b"{}"):
-            raise Refused(400, "bad_request", "this endpoint takes no body")
+            raise HTTPError(400, "bad_request", "this endpoint takes no body")
         return None
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
-        raise Refused(415, "bad_media", "the body must be JSON: Content-Type: application/json")
+        raise HTTPError(415, "bad_media", "the body must be JSON: Content-Type: application/json")
     if (nesting := depth(received)) > DEEPEST:
-        raise Refused(
+        raise HTTPError(
             400, "bad_request", f"the body is nested {nesting} levels deep: the limit is {DEEPEST}"
         )
     try:
         return msgspec.json.decode(bytes(received), type=endpoint.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, "bad_request", in_words(error, "the body")) from error
+        raise HTTPError(400, "bad_request", in_words(error, "the body")) from error
 
 
 def depth(body: bytes | bytearray) -> int:

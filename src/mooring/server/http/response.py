@@ -31,7 +31,7 @@ def shown(moment: datetime.datetime | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     value: Any = None
     """Encoded as JSON, unless it is bytes; None if the status has no body."""
     status: int = 200
@@ -69,7 +69,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: Failure
 
 
-class Refused(Exception):
+class HTTPError(Exception):
     """A request that is answered with an error."""
 
     def __init__(
@@ -98,15 +98,15 @@ _STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
 """The first match applies."""
 
 
-def refusal(error: errors.MooringError) -> Refused:
+def refusal(error: errors.MooringError) -> HTTPError:
     """The response to an error of Mooring."""
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else None
-            return Refused(status, code, str(error), headers=headers)
+            return HTTPError(status, code, str(error), headers=headers)
     raise AssertionError("unreachable: the last entry is the root of the error tree")
 
 
-def answer(refused: Refused) -> Answer:
+def answer(refused: HTTPError) -> Response:
     body = ErrorBody(Failure(refused.code, str(refused)))
-    return Answer(body, refused.status, headers=refused.headers)
+    return Response(body, refused.status, headers=refused.headers)

@@ -14,18 +14,18 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooring.server.auth.authorization import Need
-from mooring.server.http.response import Answer, Refused
+from mooring.server.http.response import HTTPError, Response
 
 if TYPE_CHECKING:
-    from mooring.server.http.request import Call
+    from mooring.server.http.request import ApiCall
 
-Handler = Callable[["Call"], Awaitable[Answer]]
+Handler = Callable[["ApiCall"], Awaitable[Response]]
 
 SAFE = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiRoute:
     method: str
     path: str
     """Segments with parameters in braces, `/services/{service}/health`; each is one segment."""
@@ -64,7 +64,7 @@ _HEX = {bytes(two): bytes.fromhex(bytes(two).decode()) for two in product(_DIGIT
 
 
 class Match(NamedTuple):
-    endpoint: Endpoint
+    endpoint: ApiRoute
     parameters: dict[str, str]
 
 
@@ -74,16 +74,16 @@ class _Node:
     def __init__(self) -> None:
         self.fixed: dict[bytes, _Node] = {}
         self.free: _Node | None = None
-        self.endpoints: dict[str, Endpoint] = {}
+        self.endpoints: dict[str, ApiRoute] = {}
 
 
 class Router:
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+    def __init__(self, endpoints: Iterable[ApiRoute]) -> None:
         self._root = _Node()
         for endpoint in endpoints:
             self._add(endpoint)
 
-    def _add(self, endpoint: Endpoint) -> None:
+    def _add(self, endpoint: ApiRoute) -> None:
         node = self._root
         for segment in endpoint.path.encode().split(b"/")[1:]:
             if segment.startswith(b"{"):
@@ -96,7 +96,7 @@ class Router:
         node.endpoints[endpoint.method] = endpoint
 
     def match(self, method: str, raw_path: bytes) -> Match:
-        """Raises `Refused`: nothing is at this path (404), or nothing of this method (405)."""
+        """Raises `HTTPError`: nothing is at this path (404), or nothing of this method (405)."""
         node: _Node | None = self._root
         values: list[bytes] = []
         for segment in raw_path.split(b"/")[1:]:
@@ -118,10 +118,10 @@ class Router:
 
 
 def decoded(segment: bytes) -> str:
-    """A segment of a path as it is meant. Raises `Refused` (400) for what is no text, or too long
+    """A segment of a path as it is meant. Raises `HTTPError` (400) for what is no text, or too long
     for any name: it would be looked at letter by letter."""
     if not segment:
-        raise Refused(404, "not_found", "a part of the path is empty")
+        raise HTTPError(404, "not_found", "a part of the path is empty")
     if len(segment) > 3 * 4 * LONGEST:  # each of them four bytes, and each byte written as %XX
         raise _too_long()
     if b"%" not in segment:
@@ -132,26 +132,26 @@ def decoded(segment: bytes) -> str:
         for part in rest:
             byte = _HEX.get(part[:2])
             if byte is None:
-                raise Refused(400, "bad_path", "the path has a % that begins no two hex digits")
+                raise HTTPError(400, "bad_path", "the path has a % that begins no two hex digits")
             parts += (byte, part[2:])
     try:
         text = b"".join(parts).decode()
     except UnicodeDecodeError:
-        raise Refused(400, "bad_path", "the path is no text in UTF-8") from None
+        raise HTTPError(400, "bad_path", "the path is no text in UTF-8") from None
     if len(text) > LONGEST:
         raise _too_long()
     if not text.isprintable() and any(unicodedata.category(each) == "Cc" for each in text):
-        raise Refused(400, "bad_path", "the path has a control character")
+        raise HTTPError(400, "bad_path", "the path has a control character")
     return text
 
 
-def _too_long() -> Refused:
-    return Refused(400, "bad_path", f"a part of the path is over {LONGEST} characters")
+def _too_long() -> HTTPError:
+    return HTTPError(400, "bad_path", f"a part of the path is over {LONGEST} characters")
 
 
-def _nothing(raw_path: bytes) -> Refused:
+def _nothing(raw_path: bytes) -> HTTPError:
     shown = raw_path.decode("ascii", "backslashreplace")[:200]
-    return Refused(
+    return HTTPError(
         404,
         "not_found",
         f"there is nothing at {shown}: see /admin/openapi.json. A service with a group is one "
@@ -159,8 +159,8 @@ def _nothing(raw_path: bytes) -> Refused:
     )
 
 
-def _no_method(method: str, raw_path: bytes, there: Mapping[str, Endpoint]) -> Refused:
+def _no_method(method: str, raw_path: bytes, there: Mapping[str, ApiRoute]) -> HTTPError:
     allowed = ", ".join(sorted({*there, *(["HEAD"] if "GET" in there else [])}))
-    return Refused(
+    return HTTPError(
         405, "bad_method", f"this takes {allowed}, not {method[:20]}", headers={"Allow": allowed}
     )

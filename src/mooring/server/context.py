@@ -13,7 +13,7 @@ from mooring.server.auth.data_dir import Folder
 from mooring.server.auth.rate_limits import Limits
 from mooring.server.auth.sessions import Sessions
 from mooring.server.auth.tokens import Tokens
-from mooring.server.http.response import Refused
+from mooring.server.http.response import HTTPError
 from mooring.server.settings import ServerSettings, split
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Parts:
+class ServerContext:
     settings: ServerSettings
     readiness: Readiness
     folder: Folder
@@ -46,14 +46,14 @@ class Parts:
 
     @property
     def hub(self) -> Hub:
-        """Raises `Refused` (503) until the store is open: the HTTP face is up before it."""
+        """Raises `HTTPError` (503) until the store is open: the HTTP face is up before it."""
         if self._hub is None:
             raise self._not_open()
         return self._hub
 
     @property
     def fleet(self) -> Fleet:
-        """Raises `Refused` (503) like `hub`."""
+        """Raises `HTTPError` (503) like `hub`."""
         if self._fleet is None:
             raise self._not_open()
         return self._fleet
@@ -71,14 +71,14 @@ class Parts:
         """They are about to be closed."""
         self._hub = self._fleet = None
 
-    def _not_open(self) -> Refused:
+    def _not_open(self) -> HTTPError:
         stopping = self.readiness.stopping
         code, doing = ("stopping", "is about to stop") if stopping else ("starting", "is starting")
         message = f"the server {doing}: its store is not open; try again in a second"
-        return Refused(503, code, message, headers={"Retry-After": "1"})
+        return HTTPError(503, code, message, headers={"Retry-After": "1"})
 
 
-def prepare(settings: ServerSettings, readiness: Readiness) -> Parts:
+def prepare(settings: ServerSettings, readiness: Readiness) -> ServerContext:
     """All but the hub and what hangs on it. Makes the data folder and the admin token where they
     are not there. Raises `StoreError` or `InvalidRequest` for a folder that cannot be used."""
     folder = Folder(settings.folder())
@@ -86,7 +86,7 @@ def prepare(settings: ServerSettings, readiness: Readiness) -> Parts:
     tokens = Tokens(folder)
     tokens.open()
     host, _ = split("--http", settings.http)
-    return Parts(
+    return ServerContext(
         settings,
         readiness,
         folder,
