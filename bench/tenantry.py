@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from mooring.model import JSON
 from mooring.store import MAX_OPERATIONS, Entry, Put, Store
 from mooring.tenants.keys import Keys
-from mooring.tenants.publish.claims import claims
-from mooring.tenants.values import encode
+from mooring.tenants.model import encode
+from mooring.tenants.parts import claims
 
 KEYS = Keys()
 SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-management")

@@ -26,11 +26,11 @@ from bench.tenantry import KEYS, SERVICES, entries, parts, populate
 from mooring.asgi import Message, Receive, Scope, Send, TenantMiddleware
 from mooring.hub import open_store
 from mooring.store import Entry
+from mooring.tenants.model import encode
 from mooring.tenants.read.parser import Reading
 from mooring.tenants.read.snapshot import Snapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.values import encode
 
 FEW, MANY, COLD = "10 tenants", "100 k tenants", "100 k tenants, never the same"
 LOOKUPS = {FEW: (10, 10), MANY: (100_000, 1_000), COLD: (100_000, 100_000)}

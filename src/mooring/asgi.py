@@ -17,8 +17,7 @@ from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.registry.registration import LINGER
 from mooring.tasks import Tasks
-from mooring.tenants.context import acting_for
-from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source
+from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source, acting_for
 from mooring.workers import SharedRegistration
 
 __all__ = [

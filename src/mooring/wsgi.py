@@ -17,9 +17,8 @@ from mooring.model import Instance
 from mooring.registry.registration import LINGER
 from mooring.registry.sigterm import WITHIN
 from mooring.sync.proxy import within
-from mooring.tenants.context import acting_for
-from mooring.tenants.read.tenant import Tenant
-from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source
+from mooring.tenants.model import Tenant
+from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source, acting_for
 from mooring.workers import SharedRegistration, State
 
 if TYPE_CHECKING:

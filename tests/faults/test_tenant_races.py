@@ -15,9 +15,9 @@ from mooring.errors import MooringError, NotConfigured, Taken, Unavailable
 from mooring.hub import Hub, open_store
 from mooring.store import Entry, Put, Query, Store, prefix
 from mooring.tenants.keys import Keys
+from mooring.tenants.model import Tenant
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.read.snapshot import Snapshot
-from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from tests.faults.tenant_publishers import CROWD, stamped

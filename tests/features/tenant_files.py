@@ -8,8 +8,7 @@ from mooring.store import Check, Committed, Entry, Query, Store, prefix
 from mooring.store.contract import Write
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import Keys, PartOf
-from mooring.tenants.publish.claims import claims
-from mooring.tenants.publish.plan import held
+from mooring.tenants.parts import claims, held
 
 KEYS = Keys()
 

@@ -34,9 +34,8 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.store import Put
 from mooring.tenants import current, current_or_none
-from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.model import Meta, Resolver, Tenant
 from mooring.tenants.read.tenants import Tenants
-from mooring.tenants.values import Meta, Resolver
 from tests.waiting import eventually, until
 
 TENANTS: dict[int, dict[str, JSON]] = {

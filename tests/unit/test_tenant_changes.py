@@ -8,7 +8,7 @@ from mooring.cli.commands.tenant.show import counted, lines
 from mooring.model import JSON
 from mooring.tenants.diff import record
 from mooring.tenants.history import HistoryEntry, differences, steps
-from mooring.tenants.publish.plan import Difference, Unread
+from mooring.tenants.parts import Difference, Unread
 from mooring.tenants.secrets import Keyring
 
 RING, OTHER = Keyring([b"k" * 32]), Keyring([b"j" * 32])

@@ -16,8 +16,8 @@ from mooring.masking import MASK
 from mooring.model import JSON
 from mooring.tenants import validation as rules
 from mooring.tenants.document import load, parse, read, read_all, written
+from mooring.tenants.parts import Parts, Unread, differences
 from mooring.tenants.publish.merge import merged
-from mooring.tenants.publish.plan import Parts, Unread, differences
 from mooring.tenants.secrets import Keyring
 
 RING = Keyring([b"k" * 32])

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.tenants.hosts import host_of, normal, punycode
+from mooring.tenants.model import Domain, Tenant
 from mooring.tenants.read.snapshot import Snapshot
-from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.read.tenants import Tenants
-from mooring.tenants.values import Domain
 
 KNOWN = {
     "bücher.example": "xn--bcher-kva.example",

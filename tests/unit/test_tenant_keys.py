@@ -20,7 +20,7 @@ from mooring.tenants.keys import (
     joined,
     path_escape,
 )
-from mooring.tenants.publish.claims import folded
+from mooring.tenants.parts import folded
 
 KEYS = Keys()
 

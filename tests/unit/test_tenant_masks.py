@@ -12,7 +12,7 @@ from mooring.masking import MASK, holds_mask
 from mooring.model import JSON
 from mooring.tenants.diff import record, restored, shown
 from mooring.tenants.document import parse, written
-from mooring.tenants.publish.plan import Parts, Unread, differences
+from mooring.tenants.parts import Parts, Unread, differences
 from mooring.tenants.secrets import Keyring
 
 RING = Keyring([b"k" * 32])

@@ -13,22 +13,26 @@ from mooring.errors import TooLarge
 from mooring.model import JSON
 from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write, unchanged
 from mooring.tenants.keys import Keys, PartOf
-from mooring.tenants.publish.alias_batches import MOST, stage
-from mooring.tenants.publish.alias_batches import check as check_stages
-from mooring.tenants.publish.claims import claims, holder
-from mooring.tenants.publish.plan import (
+from mooring.tenants.parts import (
     BYTES,
-    ROOM,
     Difference,
     Parts,
     StoredParts,
-    Unit,
     Unread,
-    batches,
-    contested,
+    claims,
     differences,
     held,
+    holder,
+)
+from mooring.tenants.publish.plan import (
+    MOST,
+    ROOM,
+    Unit,
+    batches,
+    check_stages,
+    contested,
     raw_names,
+    stage,
     units,
 )
 

@@ -10,7 +10,7 @@ from mooring.masking import MASK, masked
 from mooring.model import JSON
 from mooring.tenants.diff import shown
 from mooring.tenants.document import parse
-from mooring.tenants.publish.plan import Parts
+from mooring.tenants.parts import Parts
 from mooring.tenants.redirect_guard import (
     ALLOWED,
     Redirect,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.tenants import acting_for, current, current_or_none
 from mooring.tenants.hosts import host_of
+from mooring.tenants.model import Domain, Meta, Resolver, Tenant
 from mooring.tenants.read.snapshot import Snapshot
-from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.resolver import (
     UNAVAILABLE,
@@ -25,7 +25,6 @@ from mooring.tenants.resolver import (
     Wanted,
     wanted,
 )
-from mooring.tenants.values import Domain, Meta, Resolver
 
 
 class Request(msgspec.Struct):

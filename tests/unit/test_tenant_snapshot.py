@@ -16,11 +16,10 @@ from immutables import Map
 from mooring.store import Entry
 from mooring.tenants.cooperative import at_once, slices
 from mooring.tenants.keys import Keys
+from mooring.tenants.model import Domain, Ftp, Meta, Resolver, StorageDirectory, Tenant
 from mooring.tenants.read.parser import Outcome, Reading
 from mooring.tenants.read.snapshot import Claims, Contest, Snapshot
-from mooring.tenants.read.tenant import Tenant
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.values import Domain, Ftp, Meta, Resolver, StorageDirectory
 
 KEYS = Keys()
 READING = Reading(KEYS, Keyring())

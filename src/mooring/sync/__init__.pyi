@@ -25,10 +25,10 @@ import mooring.store.contract
 import mooring.tenants.document
 import mooring.tenants.history
 import mooring.tenants.keys
+import mooring.tenants.parts
 import mooring.tenants.publish.commit_loop
-import mooring.tenants.publish.plan
+import mooring.tenants.publish.encryption
 import mooring.tenants.publish.publish_state
-import mooring.tenants.publish.rekey
 import mooring.tenants.read.tenants
 import mooring.tenants.secrets
 from mooring.sync.portal import timeout as timeout
@@ -312,17 +312,15 @@ class Provider:
     def close(self) -> None: ...
 
 class Publisher:
-    def read(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.publish.plan.Parts: ...
-    def look(
-        self, tenant: mooring.tenants.keys.Owner
-    ) -> mooring.tenants.publish.plan.StoredParts: ...
+    def read(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.parts.Parts: ...
+    def look(self, tenant: mooring.tenants.keys.Owner) -> mooring.tenants.parts.StoredParts: ...
     def diff(
         self,
         document: mooring.tenants.document.Document,
         *,
         require: mooring.tenants.publish.publish_state.Require | None = None,
-        resent: mooring.tenants.publish.plan.Resent = ...,
-    ) -> list[mooring.tenants.publish.plan.Difference]: ...
+        resent: mooring.tenants.parts.Resent = ...,
+    ) -> list[mooring.tenants.parts.Difference]: ...
     def apply(
         self,
         document: mooring.tenants.document.Document,
@@ -343,7 +341,7 @@ class Publisher:
         note: str = "",
         also: mooring.tenants.publish.publish_state.Also | None = None,
         require: mooring.tenants.publish.publish_state.Require | None = None,
-        resent: mooring.tenants.publish.plan.Resent = ...,
+        resent: mooring.tenants.parts.Resent = ...,
     ) -> mooring.tenants.publish.publish_state.Published: ...
     def delete(
         self,
@@ -360,7 +358,7 @@ class Publisher:
         *,
         note: str = "",
         require: mooring.tenants.publish.publish_state.Require | None = None,
-        resent: mooring.tenants.publish.plan.Resent = ...,
+        resent: mooring.tenants.parts.Resent = ...,
     ) -> mooring.tenants.publish.publish_state.Published: ...
     def diff_common(
         self,
@@ -368,8 +366,8 @@ class Publisher:
         value: mooring.model.JSON,
         *,
         require: mooring.tenants.publish.publish_state.Require | None = None,
-        resent: mooring.tenants.publish.plan.Resent = ...,
-    ) -> list[mooring.tenants.publish.plan.Difference]: ...
+        resent: mooring.tenants.parts.Resent = ...,
+    ) -> list[mooring.tenants.parts.Difference]: ...
     def remove_common(
         self,
         path: str,
@@ -392,10 +390,10 @@ class Publisher:
     ) -> mooring.tenants.publish.publish_state.Published: ...
     def diff_rollback(
         self, tenant: mooring.tenants.keys.Owner, number: int
-    ) -> list[mooring.tenants.publish.plan.Difference]: ...
+    ) -> list[mooring.tenants.parts.Difference]: ...
     def rekey(
-        self, progress: mooring.tenants.publish.rekey.Progress = ...
-    ) -> mooring.tenants.publish.rekey.Rekeyed: ...
+        self, progress: mooring.tenants.publish.encryption.Progress = ...
+    ) -> mooring.tenants.publish.encryption.Rekeyed: ...
 
 class ReadWriteLock:
     @property

@@ -13,13 +13,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mooring.errors import MissingExtra
-from mooring.tenants.context import acting_for, current, current_or_none
+from mooring.tenants.resolver import acting_for, current, current_or_none
 
 if TYPE_CHECKING:
     from mooring.tenants.document import Document
+    from mooring.tenants.model import Database, Domain, Ftp, Meta, Resolver, Storage, Tenant
     from mooring.tenants.publish.publisher import Publisher
     from mooring.tenants.read.parser import Changed
-    from mooring.tenants.read.tenant import Tenant
     from mooring.tenants.read.tenants import (
         DatabaseCache,
         DomainCache,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         Tenants,
     )
     from mooring.tenants.secrets import Keyring, Secret
-    from mooring.tenants.values import Database, Domain, Ftp, Meta, Resolver, Storage
 
 __all__ = [
     "Changed",
@@ -55,21 +54,21 @@ __all__ = [
 
 _HOMES = {
     "Changed": "read.parser",
-    "Database": "values",
+    "Database": "model",
     "DatabaseCache": "read.tenants",
     "Document": "document",
-    "Domain": "values",
+    "Domain": "model",
     "DomainCache": "read.tenants",
-    "Ftp": "values",
+    "Ftp": "model",
     "FtpCache": "read.tenants",
     "Keyring": "secrets",
-    "Meta": "values",
+    "Meta": "model",
     "Publisher": "publish.publisher",
-    "Resolver": "values",
+    "Resolver": "model",
     "Secret": "secrets",
-    "Storage": "values",
+    "Storage": "model",
     "StorageCache": "read.tenants",
-    "Tenant": "read.tenant",
+    "Tenant": "model",
     "Tenants": "read.tenants",
 }
 

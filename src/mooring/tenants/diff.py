@@ -22,8 +22,8 @@ from mooring.model import JSON
 from mooring.tenants.document import Document, hidden_extra, written
 from mooring.tenants.history import is_closed
 from mooring.tenants.keys import field_of, kind_of, name_of
+from mooring.tenants.parts import Difference, Parts, Unread
 from mooring.tenants.publish.merge import PASSWORD
-from mooring.tenants.publish.plan import Difference, Parts, Unread
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import EXTRA, FIELDS
 

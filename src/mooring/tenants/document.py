@@ -17,8 +17,8 @@ from mooring.masking import clear_secrets, holds_secret, is_secret, is_split_key
 from mooring.model import JSON
 from mooring.names import nearest
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
+from mooring.tenants.parts import Parts, Resent
 from mooring.tenants.publish.merge import merged
-from mooring.tenants.publish.plan import Parts, Resent
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import EXTRA, FIELDS, IDENTITY, check_plain, checked
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -15,10 +16,13 @@ import msgspec
 from mooring.errors import Undecipherable
 from mooring.masking import is_secret, masked_field
 from mooring.model import JSON
+from mooring.store.contract import Entry
 from mooring.tenants.keys import field_of
+from mooring.tenants.parts import Difference, Parts, Resent, Unread
 from mooring.tenants.publish.merge import PASSWORD
-from mooring.tenants.publish.plan import Difference, Parts, Resent, Unread
 from mooring.tenants.secrets import Keyring
+
+log = logging.getLogger(__name__)
 
 UNREADABLE = "(unreadable)"
 """The action of an entry that cannot be understood."""
@@ -63,6 +67,15 @@ class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
 
     def __repr__(self) -> str:
         return f"<{self.number} {self.at} {self.by} {self.action}>"
+
+
+def decode_entry(entry: Entry) -> HistoryEntry:
+    try:
+        return msgspec.json.decode(entry.value, type=HistoryEntry)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("%s cannot be understood: %s", entry.key.decode(errors="replace"), error)
+        number, _, page = entry.key.rpartition(b"/")[2].partition(b".")
+        return HistoryEntry(int(number), "", "", UNREADABLE, (), page=int(page or 1))
 
 
 def publishes(pages: Iterable[HistoryEntry]) -> list[HistoryEntry]:

@@ -16,8 +16,8 @@ from mooring.masking import MASK, masked, masked_field
 from mooring.model import JSON
 from mooring.tenants.document import Document
 from mooring.tenants.keys import kind_of
+from mooring.tenants.parts import Parts
 from mooring.tenants.publish.merge import PASSWORD
-from mooring.tenants.publish.plan import Parts
 from mooring.tenants.validation import EXTRA, FIELDS, identity
 
 ALLOWED = frozenset(

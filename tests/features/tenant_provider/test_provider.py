@@ -18,11 +18,11 @@ from mooring.errors import Closed, InvalidRequest, NotConfigured, Unavailable
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store, key, prefix
 from mooring.tenants.keys import Keys
+from mooring.tenants.model import Resolver
 from mooring.tenants.read.parser import Changed
 from mooring.tenants.read.provider import Provider
 from mooring.tenants.read.tenants import DatabaseCache, DomainCache, FtpCache, StorageCache, Tenants
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.values import Resolver
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
 from tests.backends import in_memory

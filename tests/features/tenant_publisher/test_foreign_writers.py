@@ -7,9 +7,9 @@ import pytest
 from mooring.store import Committed, Delete, Put, Store, key, prefix
 from mooring.tenants.document import parse, written
 from mooring.tenants.keys import Keys
-from mooring.tenants.publish.plan import Unread
+from mooring.tenants.model import Part, understand
+from mooring.tenants.parts import Unread
 from mooring.tenants.publish.publisher import Publisher
-from mooring.tenants.values import Part, understand
 from tests.features.tenant_files import (
     KEYS,
     document,

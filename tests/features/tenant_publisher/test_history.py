@@ -11,7 +11,7 @@ import pytest
 from mooring.errors import InvalidRequest, NotConfigured, OutcomeUnknown, Taken, Undecipherable
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, key
-from mooring.tenants.publish.plan import Unread
+from mooring.tenants.parts import Unread
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory

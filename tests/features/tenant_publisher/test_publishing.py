@@ -15,7 +15,7 @@ from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.store import Committed, Put, Store, prefix
 from mooring.tenants.document import parse
-from mooring.tenants.publish.claims import holder
+from mooring.tenants.parts import holder
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.read.tenants import find
 from mooring.tenants.secrets import Keyring

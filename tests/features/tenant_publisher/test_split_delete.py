@@ -10,7 +10,7 @@ from mooring.errors import NotConfigured, Taken
 from mooring.model import JSON
 from mooring.store import Committed, Put, Store
 from mooring.tenants.document import parse
-from mooring.tenants.publish.claims import claims
+from mooring.tenants.parts import claims
 from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import KEYS, Stopped, everything_of, whole

@@ -15,8 +15,7 @@ from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys
-from mooring.tenants.publish.claims import Claim, claims, holder
-from mooring.tenants.publish.plan import Unread
+from mooring.tenants.parts import Claim, Unread, claims, holder
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
 from mooring.tenants.keys import Keys
-from mooring.tenants.publish.claims import Claim, claims, holder
+from mooring.tenants.parts import Claim, claims, holder
 from mooring.tenants.secrets import Keyring
 
 

@@ -12,8 +12,7 @@ from mooring.migrate.jxt.state import Phase
 from mooring.migrate.jxt.translation import Finding
 from mooring.migrate.jxt.unit import View
 from mooring.tenants.keys import Keys
-from mooring.tenants.publish.claims import Claim, claims
-from mooring.tenants.publish.plan import Unread
+from mooring.tenants.parts import Claim, Unread, claims
 from mooring.tenants.secrets import Keyring
 
 

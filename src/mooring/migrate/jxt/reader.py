@@ -15,7 +15,7 @@ from mooring.migrate.jxt.state import LedgerKeys, Marker, Phase, marker_of, phas
 from mooring.migrate.jxt.unit import View, view
 from mooring.store.contract import Entry, Query, Range, Snapshot, Store, key
 from mooring.tenants.keys import CommonPart, Keys
-from mooring.tenants.publish.claims import holder
+from mooring.tenants.parts import holder
 
 _TRIES = 3
 _AT_ONCE = 100  # units understood before others get their turn

@@ -31,12 +31,12 @@ from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
 from mooring.tasks import Backoff
 from mooring.tenants.keys import Keys
-from mooring.tenants.publish.claims import claims
+from mooring.tenants.model import encode
+from mooring.tenants.parts import Parts, claims, held
 from mooring.tenants.publish.merge import resealed
-from mooring.tenants.publish.plan import Parts, contested, held, raw_names
+from mooring.tenants.publish.plan import contested, raw_names
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.values import encode
 
 log = logging.getLogger(__name__)
 

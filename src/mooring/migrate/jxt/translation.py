@@ -11,9 +11,7 @@ from mooring.migrate.jxt.format import OldKeys, OldPart
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import COMMON, DOMAIN, PLATFORM, is_path, kind_of, name_of
-from mooring.tenants.secrets import Keyring, Secret
-from mooring.tenants.validation import FIELDS, host
-from mooring.tenants.values import (
+from mooring.tenants.model import (
     Database,
     Record,
     Resolver,
@@ -24,6 +22,8 @@ from mooring.tenants.values import (
     record,
     understand,
 )
+from mooring.tenants.secrets import Keyring, Secret
+from mooring.tenants.validation import FIELDS, host
 
 DEFAULT_SERVICE = "default"
 """The service of a database that was configured for a whole tenant."""

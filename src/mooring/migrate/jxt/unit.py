@@ -22,9 +22,9 @@ from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import CommonPart, Keys
-from mooring.tenants.publish.plan import Unread, held
+from mooring.tenants.model import Unreadable, decode
+from mooring.tenants.parts import Unread, held
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.values import Unreadable, decode
 
 
 class View(msgspec.Struct, frozen=True):

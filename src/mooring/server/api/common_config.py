@@ -30,8 +30,8 @@ from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import unmasked_part
 from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
+from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, StoredParts, Unread
 from mooring.tenants.publish.merge import merged_common
-from mooring.tenants.publish.plan import NOTHING_RESENT, Parts, Resent, StoredParts, Unread
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mooring.store.contract import Store
 from mooring.tenants.keys import DOMAIN, Keys, PartOf, kind_of
-from mooring.tenants.values import Unreadable, decode
+from mooring.tenants.model import Unreadable, decode
 
 
 class TenantSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):

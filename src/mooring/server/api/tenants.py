@@ -25,14 +25,7 @@ from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import Action, records, restored, shown
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
-from mooring.tenants.publish.plan import (
-    NOTHING_RESENT,
-    Difference,
-    Parts,
-    Resent,
-    StoredParts,
-    held,
-)
+from mooring.tenants.parts import NOTHING_RESENT, Difference, Parts, Resent, StoredParts, held
 from mooring.tenants.publish.publish_state import Published
 from mooring.tenants.publish.publisher import Publisher, Require
 from mooring.tenants.redirect_guard import redirect_in_document

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 from mooring.errors import (
     Conflict,
@@ -15,21 +16,31 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
+from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
 from mooring.tasks import Backoff
-from mooring.tenants.keys import Owner, check_owner, has_part, named
-from mooring.tenants.publish.alias_batches import at_a_time, check, stage
-from mooring.tenants.publish.committer import Committer, Plan, StoredTenant, resending, room_beside
-from mooring.tenants.publish.delete import erase
-from mooring.tenants.publish.encryption import Passwords, Search, judged
-from mooring.tenants.publish.plan import (
+from mooring.tenants.keys import INDEXES, IndexEntry, Keys, Owner, check_owner, has_part, named
+from mooring.tenants.parts import (
+    BYTES,
     NOTHING_RESENT,
-    ROOM,
     Difference,
     Parts,
     Resent,
-    batches,
+    StoredParts,
+    claims,
     differences,
+    folded,
+    unclear,
 )
+from mooring.tenants.publish.committer import (
+    Committer,
+    Plan,
+    StoredTenant,
+    chunks,
+    resending,
+    room_beside,
+)
+from mooring.tenants.publish.encryption import Passwords, Search, judged
+from mooring.tenants.publish.plan import ROOM, Unit, at_a_time, batches, check_stages, stage
 from mooring.tenants.publish.publish_state import Published, PublishState
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import Keyring
@@ -136,7 +147,7 @@ class CommitLoop:
         if stage(seen.held.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
             return plan, most
         most = fewer if plan.guarded else most
-        check(self._committer.keys, tenant, seen.held.parts, wanted, most=most, room=room)
+        check_stages(self._committer.keys, tenant, seen.held.parts, wanted, most=most, room=room)
         return plan, most
 
     async def _persist(
@@ -203,3 +214,122 @@ def lost(what: str) -> Conflict:
         f"{what} was not written: others changed it {TRIES} times meanwhile; try again",
         revision=0,
     )
+
+
+_AT_ONCE = BYTES // 2  # bytes of values that one commit deletes: it also records them
+
+
+async def erase(committer: Committer, work: PublishState, seen: StoredTenant) -> None:
+    """Delete a tenant in one commit, indexes before data. A tenant that is too large for one commit
+    is deleted in pages. A page deletes objects together with their own indexes, so that a name is
+    free only when no data claims it. Meta comes last, so that a deletion that was interrupted can
+    be resumed."""
+    leading = await committer.leading(work.tenant)
+    if not _fits_one_commit(seen.held, leading):
+        seen = await _in_pages(committer, work, seen)
+        leading = await committer.leading(work.tenant)
+    await _last_page(committer, work, seen, leading)
+
+
+def _fits_one_commit(there: StoredParts, leading: dict[bytes, Entry]) -> bool:
+    count = len(there.revisions) + len(there.strange) + len(leading)
+    return count <= ROOM and sum(each.size for each in differences(there.parts, {})) <= _AT_ONCE
+
+
+async def _in_pages(committer: Committer, work: PublishState, seen: StoredTenant) -> StoredTenant:
+    """Delete all but meta."""
+    rest = _last(seen.held.parts)
+    while differences(seen.held.parts, rest):
+        towards = stage(seen.held.parts, rest)
+        plan = await committer.plan(work.tenant, seen.held, towards, claiming=False)
+        try:
+            head = await committer.write(work, seen, plan, towards, closing=False)
+        except TooLarge:  # another program wrote it
+            plan = await committer.plan(work.tenant, seen.held, rest, claiming=False)
+            pieces = [piece for unit in plan.units for piece in _pieces(unit)]
+            head = await committer.write(
+                work, seen, Plan(pieces, plan.guarded), rest, closing=False
+            )
+        seen = await committer.look(work.tenant)
+        if seen.head != head:
+            raise Conflict(f"tenant {work.tenant} was changed meanwhile", revision=seen.head)
+    return seen
+
+
+def _last(parts: Parts) -> Parts:
+    """The part that is deleted last."""
+    paths = sorted(parts, key=lambda path: (path != "meta", path == "domain/aliases", path))
+    return {path: parts[path] for path in paths[:1] if path != "domain/aliases"}
+
+
+def _pieces(unit: Unit) -> Iterator[Unit]:
+    """The deletion of an object that is too large for one commit: the data first, since what leads
+    to a tenant without data is free to be taken."""
+    for place, (write, check) in enumerate(zip(unit.writes, unit.checks, strict=True)):
+        yield Unit(unit.changes[place : place + 1], (write,), (check,))
+
+
+async def _last_page(
+    committer: Committer, work: PublishState, seen: StoredTenant, leading: dict[bytes, Entry]
+) -> None:
+    keys, tenant, there = committer.keys, work.tenant, seen.held
+    ordered = sorted(leading.values(), key=partial(_order, keys, tenant, there))
+    names = [*(keys.part(tenant, path) for path in there.revisions), *there.strange]
+    at_once = len(names) + len(ordered) <= ROOM
+    room = max(ROOM - len(names), ROOM // 2)
+    for page in chunks(ordered[:-room], ROOM):
+        await _set_aside(committer, work, page, seen.head)
+    last = ordered[-room:]
+    gone = differences(there.parts, {})
+    attempt = work.attempt(seen.last, gone, closing=True, incomplete=seen.incomplete)
+    done = await committer.commit(
+        work,
+        attempt,
+        [
+            *_deletions(last),
+            *([Delete(key(name)) for name in names] if at_once else [Delete(keys.parts(tenant))]),
+            *committer.recorded(work, attempt),
+            *committer.trimmed(tenant, attempt.number, seen),
+        ],
+        [
+            unchanged(keys.history_head(tenant), seen.head),
+            *_as_read(last),
+            *(unchanged(keys.part(tenant, path), at) for path, at in there.revisions.items()),
+        ],
+        [Query(keys.parts(tenant), keys_only=True, limit=1)],
+    )
+    if done.reads[0].entries:
+        raise Conflict(f"tenant {tenant} got something new meanwhile", revision=done.revision)
+    if not at_once:  # what came meanwhile went unseen, and what leads to it is left
+        for page in chunks([*(await committer.leading(tenant)).values()], ROOM):
+            await _set_aside(committer, work, page, done.revision)
+
+
+async def _set_aside(
+    committer: Committer, work: PublishState, entries: Sequence[Entry], head: int
+) -> None:
+    """Delete indexes that no data explains. The history does not record them."""
+    require = [unchanged(committer.keys.history_head(work.tenant), head), *_as_read(entries)]
+    try:
+        await committer.store.commit(*_deletions(entries), require=require)
+    except OutcomeUnknown:
+        work.aside += 1  # perhaps
+        raise
+    work.aside += 1
+
+
+def _order(keys: Keys, tenant: Owner, there: StoredParts, entry: Entry) -> tuple[bool, int, bytes]:
+    """What the data explains, or may explain, comes last: it goes with the data."""
+    place = keys.understand(entry.key)
+    assert isinstance(place, IndexEntry)
+    own = {folded(keys, name) for name in claims(keys, tenant, there.parts)}
+    explained = folded(keys, entry.key) in own or place.kind in unclear(there.parts)
+    return explained, INDEXES.index(place.kind), entry.key
+
+
+def _deletions(entries: Sequence[Entry]) -> list[Write]:
+    return [Delete(key(entry.key)) for entry in entries]
+
+
+def _as_read(entries: Sequence[Entry]) -> list[Check]:
+    return [unchanged(entry.key, entry.modified) for entry in entries]

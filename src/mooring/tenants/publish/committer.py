@@ -29,21 +29,10 @@ from mooring.store.contract import (
     unchanged,
 )
 from mooring.tenants.cooperative import read_in_slices
-from mooring.tenants.history import UNREADABLE, HistoryEntry, steps
+from mooring.tenants.history import HistoryEntry, decode_entry, steps
 from mooring.tenants.keys import IndexEntry, Keys, Owner, named
-from mooring.tenants.publish.claims import ANY_CASE, claims, holder
-from mooring.tenants.publish.plan import (
-    ROOM,
-    Parts,
-    Resent,
-    StoredParts,
-    Unit,
-    batches,
-    contested,
-    held,
-    raw_names,
-    units,
-)
+from mooring.tenants.parts import ANY_CASE, Parts, Resent, StoredParts, claims, held, holder
+from mooring.tenants.publish.plan import ROOM, Unit, batches, contested, raw_names, units
 from mooring.tenants.publish.publish_state import Attempt, PublishState
 from mooring.tenants.publish.publish_state import Published as Published
 from mooring.tenants.secrets import Keyring
@@ -113,7 +102,7 @@ class Committer:
             number
             for entry in oldest
             if (number := self.keys.history_number(entry.key))
-            and time.time() - _moment(understood(entry).at) > self._keep_for
+            and time.time() - _moment(decode_entry(entry).at) > self._keep_for
         ]
         return StoredTenant(
             held(self.keys, tenant, parts),
@@ -257,7 +246,7 @@ class Committer:
                 )
             if entry is None:
                 continue  # it may come yet
-            if understood(entry).token == attempt.token:
+            if decode_entry(entry).token == attempt.token:
                 work.happened(attempt)
                 if attempt.closing:
                     return True
@@ -323,15 +312,6 @@ def room_beside(work: PublishState, wanted: Parts) -> int:
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for first in range(0, len(items), size):
         yield items[first : first + size]
-
-
-def understood(entry: Entry) -> HistoryEntry:
-    try:
-        return msgspec.json.decode(entry.value, type=HistoryEntry)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        log.warning("%s cannot be understood: %s", entry.key.decode(errors="replace"), error)
-        number, _, page = entry.key.rpartition(b"/")[2].partition(b".")
-        return HistoryEntry(int(number), "", "", UNREADABLE, (), page=int(page or 1))
 
 
 def _number(raw: bytes) -> int:

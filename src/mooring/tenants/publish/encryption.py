@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from mooring.errors import Conflict, InvalidRequest, Undecipherable
+from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Undecipherable
 from mooring.store.contract import Check, Entry, Put, Store, Write, key, unchanged
+from mooring.tenants import history as chronicle
 from mooring.tenants.cooperative import read_in_slices
-from mooring.tenants.keys import Keys, Owner, kind_of, named
-from mooring.tenants.publish.plan import NOTHING_RESENT, Parts, Resent
+from mooring.tenants.keys import AREAS, Keys, Owner, kind_of, named
+from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent
+from mooring.tenants.publish.merge import resealed
 from mooring.tenants.secrets import CURRENT, Keyring
 
 _SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
@@ -190,3 +192,86 @@ def _marker(raw: bytes) -> Marker:
         return msgspec.json.decode(raw, type=Marker)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Marker()
+
+
+Progress = Callable[[int, int], None]
+Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[bool]]
+"""Publishes what the function returns for the stored parts; whether anything changed."""
+
+
+class Rekeyed(msgspec.Struct, frozen=True):
+    tenants: int
+    """How many were changed."""
+    entries: int
+    """How many entries of histories were."""
+    problems: tuple[str, ...]
+    """What could not be decrypted, and stays as it is."""
+
+
+async def rekey(
+    store: Store, keys: Keys, ring: Keyring, publish: Publish, progress: Progress
+) -> Rekeyed:
+    """One tenant after another; one that cannot be changed does not hold up the others."""
+    ids = await _owners(store, keys)
+    tenants = entries = 0
+    problems: list[str] = []
+    for done, tenant in enumerate(ids):
+        progress(done, len(ids))
+        try:
+            tenants += await publish(
+                tenant,
+                lambda there, tenant=tenant: _resealed(tenant, there, ring, problems),  # type: ignore[misc]
+            )
+        except (TenantError, TooLarge) as error:
+            problems.append(str(error))
+        entries += await _history(store, keys, ring, tenant, problems)
+    progress(len(ids), len(ids))
+    return Rekeyed(tenants, entries, tuple(dict.fromkeys(problems)))
+
+
+def _resealed(tenant: Owner, there: Parts, ring: Keyring, problems: list[str]) -> Parts:
+    wanted = dict(there)
+    for path, value in there.items():
+        try:
+            wanted[path] = resealed(path, value, ring) or value
+        except Undecipherable as error:
+            problems.append(f"{named(tenant)}: {path}: {error}")
+    return wanted
+
+
+async def _history(
+    store: Store, keys: Keys, ring: Keyring, tenant: Owner, problems: list[str]
+) -> int:
+    """Entry by entry; one that was trimmed meanwhile is no loss."""
+    count = 0
+    for entry in (await store.read(keys.history_of(tenant))).entries:
+        if not (number := keys.history_number(entry.key)):
+            continue
+        about = f"{named(tenant)}: entry {number} of its history"
+        fresh = chronicle.resealed(
+            chronicle.decode_entry(entry),
+            ring,
+            lambda problem, about=about: problems.append(f"{about}: {problem}"),  # type: ignore[misc]
+        )
+        if fresh is not None:
+            with contextlib.suppress(Conflict):
+                await store.commit(
+                    Put(entry.key, msgspec.json.encode(fresh)),
+                    require=[unchanged(entry.key, entry.modified)],
+                )
+                count += 1
+    return count
+
+
+async def _owners(store: Store, keys: Keys) -> list[Owner]:
+    """Those that have parts or a history: tenants, and what they share."""
+    found = await asyncio.gather(
+        store.read(keys.all, keys_only=True), store.read(keys.histories, keys_only=True)
+    )
+    names = [entry.key for each in found for entry in each.entries]
+    shared = [
+        area
+        for area in AREAS
+        if any(name.startswith(keys.history_of(area).start) for name in names)
+    ]
+    return [*sorted({id for name in names if (id := keys.tenant(name))}), *shared]

@@ -3,20 +3,16 @@ writes with the checks under which they are right."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
 
 from mooring.errors import TooLarge
-from mooring.masking import is_secret, masked_field
 from mooring.model import JSON
 from mooring.store.contract import (
     MAX_OPERATIONS,
-    MAX_REQUEST_BYTES,
     Check,
     Delete,
     Entry,
@@ -26,178 +22,31 @@ from mooring.store.contract import (
     unchanged,
 )
 from mooring.tenants.keys import (
-    DOMAIN,
     IndexEntry,
     IndexKind,
     Keys,
     Owner,
-    field_of,
     kind_of,
     named,
 )
-from mooring.tenants.publish.claims import Claim, claims, folded, holder
-from mooring.tenants.values import Unreadable, decode, encode
+from mooring.tenants.model import encode
+from mooring.tenants.parts import (
+    BYTES,
+    Claim,
+    Difference,
+    Parts,
+    StoredParts,
+    Unread,
+    _place,
+    claims,
+    differences,
+    folded,
+    holder,
+    unclear,
+)
 
 ROOM = MAX_OPERATIONS - 8
 """Operations of one commit that are left beside the history, the sentinel and the caller's own."""
-BYTES = MAX_REQUEST_BYTES - 64 * 1024
-_SEAL = 160  # bytes that a sealed value takes beside itself
-
-
-class Unread(msgspec.Struct, frozen=True):
-    """A part that cannot be understood, as it stands in the store."""
-
-    raw: bytes
-
-    def __repr__(self) -> str:
-        return f"<unreadable, {len(self.raw)} bytes>"
-
-    @property
-    def text(self) -> str:
-        return base64.b64encode(self.raw).decode()
-
-
-Parts: TypeAlias = "Mapping[str, JSON | Unread]"
-"""What a tenant has, by path."""
-
-Resent: TypeAlias = "Mapping[str, Sequence[str]]"
-"""Secrets that count as changed whatever they are, by path and field: an answer that says whether
-they changed would tell the caller whether a guess is right."""
-NOTHING_RESENT: Resent = MappingProxyType({})
-
-
-class StoredParts(msgspec.Struct, frozen=True):
-    """What the store has of a tenant."""
-
-    parts: dict[str, JSON | Unread]
-    revisions: dict[str, int]
-    strange: tuple[bytes, ...] = ()
-    """Keys below the tenant's that are none of its parts."""
-    resent: Resent = NOTHING_RESENT
-
-    def __repr__(self) -> str:
-        return f"<{', '.join(self.parts) or 'nothing'}>"
-
-    @property
-    def revision(self) -> str:
-        """Identifies this state. It depends on when each part was written and not on its value, so
-        that it does not help to guess a secret."""
-        told = "\n".join(f"{path} {number}" for path, number in sorted(self.revisions.items()))
-        return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
-
-    @property
-    def obscure(self) -> bool:
-        """Whether what leads to the tenant cannot be told from its parts."""
-        return bool(unclear(self.parts))
-
-    def may_claim(self, keys: Keys, tenant: int, claim: Claim) -> bool:
-        """Whether a tenant that holds this has what another wants; of what cannot be understood,
-        what leads to it says so."""
-        theirs = {folded(keys, name) for name in claims(keys, tenant, self.parts)}
-        return claim.kind in unclear(self.parts) or folded(keys, claim.key) in theirs
-
-
-def unclear(parts: Parts) -> frozenset[IndexKind]:
-    """The kinds of claims that parts may lay without saying so: they cannot be understood."""
-    found: set[IndexKind] = set()
-    if isinstance(parts.get("meta"), Unread):
-        found |= {"by-code", "by-name"}
-    if any(isinstance(parts.get(path), Unread) for path in DOMAIN):
-        found.add("host")
-    return frozenset(found)
-
-
-def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> StoredParts:
-    parts: dict[str, JSON | Unread] = {}
-    revisions: dict[str, int] = {}
-    strange = []
-    for entry in entries:
-        path = keys.path_of(owner, entry.key)
-        if path is None:
-            strange.append(entry.key)
-            continue
-        revisions[path] = entry.modified
-        try:
-            value = decode(path, entry.value)
-        except Unreadable:
-            value = None
-        parts[path] = Unread(entry.value) if value is None else value
-    return StoredParts(parts, revisions, tuple(strange))
-
-
-def shown(path: str, value: JSON | Unread) -> JSON | Unread:
-    """A part for people: its secrets are masked."""
-    return value if isinstance(value, Unread) else masked_field(field_of(path), value)
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """One part that is to change. None: it is not there."""
-
-    path: str
-    before: JSON | Unread
-    after: JSON | Unread
-    resent: tuple[str, ...] = ()
-    """Secret fields that count as changed: see `Resent`."""
-
-    def __repr__(self) -> str:
-        return f"<{self.path}: {self._shown(self.before)!r} → {self._shown(self.after)!r}>"
-
-    def _shown(self, value: JSON | Unread) -> JSON | Unread:
-        return shown(self.path, value)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes a history needs for it, and no fewer."""
-        before = 0 if self.unwieldy else _weight(self.path, self.before)
-        return before + _weight(self.path, self.after) + len(self.path) + _SEAL
-
-    @property
-    def unwieldy(self) -> bool:
-        """Whether what was there is so large that no history takes it: it could not be removed."""
-        return _weight(self.path, self.before) > BYTES // 2
-
-
-def _weight(path: str, value: JSON | Unread) -> int:
-    if isinstance(value, Unread):
-        return 2 * len(value.raw) + _SEAL
-    return len(msgspec.json.encode(value)) + _sealing({field_of(path): value})
-
-
-def _sealing(value: JSON) -> int:
-    """What sealing adds."""
-    if isinstance(value, list):
-        return sum(map(_sealing, value))
-    if not isinstance(value, dict):
-        return 0
-    return sum(
-        _SEAL + len(msgspec.json.encode(inner)) if is_secret(name) else _sealing(inner)
-        for name, inner in value.items()
-    )
-
-
-def differences(before: Parts, after: Parts, resent: Resent = NOTHING_RESENT) -> list[Difference]:
-    paths = sorted(before.keys() | after.keys(), key=_place)
-    again = {path: tuple(fields) for path, fields in resent.items() if path in before}
-    return [
-        Difference(path, before.get(path), after.get(path), again.get(path, ()))
-        for path in paths
-        if not _same(before.get(path), after.get(path)) or (path in again and path in after)
-    ]
-
-
-def _same(one: JSON | Unread, other: JSON | Unread) -> bool:
-    """As they are written: true is not 1."""
-    if isinstance(one, Unread) or isinstance(other, Unread):
-        return one == other
-    return one == other and _exactly(one) == _exactly(other)
-
-
-def _exactly(value: JSON) -> bytes:
-    return msgspec.json.encode(value, order="deterministic")
-
-
-def _place(path: str) -> tuple[bool, bool, str]:
-    return path != "meta", kind_of(path) != "domain", path
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -397,3 +246,61 @@ def batches(tenant: Owner, all_units: Sequence[Unit], *, room: int = ROOM) -> li
         found[-1].append(unit)
         count, size = count + operations, size + unit.size
     return found
+
+
+MOST = ROOM - 20
+"""Aliases that one stage changes; the rest is for the other domains and the parts themselves."""
+
+_ALIASES = "domain/aliases"
+
+
+def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
+    """What is wanted, or where that is too much, what comes before it."""
+    had, will = _listed(there), _listed(wanted)
+    kept = {host.lower() for host in will}
+    kept |= {str(wanted.get(f"domain/{each}", "")).lower() for each in ("primary", "internal")}
+    gone = [host for host in had if host.lower() not in kept]
+    before = {host.lower() for host in had}
+    come = [host for host in will if host.lower() not in before]
+    if len(gone) + len(come) <= most:
+        return wanted
+    if gone:
+        first = set(gone[:most])
+        aliases: list[JSON] = [host for host in had if host not in first]
+    else:
+        aliases = [*had, *come[:most]]
+    rest = {path: value for path, value in wanted.items() if path != _ALIASES}
+    return {**rest, _ALIASES: aliases} if aliases else rest
+
+
+def at_a_time(room: int) -> list[int]:
+    """How many aliases one stage may change where a commit has this room: the most; and fewer, for
+    where some are taken over from tenants that are gone, each under a condition more."""
+    most = max(room - (ROOM - MOST), 1)
+    return [most, max(most // 3, 1)]
+
+
+def check_stages(
+    keys: Keys, tenant: Owner, there: Parts, wanted: Parts, *, most: int, room: int
+) -> None:
+    """Go the whole way in thought. Raises `TooLarge` where a stage of it is more than one commit
+    takes: better before the first of them than in the middle."""
+    while True:
+        towards = stage(there, wanted, most=most)
+        leading = {
+            name: Entry(name, claim.value, 1, 1, 1)
+            for name, claim in claims(keys, tenant, there).items()
+        }
+        batches(
+            tenant, units(keys, tenant, StoredParts(dict(there), {}), towards, leading), room=room
+        )
+        if towards is wanted:
+            return
+        there = towards
+
+
+def _listed(parts: Parts) -> list[str]:
+    found = parts.get(_ALIASES)
+    if isinstance(found, Unread) or not isinstance(found, list):
+        return []
+    return [host for host in found if isinstance(host, str)]

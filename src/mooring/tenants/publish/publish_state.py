@@ -12,8 +12,8 @@ from mooring.masking import clear_secrets_of, is_hidden
 from mooring.messages import Message, message
 from mooring.store.contract import Check, Write
 from mooring.tenants.keys import Owner, field_of, kind_of, named
+from mooring.tenants.parts import Difference, Parts, StoredParts, Unread
 from mooring.tenants.publish.encryption import Passwords
-from mooring.tenants.publish.plan import Difference, Parts, StoredParts, Unread
 from mooring.tenants.secrets import CURRENT
 from mooring.tenants.validation import FIELDS
 

@@ -6,14 +6,14 @@ import contextlib
 import getpass
 import os
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 from mooring.errors import InvalidRequest, NotConfigured, Undecipherable
 from mooring.model import JSON
 from mooring.store.contract import Delete, Store, key
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
-from mooring.tenants.history import UNREADABLE, HistoryEntry, Undone
+from mooring.tenants.history import UNREADABLE, HistoryEntry, Undone, decode_entry
 from mooring.tenants.keys import (
     KEEP,
     KEEP_FOR,
@@ -25,25 +25,18 @@ from mooring.tenants.keys import (
     joined,
     named,
 )
+from mooring.tenants.model import Unreadable, decode
+from mooring.tenants.parts import NOTHING_RESENT, Difference, Parts, Resent, StoredParts, held
 from mooring.tenants.publish.commit_loop import TRIES, CommitLoop, Moved, lost
 from mooring.tenants.publish.commit_loop import Change as Change
-from mooring.tenants.publish.committer import Committer, resending, sign_of_life, understood
+from mooring.tenants.publish.committer import Committer, resending, sign_of_life
+from mooring.tenants.publish.encryption import Progress, rekey
+from mooring.tenants.publish.encryption import Rekeyed as Rekeyed
 from mooring.tenants.publish.merge import merged, merged_common, resealed
-from mooring.tenants.publish.plan import (
-    NOTHING_RESENT,
-    Difference,
-    Parts,
-    Resent,
-    StoredParts,
-    held,
-)
 from mooring.tenants.publish.publish_state import Also, Published, PublishState
 from mooring.tenants.publish.publish_state import Require as Require
-from mooring.tenants.publish.rekey import Progress, rekey
-from mooring.tenants.publish.rekey import Rekeyed as Rekeyed
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import CURRENT, Keyring
-from mooring.tenants.values import Unreadable, decode
 
 
 def to_undo(
@@ -314,7 +307,7 @@ class Publisher:
         is one entry, however many transactions it took."""
         found = await self._store.read(self.keys.history_of(tenant))
         return chronicle.publishes(
-            understood(entry) for entry in found.entries if self.keys.history_number(entry.key)
+            decode_entry(entry) for entry in found.entries if self.keys.history_number(entry.key)
         )
 
     async def rollback(
@@ -360,8 +353,8 @@ class Publisher:
         if not self._ring.current:
             raise InvalidRequest(f"there is no key to seal with: set {CURRENT[0]}")
 
-        def publish(tenant: Owner, change: Change) -> Awaitable[Published]:
-            return self.change(tenant, change, action="rekey")
+        async def publish(tenant: Owner, change: Change) -> bool:
+            return bool((await self.change(tenant, change, action="rekey")).changes)
 
         return await rekey(self._store, self.keys, self._ring, publish, progress)
 

@@ -14,19 +14,21 @@ from mooring.model import JSON, Time
 from mooring.store.contract import Entry
 from mooring.tenants.cooperative import Paced, at_once, slices
 from mooring.tenants.keys import PLATFORM, CommonPart, Keys, PartOf
-from mooring.tenants.read.snapshot import Contest, Snapshot
-from mooring.tenants.read.tenant import KINDS, Kind, Tenant
-from mooring.tenants.secrets import Keyring
-from mooring.tenants.values import (
+from mooring.tenants.model import (
+    KINDS,
     Extra,
+    Kind,
     Part,
     Resolver,
     StorageDirectory,
+    Tenant,
     Unreadable,
     decode,
     record,
     understand,
 )
+from mooring.tenants.read.snapshot import Contest, Snapshot
+from mooring.tenants.secrets import Keyring
 
 KeyChange = tuple[bytes, Entry | None]
 

@@ -12,11 +12,11 @@ from mooring.formatting import quoted
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
 from mooring.tenants.cooperative import Paced, at_once, slices
-from mooring.tenants.read.tenant import Tenant
-from mooring.tenants.values import (
+from mooring.tenants.model import (
     Ftp,
     Resolver,
     StorageDirectory,
+    Tenant,
 )
 
 Claim = tuple[str, int]

@@ -15,21 +15,23 @@ from mooring.model import JSON, Time
 from mooring.store.contract import Query, Store, key
 from mooring.tenants.hosts import host_of
 from mooring.tenants.keys import IndexKind, Keys
-from mooring.tenants.publish.claims import holder
-from mooring.tenants.read.parser import Changed
-from mooring.tenants.read.snapshot import Snapshot
-from mooring.tenants.read.tenant import KINDS, Kind, Tenant
-from mooring.tenants.values import (
+from mooring.tenants.model import (
+    KINDS,
     Database,
     Domain,
     Ftp,
+    Kind,
     Meta,
     Resolver,
     Storage,
     StorageDirectory,
+    Tenant,
     Unreadable,
     decode,
 )
+from mooring.tenants.parts import holder
+from mooring.tenants.read.parser import Changed
+from mooring.tenants.read.snapshot import Snapshot
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from mooring.model import JSON
 from mooring.tenants.diff import UNREADABLE
 from mooring.tenants.document import read_value
 from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
-from mooring.tenants.publish.plan import StoredParts, Unread
+from mooring.tenants.parts import StoredParts, Unread
 from mooring.tenants.publish.publisher import Publisher
 
 HEALTH = "health"

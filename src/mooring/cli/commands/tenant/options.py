@@ -13,7 +13,7 @@ from mooring.cli.io.connect import open_hub, run_command
 from mooring.cli.io.output import log_to_stderr, note, printable
 from mooring.errors import Conflict, InvalidRequest
 from mooring.tenants.keys import MAX_ID, Owner, default_namespace, joined, named
-from mooring.tenants.publish.plan import Parts, StoredParts
+from mooring.tenants.parts import Parts, StoredParts
 from mooring.tenants.publish.publisher import Publisher, Require
 
 T = TypeVar("T")

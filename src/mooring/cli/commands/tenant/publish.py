@@ -42,8 +42,8 @@ from mooring.tenants.diff import records
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import versions
 from mooring.tenants.keys import NAMESPACE, Owner, named
+from mooring.tenants.parts import Difference, Parts
 from mooring.tenants.publish.committer import Published
-from mooring.tenants.publish.plan import Difference, Parts
 from mooring.tenants.publish.publisher import Publisher, Require
 from mooring.tenants.secrets import CURRENT, Keyring
 

@@ -16,11 +16,10 @@ from mooring.hub import Hub
 from mooring.store.contract import key
 from mooring.tenants.hosts import host_of
 from mooring.tenants.keys import NAMESPACE, IndexKind, Keys, is_id
-from mooring.tenants.publish.claims import claims
-from mooring.tenants.publish.plan import Parts, held
+from mooring.tenants.model import Resolver, Unreadable, decode, record
+from mooring.tenants.parts import Parts, claims, held
 from mooring.tenants.read.tenants import find
 from mooring.tenants.resolver import REFUSED, Refusal, wanted
-from mooring.tenants.values import Resolver, Unreadable, decode, record
 
 By = Literal["id", "code", "host", "name", "ftp-user"]
 _INDEXES: dict[By, IndexKind] = {

@@ -35,11 +35,10 @@ from mooring.tenants.diff import UNREADABLE, Action, FieldChange, action_of, cha
 from mooring.tenants.document import JSON_SUFFIXES, written
 from mooring.tenants.history import is_closed
 from mooring.tenants.keys import MAX_ID, NAMESPACE, Keys, PartOf, field_of, kind_of, name_of
-from mooring.tenants.publish.plan import Difference, Parts, StoredParts, Unread, held
-from mooring.tenants.read.tenant import Tenant
+from mooring.tenants.model import Part, Tenant, Unreadable, decode, understand
+from mooring.tenants.parts import Difference, Parts, StoredParts, Unread, held
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import IDENTITY
-from mooring.tenants.values import Part, Unreadable, decode, understand
 
 _SIGNS: dict[Action, tuple[str, str]] = {
     "add": ("+", "green"),

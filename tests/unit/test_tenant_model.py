@@ -9,8 +9,7 @@ import pytest
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.keys import kind_of
-from mooring.tenants.secrets import Keyring, Secret
-from mooring.tenants.values import (
+from mooring.tenants.model import (
     DEEPEST,
     Database,
     Domain,
@@ -25,6 +24,7 @@ from mooring.tenants.values import (
     record,
     understand,
 )
+from mooring.tenants.secrets import Keyring, Secret
 
 RING = Keyring([b"k" * 32])
 
