@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from mooring.store.etcd.endpoints import Endpoint
+from mooring.store.etcd.endpoints import EtcdEndpoint
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
 
@@ -32,7 +32,7 @@ def fresh_etcd() -> Iterator[EtcdServer]:
 @asynccontextmanager
 async def bare(server: EtcdServer) -> AsyncIterator[Methods]:
     """The stubs, on a channel of their own with the options that ours has."""
-    endpoint = Endpoint(server.address, None, "")
+    endpoint = EtcdEndpoint(server.address, None, "")
     try:
         yield endpoint.methods
     finally:

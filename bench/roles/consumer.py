@@ -23,7 +23,7 @@ from bench.zookeeper import client
 from mooring import Instance, connect
 from mooring.mirror import Update
 from mooring.store import prefix
-from mooring.store.etcd.endpoints import Endpoint
+from mooring.store.etcd.endpoints import EtcdEndpoint
 from mooring.store.etcd.proto import DELETE, WatchCreateRequest, WatchRequest
 
 BARE = prefix(b"/bench/bare/")
@@ -49,7 +49,7 @@ async def mooring(address: str) -> None:
 
 async def bare(address: str) -> None:
     """gRPC's own stub: a key is seen when its event was read."""
-    call = Endpoint(address, None, "").methods.watch(metadata=METADATA)
+    call = EtcdEndpoint(address, None, "").methods.watch(metadata=METADATA)
     create = WatchCreateRequest(key=BARE.start, range_end=BARE.end)
     await call.write(WatchRequest(create_request=create))
     assert (await call.read()).created

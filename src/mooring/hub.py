@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mooring.registry.contract import Registry
     from mooring.registry.registration import Registration
     from mooring.store.embedded.engine import Engine
-    from mooring.store.embedded.store import Host
+    from mooring.store.embedded.store import EngineRunner
     from mooring.tenants.publish.publisher import Publisher
     from mooring.tenants.read.provider import Provider
     from mooring.tenants.secrets import Keyring
@@ -90,24 +90,24 @@ def no_store(url: StoreURL) -> InvalidRequest:
     )
 
 
-def open_host(url: StoreURL) -> Host:
+def open_runner(url: StoreURL) -> EngineRunner:
     """The engine behind an embedded store, to be shared with it; release it after use.
 
     Only for `memory://` and `sqlite://`: see `EMBEDDED`.
     """
     if url.scheme == "memory":
-        from mooring.store.embedded.store import memory_host
+        from mooring.store.embedded.store import memory_runner
 
-        return memory_host(url.location, lambda: _engine(url))
-    from mooring.store.embedded.durable import durable_host
+        return memory_runner(url.location, lambda: _engine(url))
+    from mooring.store.embedded.durable import durable_runner
 
-    return durable_host(url.file, lambda: _engine(url))
+    return durable_runner(url.file, lambda: _engine(url))
 
 
 def _open_embedded(url: StoreURL) -> Store:
     from mooring.store.embedded.store import EmbeddedStore
 
-    return EmbeddedStore(open_host(url), url=str(url))
+    return EmbeddedStore(open_runner(url), url=str(url))
 
 
 def _engine(url: StoreURL) -> Engine:

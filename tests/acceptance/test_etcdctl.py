@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
-from mooring.etcd_server.server import WireServer
-from mooring.store.embedded.durable import durable_host
+from mooring.etcd_server.server import EtcdAPIServer
+from mooring.store.embedded.durable import durable_runner
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import memory_host
+from mooring.store.embedded.store import memory_runner
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 
 _PATIENCE = 30.0  # seconds for one command
@@ -383,8 +383,8 @@ def real(tmp_path: Path) -> Iterator[EtcdServer]:
 
 @pytest.fixture
 async def address(tmp_path: Path) -> AsyncIterator[str]:
-    host = durable_host(tmp_path / "store")
-    async with WireServer(host, bind="127.0.0.1:0") as server:
+    host = durable_runner(tmp_path / "store")
+    async with EtcdAPIServer(host, bind="127.0.0.1:0") as server:
         yield server.address
     host.release()
 
@@ -417,8 +417,8 @@ def difference(
 
 
 async def test_etcdctl_lists_and_disarms_the_alarm_of_the_quota():
-    host = memory_host("", lambda: Engine(quota=2_000))
-    async with WireServer(host, bind="127.0.0.1:0") as server:
+    host = memory_runner("", lambda: Engine(quota=2_000))
+    async with EtcdAPIServer(host, bind="127.0.0.1:0") as server:
         terminal = Terminal(find_etcdctl("3.5"), server.address)
 
         async def run(line: str) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.durable import durable_runner
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import Host, memory_host
+from mooring.store.embedded.store import EngineRunner, memory_runner
 from mooring.store.etcd import proto
 from mooring.store.etcd.endpoints import MAX_MESSAGE
 from mooring.store.etcd.grpc_shutdown import settled
@@ -26,16 +26,16 @@ _OPTIONS = [
 ]
 
 
-def host_at(revision: int, folder: Path | None = None) -> Host:
+def host_at(revision: int, folder: Path | None = None) -> EngineRunner:
     """An empty engine at a revision, in memory or in a file of a folder; release it after use."""
     if folder is None:
-        return memory_host("", lambda: Engine(revision=revision))
+        return memory_runner("", lambda: Engine(revision=revision))
     path = folder / "store"
-    durable_host(path).release()
+    durable_runner(path).release()
     with sqlite3.connect(path) as database:
         values = [(revision, name) for name in ("revision", "compacted")]
         database.executemany("UPDATE meta SET value = ? WHERE name = ?", values)
-    return durable_host(path)
+    return durable_runner(path)
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def methods(address: str) -> AsyncIterator[Methods]:
 class Pair:
     """The two servers, asked the same."""
 
-    def __init__(self, etcd: Methods, wire: Methods, host: Host) -> None:
+    def __init__(self, etcd: Methods, wire: Methods, host: EngineRunner) -> None:
         self.etcd, self.wire, self.host = etcd, wire, host
 
     async def ask(self, name: str, request: Any) -> Any:

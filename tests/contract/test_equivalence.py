@@ -40,7 +40,7 @@ from mooring.store import (
     prefix,
 )
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import EmbeddedStore, Host, MemoryHost
+from mooring.store.embedded.store import EmbeddedStore, EngineRunner, MemoryRunner
 from mooring.store.namespace import Namespaced
 from mooring.testing.etcd import EtcdServer
 from tests.backends import usual
@@ -91,9 +91,9 @@ class Machine(RuleBasedStateMachine):
         number = next(Machine.examples)
         self.etcd: Store = Namespaced(etcd, b"/%d/" % number)
         self.start = (await self.etcd.read(key(b"none"))).revision
-        host: Host
+        host: EngineRunner
         if self.folder is None:
-            host = MemoryHost(Engine(revision=self.start), clock=lambda: self.now)
+            host = MemoryRunner(Engine(revision=self.start), clock=lambda: self.now)
         else:
             host = host_at(self.start, self.folder / str(number))
         self.ours: Store = Namespaced(EmbeddedStore(host, url="ours://"), b"/n/")

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from mooring.etcd_server.server import WireServer
+from mooring.etcd_server.server import EtcdAPIServer
 from mooring.store.etcd import proto
 from mooring.testing.etcd import EtcdServer
 from tests.contract.side_by_side import (
@@ -58,7 +58,7 @@ async def pair(
         emptied = await etcd.delete_range(proto.DeleteRangeRequest(key=b"\0", range_end=b"\0"))
         host = host_at(emptied.header.revision, tmp_path if request.param == "file" else None)
         async with (
-            WireServer(host, bind="127.0.0.1:0", progress_interval=0.3) as server,
+            EtcdAPIServer(host, bind="127.0.0.1:0", progress_interval=0.3) as server,
             methods(server.address) as wire,
         ):
             yield Pair(etcd, wire, host)
@@ -85,7 +85,7 @@ async def fresh(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         host = host_at(1, tmp_path)
         async with (
             methods(server.address) as etcd,
-            WireServer(host, bind="127.0.0.1:0") as serving,
+            EtcdAPIServer(host, bind="127.0.0.1:0") as serving,
             methods(serving.address) as wire,
         ):
             yield Pair(etcd, wire, host)

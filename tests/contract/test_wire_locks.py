@@ -120,7 +120,7 @@ async def memory() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def contests(memory: Store) -> AsyncIterator[ServerLocks]:
+async def locks(memory: Store) -> AsyncIterator[ServerLocks]:
     made = ServerLocks(memory)
     yield made
     await made.aclose()
@@ -130,36 +130,36 @@ async def places(store: Store) -> int:
     return len((await store.read(prefix(b"name/"))).entries)
 
 
-async def two_wait(contests: ServerLocks, store: Store) -> bool:
+async def two_wait(locks: ServerLocks, store: Store) -> bool:
     """Whether two calls stand on the second place, and both have got there."""
-    counts = [calls.count for calls in contests._calls.values() if not calls.changing.locked()]
+    counts = [calls.count for calls in locks._calls.values() if not calls.changing.locked()]
     return 2 in counts and await places(store) == 2
 
 
 @pytest.mark.parametrize("gives_up", [0, 1])
 async def test_a_call_that_gives_up_leaves_the_place_to_the_other_one(
-    contests: ServerLocks, memory: Store, gives_up: int
+    locks: ServerLocks, memory: Store, gives_up: int
 ):
     one, two = (await memory.grant(60)).id, (await memory.grant(60)).id
-    first = await contests.win(b"name", one, b"")
-    both = [asyncio.ensure_future(contests.win(b"name", two, b"")) for _ in range(2)]
-    await eventually(lambda: two_wait(contests, memory))
+    first = await locks.acquire(b"name", one, b"")
+    both = [asyncio.ensure_future(locks.acquire(b"name", two, b"")) for _ in range(2)]
+    await eventually(lambda: two_wait(locks, memory))
     both[gives_up].cancel()
     await asyncio.wait([both[gives_up]])
     assert await places(memory) == 2
-    await contests.drop(first.key)
+    await locks.release(first.key)
     assert (await asyncio.wait_for(both[1 - gives_up], 20)).lease == two
     assert await places(memory) == 1
 
 
 async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
-    contests: ServerLocks, memory: Store
+    locks: ServerLocks, memory: Store
 ):
     """At whatever moment: the lease holds the lock since another call."""
     lease = (await memory.grant(60)).id
-    await contests.win(b"name", lease, b"")
+    await locks.acquire(b"name", lease, b"")
     for steps in range(12):
-        again = asyncio.ensure_future(contests.win(b"name", lease, b""))
+        again = asyncio.ensure_future(locks.acquire(b"name", lease, b""))
         for _ in range(steps):
             await asyncio.sleep(0)
         again.cancel()
@@ -167,12 +167,10 @@ async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
         assert await places(memory) == 1, steps
 
 
-async def test_who_gives_up_at_whatever_moment_leaves_no_place(
-    contests: ServerLocks, memory: Store
-):
-    await contests.win(b"name", (await memory.grant(60)).id, b"")
+async def test_who_gives_up_at_whatever_moment_leaves_no_place(locks: ServerLocks, memory: Store):
+    await locks.acquire(b"name", (await memory.grant(60)).id, b"")
     for steps in range(12):
-        waits = asyncio.ensure_future(contests.win(b"name", (await memory.grant(60)).id, b""))
+        waits = asyncio.ensure_future(locks.acquire(b"name", (await memory.grant(60)).id, b""))
         for _ in range(steps):
             await asyncio.sleep(0)
         waits.cancel()

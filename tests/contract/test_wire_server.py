@@ -30,13 +30,13 @@ from mooring.errors import AccessDenied, InvalidRequest, OutOfSpace, StoreError,
 from mooring.etcd_server import auth
 from mooring.etcd_server import connections as sockets
 from mooring.etcd_server.connections import SWEEP
-from mooring.etcd_server.server import ServerTLS, WireServer
+from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
 from mooring.hub import open_store
 from mooring.store import Put, key, prefix
-from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.durable import durable_runner
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.sqlite_file import Journal
-from mooring.store.embedded.store import Host, MemoryHost, memory_host
+from mooring.store.embedded.store import EngineRunner, MemoryRunner, memory_runner
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
@@ -58,10 +58,10 @@ USERS = {"root": "secret", "mia": "pass"}
 
 
 @asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[tuple[WireServer, Methods]]:
-    host = MemoryHost(Engine())
+async def serving(**options: Any) -> AsyncIterator[tuple[EtcdAPIServer, Methods]]:
+    host = MemoryRunner(Engine())
     async with (
-        WireServer(host, bind="127.0.0.1:0", **options) as server,
+        EtcdAPIServer(host, bind="127.0.0.1:0", **options) as server,
         methods(server.address) as calls,
     ):
         yield server, calls
@@ -71,12 +71,13 @@ _FEW_FILES = """
 import asyncio, resource, sys
 from mooring.connection_limit import ConnectionLimit
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import MemoryHost
-from mooring.etcd_server.server import WireServer
+from mooring.store.embedded.store import MemoryRunner
+from mooring.etcd_server.server import EtcdAPIServer
 
 async def main():
     limit = ConnectionLimit(3, exempt=())
-    async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0", connections=limit) as server:
+    runner = MemoryRunner(Engine())
+    async with EtcdAPIServer(runner, bind="127.0.0.1:0", connections=limit) as server:
         # In a thread: asyncio imports them at first use, and later no file may be free for that.
         await asyncio.to_thread(print, server.port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -317,8 +318,8 @@ class TestRubbish:
             assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
 
     async def test_clients_that_vanish_leave_nothing(self):
-        host = MemoryHost(Engine())
-        async with WireServer(host, bind="127.0.0.1:0") as server:
+        host = MemoryRunner(Engine())
+        async with EtcdAPIServer(host, bind="127.0.0.1:0") as server:
             for _ in range(5):
                 async with methods(server.address) as wire:
                     stream = Stream(wire.watch())
@@ -354,20 +355,20 @@ class TestLifetime:
     async def test_a_taken_port_is_told(self):
         async with serving() as (server, _):
             with pytest.raises(StoreError, match=server.address):
-                async with WireServer(MemoryHost(Engine()), bind=server.address):
+                async with EtcdAPIServer(MemoryRunner(Engine()), bind=server.address):
                     pass
 
     async def test_it_lets_calls_finish_and_ends_streams(self):
         finish = asyncio.Event()
         begun: list[Any] = []
 
-        class Slow(MemoryHost):
+        class Slow(MemoryRunner):
             async def write(self, operation: Any) -> Any:
                 begun.append(operation)
                 await finish.wait()
                 return await super().write(operation)
 
-        async with WireServer(Slow(Engine()), bind="127.0.0.1:0") as server:
+        async with EtcdAPIServer(Slow(Engine()), bind="127.0.0.1:0") as server:
             async with methods(server.address) as wire:
                 watch, keepalive = Stream(wire.watch()), Stream(wire.keepalive())
                 await watch.create(b"a")
@@ -415,7 +416,7 @@ class TestLifetime:
                             opened.add(number)
                     ends[await stream.call.code(), await stream.call.details()] += 1
 
-        async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0") as server:
+        async with EtcdAPIServer(MemoryRunner(Engine()), bind="127.0.0.1:0") as server:
             loop = asyncio.get_running_loop()
             watchers = [loop.create_task(reopen(number)) for number in range(30)]
             await eventually(lambda: len(opened) == 30)
@@ -483,9 +484,9 @@ class TestAFullDisk:
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
 
-        host = durable_host(tmp_path / "store")
+        host = durable_runner(tmp_path / "store")
         async with (
-            WireServer(host, bind="127.0.0.1:0") as server,
+            EtcdAPIServer(host, bind="127.0.0.1:0") as server,
             methods(server.address) as wire,
         ):
             lease = (await wire.grant(proto.LeaseGrantRequest(TTL=60))).ID
@@ -524,11 +525,11 @@ class TestTheQuota:
         self, tmp_path: Path, kind: str
     ):
         make = partial(Engine, quota=100_000)
-        host: Host = memory_host("", make)
+        host: EngineRunner = memory_runner("", make)
         if kind == "file":
-            host = durable_host(tmp_path / "store", make)
+            host = durable_runner(tmp_path / "store", make)
         async with (
-            WireServer(host, bind="127.0.0.1:0") as server,
+            EtcdAPIServer(host, bind="127.0.0.1:0") as server,
             methods(server.address) as wire,
             open_store(f"etcd://{server.address}") as client,
         ):
@@ -578,12 +579,12 @@ class TestTheQuota:
 
 class TestMaintenance:
     async def test_it_tells_of_itself(self):
-        class OnDisk(MemoryHost):
+        class OnDisk(MemoryRunner):
             def space(self) -> tuple[int, int]:
                 return 8192, 4096
 
         async with (
-            WireServer(OnDisk(Engine()), bind="127.0.0.1:0") as server,
+            EtcdAPIServer(OnDisk(Engine()), bind="127.0.0.1:0") as server,
             methods(server.address) as wire,
         ):
             await wire.put(proto.PutRequest(key=b"a"))
@@ -596,11 +597,11 @@ class TestMaintenance:
             assert not (await wire.alarm(proto.AlarmRequest())).alarms
 
     async def test_every_answer_names_the_cluster(self, tmp_path: Path):
-        host = durable_host(tmp_path / "store")
+        host = durable_runner(tmp_path / "store")
         clusters = []
         for _ in range(2):  # a restart
             async with (
-                WireServer(host, bind="127.0.0.1:0") as server,
+                EtcdAPIServer(host, bind="127.0.0.1:0") as server,
                 methods(server.address) as calls,
             ):
                 answers = [
@@ -615,7 +616,7 @@ class TestMaintenance:
                     answers += await watch.take(1)
             clusters += [answer.header.cluster_id for answer in answers]
             host.release()
-            host = durable_host(tmp_path / "store")
+            host = durable_runner(tmp_path / "store")
         assert {*clusters} == {host.cluster_id}
         host.release()
         async with serving() as (_, other):

@@ -38,7 +38,7 @@ def limited(
             def disarm(engine: Engine, _: float) -> None:
                 engine.out_of_space = False
 
-            await store._host.write(disarm)
+            await store._runner.write(disarm)
 
         return f"sqlite://{tmp_path / 'store'}?quota=500KiB", disarm_here
     server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])

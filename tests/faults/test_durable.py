@@ -24,7 +24,7 @@ from mooring.mirror import Mirror, RangeFeed
 from mooring.store import Delete, Entry, Put, Query, key, prefix
 from mooring.store.embedded import durable
 from mooring.store.embedded import sqlite_file as journal
-from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.durable import durable_runner
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from tests.backends import usual
 from tests.faults.conftest import SteppedClock
@@ -236,7 +236,7 @@ def test_what_is_closed_is_free_though_a_descriptor_went_elsewhere(tmp_path: Pat
 
 
 async def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path: Path):
-    host = durable_host(tmp_path / "store")
+    host = durable_runner(tmp_path / "store")
 
     def stumble(engine: Engine, now: float) -> None:
         transaction = engine.begin()
@@ -268,7 +268,7 @@ async def test_a_key_may_change_more_than_once_in_a_commit(tmp_path: Path):
         engine.end(transaction, now)
         return engine.revision
 
-    host = durable_host(path)
+    host = durable_runner(path)
     await host.write(lambda engine, now: engine.commit([Put(b"/a", b"0")], [], [], now))
     revision = await host.write(change)
     host.release()
@@ -294,7 +294,7 @@ def rows(path: Path) -> int:
 
 async def test_a_lease_that_is_granted_again_has_its_new_time(tmp_path: Path):
     url = f"sqlite://{tmp_path}/store"
-    host = durable_host(tmp_path / "store")
+    host = durable_runner(tmp_path / "store")
 
     def again(engine: Engine, now: float) -> None:
         engine.revoke(5, now)
@@ -337,7 +337,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
         asyncio.run_coroutine_threadsafe(ask(), loop).result(PATIENCE)
         pieces.append(entries)
 
-    host = durable_host(path)
+    host = durable_runner(path)
     await host.write(lambda engine, now: engine.grant(60, now, 5))
     values = [b"x" * 100_000] * 100 + [b""] * 1000
     revision = max(await asyncio.gather(*(host.write(put(value)) for value in values)))
@@ -359,7 +359,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
 
 async def test_it_knows_the_space_that_it_takes_and_how_much_of_it_is_in_use(tmp_path: Path):
     path = tmp_path / "store"
-    host = durable_host(path)
+    host = durable_runner(path)
 
     def put(engine: Engine, now: float) -> int:
         return engine.commit([Put(b"/a", b"x" * 100_000)], [], [], now).revision

@@ -18,11 +18,11 @@ import grpc
 import pytest
 
 from mooring.errors import Conflict, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
-from mooring.etcd_server.server import WireServer
+from mooring.etcd_server.server import EtcdAPIServer
 from mooring.hub import open_store
 from mooring.store import Committed, Delete, Put, Query, Store, absent, key, prefix
 from mooring.store.embedded import sqlite_file as journal
-from mooring.store.embedded.durable import durable_host
+from mooring.store.embedded.durable import durable_runner
 from mooring.store.etcd import proto
 from tests.backends import usual
 from tests.contract.side_by_side import methods, outcome
@@ -195,7 +195,7 @@ async def test_calls_of_the_failed_commit_that_depend_on_one_another(
     tmp_path: Path, disk: FaultyDisk
 ):
     """They share a transaction. What may be on disk is never answered as if it were not."""
-    host = durable_host(tmp_path / "store")
+    host = durable_runner(tmp_path / "store")
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         await store.commit(Put(b"/a", b""))
         disk.cannot_sync = always
@@ -293,9 +293,9 @@ async def test_what_is_seen_is_what_is_kept(tmp_path: Path, disk: FaultyDisk, se
 
 
 async def test_clients_of_the_etcd_api_are_told_in_etcds_words(tmp_path: Path, disk: FaultyDisk):
-    host = durable_host(tmp_path / "store")
+    host = durable_runner(tmp_path / "store")
     async with (
-        WireServer(host, bind="127.0.0.1:0") as server,
+        EtcdAPIServer(host, bind="127.0.0.1:0") as server,
         methods(server.address) as wire,
         open_store(f"etcd://{server.address}?timeout=1s") as client,
     ):
@@ -326,7 +326,7 @@ async def test_a_file_that_lost_acknowledged_writes_takes_no_more(
 ):
     recover = journal.Journal.recover
 
-    def forgetful(self: journal.Journal, after: int) -> journal.Kept:
+    def forgetful(self: journal.Journal, after: int) -> journal.JournalState:
         kept = recover(self, after)
         kept.revision -= 1
         return kept

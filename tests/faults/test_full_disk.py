@@ -195,7 +195,7 @@ async def test_a_renewal_that_waits_saves_its_lease(
         lease = await store.grant(60)
         write, held, free = journal.Journal.write, threading.Event(), threading.Event()
 
-        def slow(self: journal.Journal, changes: journal.Changes) -> None:
+        def slow(self: journal.Journal, changes: journal.JournalWrite) -> None:
             held.set()
             free.wait(30)
             write(self, changes)
@@ -219,7 +219,7 @@ async def test_a_write_that_cannot_be_kept_is_refused_alone(
     """A mistake of ours is no full disk: nobody else is refused, nor told that it is full."""
     write = journal.Journal.write
 
-    def choosy(self: journal.Journal, changes: journal.Changes) -> None:
+    def choosy(self: journal.Journal, changes: journal.JournalWrite) -> None:
         for batch in changes.batches:
             if any(event.key == b"/bad" for event in batch.events):
                 raise sqlite3.IntegrityError("UNIQUE constraint failed")

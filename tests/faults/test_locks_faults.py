@@ -20,7 +20,7 @@ import mooring
 import mooring.sync
 from mooring.errors import Closed, LockLost, LockTimeout, OutcomeUnknown, Unavailable
 from mooring.hub import Hub, open_store
-from mooring.locks.lease_pool import Leases
+from mooring.locks.lease_pool import LeasePool
 from mooring.locks.lock import Lock
 from mooring.store import Store, key, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer
@@ -417,7 +417,7 @@ async def test_one_deadline_covers_the_end_of_all_leases_if_the_store_is_silent(
     """Of one that is used, and of one that is being granted."""
     async with FaultProxy(etcd("3.5").address) as proxy:
         store = open_store(f"etcd://{proxy.address}")
-        leases = Leases(store)
+        leases = LeasePool(store)
         await leases.take(7)
         proxy.mute()
         asks = asyncio.get_running_loop().create_task(leases.take(7))

@@ -16,7 +16,7 @@ import pytest
 
 import mooring
 from mooring.errors import Unavailable
-from mooring.etcd_server.server import WireServer
+from mooring.etcd_server.server import EtcdAPIServer
 from mooring.grpc import serve_and_register
 from mooring.grpc.aio import channel
 from mooring.hub import open_store
@@ -25,7 +25,7 @@ from mooring.server.health_checks.checkers import GRPCChecker, Target
 from mooring.store import Put, prefix
 from mooring.store.contract import Store
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import MemoryHost
+from mooring.store.embedded.store import MemoryRunner
 from mooring.store.etcd import grpc_shutdown as completions
 from mooring.store.etcd.grpc_shutdown import settled
 from mooring.xds import proto
@@ -163,7 +163,7 @@ async def serving(hub: mooring.Hub, path: str) -> AsyncIterator[int]:
         async with serve_and_register(server, hub, instance, grace=0, linger=0):
             yield port
     elif "etcd" in path:
-        async with WireServer(MemoryHost(Engine()), bind="127.0.0.1:0") as store:
+        async with EtcdAPIServer(MemoryRunner(Engine()), bind="127.0.0.1:0") as store:
             yield store.port
     else:
         async with ControlPlane(hub, bind="127.0.0.1:0") as plane:

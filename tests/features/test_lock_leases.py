@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mooring.errors import Closed, LeaseNotFound
-from mooring.locks.lease_pool import Leases
+from mooring.locks.lease_pool import LeasePool
 from mooring.locks.lock import Lock
 from mooring.locks.ordering import EXCLUSIVE_RULE
 from mooring.locks.queue import Queue
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.virtual_time
 
 async def test_a_lease_that_has_ended_leaves_no_task(store: Store):
     before = asyncio.all_tasks()
-    leases = Leases(store)
+    leases = LeasePool(store)
     taken = [await leases.take(10) for _ in range(5)]
     for lease in taken:
         await leases.discard(lease)
@@ -79,7 +79,7 @@ async def test_closed_while_one_is_granted_it_leaves_none(
 
     monkeypatch.setattr(store, "grant", recorded)
     for steps in (*range(16), 24, 32, 64):
-        leases = Leases(store)
+        leases = LeasePool(store)
         asks = asyncio.get_running_loop().create_task(leases.take(600))
         for _ in range(steps):
             await asyncio.sleep(0)

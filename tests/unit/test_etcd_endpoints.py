@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mooring.settings.connections import EtcdConnectionSettings
-from mooring.store.etcd.connection import Cluster
+from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.endpoints import Preference
 from mooring.tasks import Tasks
 from tests.waiting import eventually
@@ -119,7 +119,7 @@ async def test_clients_return_minutes_later_and_not_together(monkeypatch: pytest
     async with AsyncExitStack() as stack:
         tasks = Tasks()
         for _ in range(50):
-            cluster = Cluster(settings, tasks)
+            cluster = EtcdConnection(settings, tasks)
             stack.push_async_callback(cluster.aclose)
             cluster.move_on(cluster.endpoint)
         stack.push_async_callback(tasks.aclose)

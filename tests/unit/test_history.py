@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.store import Batch, Event
-from mooring.store.embedded.history import History
+from mooring.store.embedded.history import RevisionHistory
 
 
 def batch(revision: int, events: int) -> Batch:
@@ -18,7 +18,7 @@ def batch(revision: int, events: int) -> Batch:
 @given(st.randoms(use_true_random=False))
 def test_it_is_what_happened_after_its_floor(chance: random.Random):
     start = chance.randrange(1, 5)
-    history, all_of_it, taken = History(start), [(batch(start, 0), 0)], []
+    history, all_of_it, taken = RevisionHistory(start), [(batch(start, 0), 0)], []
     for _ in range(50):
         newest = all_of_it[-1][0].revision
         step = chance.random()

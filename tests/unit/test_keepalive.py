@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from mooring.errors import Unavailable
-from mooring.store.etcd.keepalive import _Renewals
+from mooring.store.etcd.keepalive import _KeepAliveStream
 
 
 async def test_a_late_answer_does_not_pass_for_that_of_a_later_renewal():
     """It was sent before: counted from the later one's sending, the lease would seem to live on."""
     sent: list[Any] = []
-    renewals = _Renewals.__new__(_Renewals)
+    renewals = _KeepAliveStream.__new__(_KeepAliveStream)
     renewals._waiting, renewals._retired = deque(), False
     stream: Any = SimpleNamespace(
         send=sent.append, heard=time.monotonic() + 60, endpoint=SimpleNamespace(address="h:2379")

@@ -21,13 +21,13 @@ from mooring.etcd_server.errors import (
     BAD_TOKEN,
     NO_AUTH,
     NO_USER,
-    Refusal,
-    Refused,
+    RpcAborted,
+    RpcStatus,
     not_served,
 )
 from mooring.etcd_server.messages import header
 from mooring.formatting import quoted
-from mooring.store.embedded.store import Host
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,16 @@ TOKEN_TTL = 300.0
 USERS = not_served("changes of users and roles", "users are in the configuration of the server")
 
 
-class Auth:
+class AuthService:
     """`users` are passwords by name; without any, authentication is off."""
 
     def __init__(
-        self, host: Host, users: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+        self,
+        runner: EngineRunner,
+        users: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host = host
+        self._runner = runner
         self._digests = {name: _digest(password) for name, password in users.items()}
         self._tokens: dict[str, float] = {}  # until when each is good
         self._clock = clock
@@ -53,7 +56,7 @@ class Auth:
     def enabled(self) -> bool:
         return bool(self._digests)
 
-    def objection(self, context: grpc.aio.ServicerContext) -> Refusal | None:
+    def objection(self, context: grpc.aio.ServicerContext) -> RpcStatus | None:
         """What stands against a call: no token, or one that is not known (any more)."""
         if not self._digests:
             return None
@@ -68,14 +71,14 @@ class Auth:
 
     async def authenticate(self, request: Any) -> Any:
         if not self._digests:
-            raise Refused(NO_AUTH)
+            raise RpcAborted(NO_AUTH)
         # As long for a name that is not known as for a wrong password: neither tells the other.
         expected = self._digests.get(request.name, _NOBODY)
         matches = hmac.compare_digest(expected, _digest(request.password))
         if not matches or request.name not in self._digests:
             name = quoted(request.name)
             log.warning("login of user %s refused: wrong name or password", name)
-            raise Refused(BAD_LOGIN)
+            raise RpcAborted(BAD_LOGIN)
         now = self._clock()
         self._tokens = {token: until for token, until in self._tokens.items() if until > now}
         token = secrets.token_urlsafe()
@@ -88,7 +91,7 @@ class Auth:
         )
 
     def _revision(self) -> int:
-        return self._host.read(lambda engine: engine.confirmed)
+        return self._runner.read(lambda engine: engine.confirmed)
 
 
 def _digest(password: str) -> bytes:

@@ -34,7 +34,7 @@ _LOOKS = 50  # hundredths of a second for clients to close their side
 _NUMBERS = 1 << 20  # descriptors at most, on a system that sets no limit
 
 
-class Sockets:
+class ServerSockets:
     """The connections to a port of this process, and how many one address may have."""
 
     def __init__(self, port: int, limit: ConnectionLimit) -> None:

@@ -26,7 +26,7 @@ _Code = grpc.StatusCode
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RpcStatus:
     """How a call ends that is not answered."""
 
     code: grpc.StatusCode
@@ -38,40 +38,40 @@ class Refusal:
         return f"rpc error: code = {name} desc = {self.text}"
 
 
-class Refused(Exception):
-    """A call that ends with a refusal. Raised before anything was changed."""
+class RpcAborted(Exception):
+    """A call that ends with an error status. Raised before anything was changed."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
+    def __init__(self, status: RpcStatus) -> None:
+        super().__init__(status.text)
+        self.status = status
 
 
-EMPTY_KEY = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: key is not provided")
-KEY_NOT_FOUND = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: key not found")
-VALUE_PROVIDED = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: value is provided")
-LEASE_PROVIDED = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: lease is provided")
-TOO_MANY_OPERATIONS = Refusal(
+EMPTY_KEY = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: key is not provided")
+KEY_NOT_FOUND = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: key not found")
+VALUE_PROVIDED = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: value is provided")
+LEASE_PROVIDED = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: lease is provided")
+TOO_MANY_OPERATIONS = RpcStatus(
     _Code.INVALID_ARGUMENT, "etcdserver: too many operations in txn request"
 )
-DUPLICATE_KEY = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
-TOO_LARGE = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: request is too large")
-COMPACTED = Refusal(_Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted")
-FUTURE_REVISION = Refusal(
+DUPLICATE_KEY = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
+TOO_LARGE = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: request is too large")
+COMPACTED = RpcStatus(_Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted")
+FUTURE_REVISION = RpcStatus(
     _Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision is a future revision"
 )
-NO_SPACE = Refusal(_Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
-LEASE_NOT_FOUND = Refusal(_Code.NOT_FOUND, "etcdserver: requested lease not found")
-LEASE_EXISTS = Refusal(_Code.FAILED_PRECONDITION, "etcdserver: lease already exists")
-TTL_TOO_LARGE = Refusal(_Code.OUT_OF_RANGE, "etcdserver: too large lease TTL")
-NO_USER = Refusal(_Code.INVALID_ARGUMENT, "etcdserver: user name is empty")
-BAD_LOGIN = Refusal(
+NO_SPACE = RpcStatus(_Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+LEASE_NOT_FOUND = RpcStatus(_Code.NOT_FOUND, "etcdserver: requested lease not found")
+LEASE_EXISTS = RpcStatus(_Code.FAILED_PRECONDITION, "etcdserver: lease already exists")
+TTL_TOO_LARGE = RpcStatus(_Code.OUT_OF_RANGE, "etcdserver: too large lease TTL")
+NO_USER = RpcStatus(_Code.INVALID_ARGUMENT, "etcdserver: user name is empty")
+BAD_LOGIN = RpcStatus(
     _Code.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID or password"
 )
-BAD_TOKEN = Refusal(_Code.UNAUTHENTICATED, "etcdserver: invalid auth token")
-NO_AUTH = Refusal(_Code.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
-STOPPED = Refusal(_Code.UNAVAILABLE, "etcdserver: server stopped")
-NO_LEADER = Refusal(_Code.UNAVAILABLE, "etcdserver: no leader")
-TIMED_OUT = Refusal(_Code.UNAVAILABLE, "etcdserver: request timed out")
+BAD_TOKEN = RpcStatus(_Code.UNAUTHENTICATED, "etcdserver: invalid auth token")
+NO_AUTH = RpcStatus(_Code.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
+STOPPED = RpcStatus(_Code.UNAVAILABLE, "etcdserver: server stopped")
+NO_LEADER = RpcStatus(_Code.UNAVAILABLE, "etcdserver: no leader")
+TIMED_OUT = RpcStatus(_Code.UNAVAILABLE, "etcdserver: request timed out")
 
 
 # How the text starts where a message cannot be read; the reason is the parser's own.
@@ -84,30 +84,30 @@ EMPTY_WATCH_RANGE = "mvcc: watcher range is empty"
 DUPLICATE_WATCH_ID = "mvcc: duplicate watch ID provided on the WatchStream"
 
 
-def oversized(size: int, limit: int) -> Refusal:
+def oversized(size: int, limit: int) -> RpcStatus:
     """A message over the limit of the transport, as etcd's says it."""
-    return Refusal(
+    return RpcStatus(
         _Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({size} vs. {limit})"
     )
 
 
-def unknown(service: str, method: str | None) -> Refusal:
+def unknown(service: str, method: str | None) -> RpcStatus:
     """A method that is none, of a service that is one or not."""
     if method is None:
-        return Refusal(_Code.UNIMPLEMENTED, f"unknown service {service}")
-    return Refusal(_Code.UNIMPLEMENTED, f"unknown method {method} for service {service}")
+        return RpcStatus(_Code.UNIMPLEMENTED, f"unknown service {service}")
+    return RpcStatus(_Code.UNIMPLEMENTED, f"unknown method {method} for service {service}")
 
 
-def malformed(path: str) -> Refusal:
-    return Refusal(_Code.RESOURCE_EXHAUSTED, f'malformed method name: "{path}"')
+def malformed(path: str) -> RpcStatus:
+    return RpcStatus(_Code.RESOURCE_EXHAUSTED, f'malformed method name: "{path}"')
 
 
-def not_served(what: str, instead: str) -> Refusal:
+def not_served(what: str, instead: str) -> RpcStatus:
     """A method of etcd that makes no sense here; `instead` is what to do."""
-    return Refusal(_Code.UNIMPLEMENTED, f"mooring does not serve {what}: {instead}")
+    return RpcStatus(_Code.UNIMPLEMENTED, f"mooring does not serve {what}: {instead}")
 
 
-_ENGINE: tuple[tuple[type[MooringError], Refusal], ...] = (
+_ENGINE: tuple[tuple[type[MooringError], RpcStatus], ...] = (
     (Compacted, COMPACTED),
     (FutureRevision, FUTURE_REVISION),
     (LeaseNotFound, LEASE_NOT_FOUND),
@@ -121,13 +121,13 @@ _ENGINE: tuple[tuple[type[MooringError], Refusal], ...] = (
 )
 
 
-def refusal(error: MooringError) -> Refusal:
-    """What the engine or its host raised, in etcd's words."""
+def status_of(error: MooringError) -> RpcStatus:
+    """What the engine or its runner raised, in etcd's words."""
     for kind, answer in _ENGINE:
         if isinstance(error, kind):
             return answer
     code = _Code.INVALID_ARGUMENT if isinstance(error, InvalidRequest) else _Code.UNKNOWN
-    return Refusal(code, f"etcdserver: {error}")
+    return RpcStatus(code, f"etcdserver: {error}")
 
 
 _ENVELOPE = 18
@@ -139,20 +139,20 @@ Interval = tuple[bytes, bytes]
 def check_size(request: Any) -> None:
     """Only what is written is measured: etcd measures what goes into its log."""
     if request.ByteSize() + _ENVELOPE > MAX_REQUEST_BYTES:
-        raise Refused(TOO_LARGE)
+        raise RpcAborted(TOO_LARGE)
 
 
 def check_key(request: Any) -> None:
     if not request.key:
-        raise Refused(EMPTY_KEY)
+        raise RpcAborted(EMPTY_KEY)
 
 
 def check_put(request: Any) -> None:
     check_key(request)
     if request.ignore_value and request.value:
-        raise Refused(VALUE_PROVIDED)
+        raise RpcAborted(VALUE_PROVIDED)
     if request.ignore_lease and request.lease:
-        raise Refused(LEASE_PROVIDED)
+        raise RpcAborted(LEASE_PROVIDED)
 
 
 def check_txn(request: Any) -> None:
@@ -172,7 +172,7 @@ def is_read_only(request: Any) -> bool:
 def _check_operations(request: Any, most: int) -> None:
     count = max(len(request.compare), len(request.success), len(request.failure))
     if count > most:
-        raise Refused(TOO_MANY_OPERATIONS)
+        raise RpcAborted(TOO_MANY_OPERATIONS)
     for compare in request.compare:
         check_key(compare)
     for operations in (request.success, request.failure):
@@ -192,7 +192,7 @@ def _check_operation(operation: Any, most: int) -> None:
             # What is nested shares the number of operations, which bounds the depth as well.
             _check_operations(operation.request_txn, most)
         case _:
-            raise Refused(KEY_NOT_FOUND)
+            raise RpcAborted(KEY_NOT_FOUND)
 
 
 def _touched(operations: Sequence[Any]) -> tuple[set[bytes], list[Interval]]:
@@ -225,7 +225,7 @@ def _touched(operations: Sequence[Any]) -> tuple[set[bytes], list[Interval]]:
 def _refuse_overlap(keys: Iterable[bytes], put: set[bytes], deleted: list[Interval]) -> None:
     for key in keys:
         if key in put or any(start <= key < end for start, end in deleted):
-            raise Refused(DUPLICATE_KEY)
+            raise RpcAborted(DUPLICATE_KEY)
 
 
 def _interval(request: Any) -> Interval:

@@ -11,20 +11,20 @@ import grpc
 import grpc.aio
 
 from mooring.errors import MooringError
-from mooring.etcd_server.auth import Auth
+from mooring.etcd_server.auth import AuthService
 from mooring.etcd_server.errors import (
     STOPPED,
     UNREADABLE,
     UNREADABLE_IN_STREAM,
-    Refusal,
-    Refused,
+    RpcAborted,
+    RpcStatus,
     malformed,
     oversized,
-    refusal,
+    status_of,
     unknown,
 )
 from mooring.store.contract import MAX_REQUEST_BYTES
-from mooring.store.embedded.store import Host
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
 MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
@@ -36,12 +36,12 @@ Unary = Callable[[Any], Awaitable[Any]]
 Stream = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 
 
-class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
+class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """The handlers of a server, by path, and the calls that are under way."""
 
-    def __init__(self, auth: Auth, host: Host) -> None:
+    def __init__(self, auth: AuthService, runner: EngineRunner) -> None:
         self.handlers: dict[str, Any] = {}
-        self._host = host
+        self._runner = runner
         self._auth = auth
         self._streams: set[asyncio.Task[Any]] = set()
         self._came = 0
@@ -61,7 +61,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._under_way += 1
             try:
                 answer = await self._answer(method, request, context if needs_token else None)
-                if isinstance(answer, Refusal):
+                if isinstance(answer, RpcStatus):
                     await context.abort(answer.code, answer.text)
                 return answer
             finally:
@@ -83,12 +83,12 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Every answer's header names the cluster."""
 
         def written(answer: Any) -> bytes:
-            answer.header.cluster_id = self._host.cluster_id
+            answer.header.cluster_id = self._runner.cluster_id
             return write(answer)
 
         return written
 
-    def refuse(self, service: str, methods: str, answer: Refusal) -> None:
+    def refuse(self, service: str, methods: str, answer: RpcStatus) -> None:
         """Refuse methods whatever the request: their messages are not even read."""
         for method in methods.split():
             self.handlers[f"/etcdserverpb.{service}/{method}"] = _refusing(answer)
@@ -129,16 +129,16 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> Any:
         if self._stopping:
             return STOPPED
-        if isinstance(request, Refusal):
+        if isinstance(request, RpcStatus):
             return request
         if context is not None and (objection := self._auth.objection(context)) is not None:
             return objection
         try:
             return await method(request)
-        except Refused as error:
-            return error.refusal
+        except RpcAborted as error:
+            return error.status
         except MooringError as error:
-            return refusal(error)
+            return status_of(error)
 
     def _streaming(
         self, method: Stream, needs_token: bool
@@ -156,7 +156,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _run(
         self, method: Stream, context: grpc.aio.ServicerContext, needs_token: bool
-    ) -> Refusal | None:
+    ) -> RpcStatus | None:
         """Run a stream to its end; how it ended, where it did not by itself."""
         if self._stopping:
             return STOPPED
@@ -167,10 +167,10 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._streams.add(task)
         try:
             await method(context)
-        except Refused as error:
-            return error.refusal
+        except RpcAborted as error:
+            return error.status
         except MooringError as error:
-            return refusal(error)
+            return status_of(error)
         except asyncio.CancelledError:
             # The client went away; or we do, and the client has a right to know.
             if not self._stopping:
@@ -181,7 +181,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         return None
 
 
-def _refusing(answer: Refusal) -> Any:
+def _refusing(answer: RpcStatus) -> Any:
     """A handler that refuses, whatever the messages."""
 
     async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
@@ -199,6 +199,6 @@ def _reader(parse: Callable[[bytes], Any], unreadable: str) -> Callable[[bytes],
         try:
             return parse(data)
         except proto.DecodeError as error:
-            return Refusal(grpc.StatusCode.INTERNAL, f"{unreadable} proto: {error}")
+            return RpcStatus(grpc.StatusCode.INTERNAL, f"{unreadable} proto: {error}")
 
     return read

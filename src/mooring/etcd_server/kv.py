@@ -11,7 +11,7 @@ from typing import Any
 from mooring.errors import Compacted, FutureRevision, LeaseNotFound
 from mooring.etcd_server.errors import (
     KEY_NOT_FOUND,
-    Refused,
+    RpcAborted,
     check_key,
     check_put,
     check_size,
@@ -22,7 +22,7 @@ from mooring.etcd_server.messages import header, inner_header, key_value, range_
 from mooring.store.contract import Entry, Range
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.keyspace import Transaction
-from mooring.store.embedded.store import Host
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
 # By number: the field of a compare, and of an entry, that a target names.
@@ -52,15 +52,15 @@ class Branch:
 
 
 class Transactions:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, runner: EngineRunner) -> None:
+        self._runner = runner
 
     async def txn(self, request: Any) -> Any:
         check_txn(request)
         if is_read_only(request):
-            return self._host.read(lambda engine: _read(engine, request))
+            return self._runner.read(lambda engine: _read(engine, request))
         check_size(request)
-        return await self._host.write(lambda engine, now: _write(engine, now, request))
+        return await self._runner.write(lambda engine, now: _write(engine, now, request))
 
 
 def _read(engine: Engine, request: Any) -> Any:
@@ -143,7 +143,7 @@ def _flat(branch: Branch) -> Iterator[Any]:
 
 def _check_put(engine: Engine, request: Any) -> None:
     if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
-        raise Refused(KEY_NOT_FOUND)
+        raise RpcAborted(KEY_NOT_FOUND)
     if request.lease and request.lease not in engine.leases:
         raise LeaseNotFound(request.lease)
 
@@ -203,24 +203,24 @@ _BEGINNING = 1  # the revision of a store that was never written to
 _NEVER = -1  # what etcd takes for the last compaction where there was none
 
 
-class KV:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+class KVService:
+    def __init__(self, runner: EngineRunner) -> None:
+        self._runner = runner
         self._compacted = _NEVER  # as etcd has it, before the beginning is compacted
 
     async def range(self, request: Any) -> Any:
         check_key(request)
-        return self._host.read(lambda engine: _range(engine, request))
+        return self._runner.read(lambda engine: _range(engine, request))
 
     async def put(self, request: Any) -> Any:
         check_put(request)
         check_size(request)
-        return await self._host.write(lambda engine, now: _put(engine, now, request))
+        return await self._runner.write(lambda engine, now: _put(engine, now, request))
 
     async def delete_range(self, request: Any) -> Any:
         check_key(request)
         check_size(request)
-        return await self._host.write(lambda engine, now: _delete(engine, now, request))
+        return await self._runner.write(lambda engine, now: _delete(engine, now, request))
 
     async def compact(self, request: Any) -> Any:
         def compact(engine: Engine, _: float) -> int:
@@ -230,7 +230,7 @@ class KV:
                 engine.compact(request.revision)
             return engine.confirmed
 
-        return proto.CompactionResponse(header=header(await self._host.write(compact)))
+        return proto.CompactionResponse(header=header(await self._runner.write(compact)))
 
 
 def earliest(engine: Engine) -> int:
@@ -266,7 +266,7 @@ def _put(engine: Engine, now: float, request: Any) -> Any:
     if request.lease and request.lease not in engine.leases:
         raise LeaseNotFound(request.lease)
     if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
-        raise Refused(KEY_NOT_FOUND)
+        raise RpcAborted(KEY_NOT_FOUND)
     transaction = engine.begin()
     answer = apply_put(engine, transaction, request)
     engine.end(transaction, now)

@@ -8,36 +8,36 @@ from typing import Any
 import grpc.aio
 
 from mooring.errors import LeaseNotFound, MooringError
-from mooring.etcd_server.errors import LEASE_EXISTS, TTL_TOO_LARGE, Refusal, Refused
+from mooring.etcd_server.errors import LEASE_EXISTS, TTL_TOO_LARGE, RpcAborted, RpcStatus
 from mooring.etcd_server.messages import header
 from mooring.store.contract import MAX_TTL
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import Host
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 from mooring.tasks import Tasks
 
 MIN_TTL = 2
 """The shortest lease in seconds: that of etcd with its default election timeout."""
 
-_Renewal = asyncio.Task[object] | Refusal | None
+_Renewal = asyncio.Task[object] | RpcStatus | None
 _RENEWING = 128  # renewals of one stream that are under way at a time
 
 
-class Leases:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+class LeaseService:
+    def __init__(self, runner: EngineRunner) -> None:
+        self._runner = runner
 
     async def grant(self, request: Any) -> Any:
         if request.TTL > MAX_TTL:
-            raise Refused(TTL_TOO_LARGE)
+            raise RpcAborted(TTL_TOO_LARGE)
         ttl = max(request.TTL, MIN_TTL)
 
         def grant(engine: Engine, now: float) -> tuple[int, int]:
             if request.ID in engine.leases:
-                raise Refused(LEASE_EXISTS)
+                raise RpcAborted(LEASE_EXISTS)
             return engine.grant(ttl, now, request.ID), engine.revision
 
-        lease, revision = await self._host.write(grant)
+        lease, revision = await self._runner.write(grant)
         return proto.LeaseGrantResponse(header=header(revision), ID=lease, TTL=ttl)
 
     async def revoke(self, request: Any) -> Any:
@@ -45,7 +45,7 @@ class Leases:
             engine.revoke(request.ID, now)
             return engine.revision
 
-        return proto.LeaseRevokeResponse(header=header(await self._host.write(revoke)))
+        return proto.LeaseRevokeResponse(header=header(await self._runner.write(revoke)))
 
     async def time_to_live(self, request: Any) -> Any:
         """The seconds that are left; -1 for a lease that is not known."""
@@ -55,13 +55,13 @@ class Leases:
                 header=header(engine.confirmed), ID=request.ID, TTL=-1
             )
             if (held := engine.leases.seen(request.ID)) is not None:
-                left = int(held.deadline - self._host.now())
+                left = int(held.deadline - self._runner.now())
                 answer.TTL, answer.grantedTTL = max(left, 0), held.ttl
                 if request.keys:
                     answer.keys.extend(sorted(held.keys))
             return answer
 
-        return self._host.read(look)
+        return self._runner.read(look)
 
     async def leases(self, request: Any) -> Any:
         """Those that live, the one that is due first at the head."""
@@ -71,7 +71,7 @@ class Leases:
             statuses = [proto.LeaseStatus(ID=lease) for lease in due]
             return proto.LeaseLeasesResponse(header=header(engine.confirmed), leases=statuses)
 
-        return self._host.read(look)
+        return self._runner.read(look)
 
     async def keepalive(self, context: grpc.aio.ServicerContext) -> None:
         """Renewals, answered in their order. Those that wait for the disk wait together."""
@@ -80,8 +80,8 @@ class Leases:
         tasks.start(self._receive(context, tasks, renewing), name="requests for renewals")
         try:
             while (renewal := await renewing.get()) is not None:
-                if isinstance(renewal, Refusal):
-                    raise Refused(renewal)
+                if isinstance(renewal, RpcStatus):
+                    raise RpcAborted(renewal)
                 answer = await renewal
                 if isinstance(answer, MooringError):
                     raise answer
@@ -96,7 +96,7 @@ class Leases:
         renewing: asyncio.Queue[_Renewal],
     ) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
-            if isinstance(request, Refusal):
+            if isinstance(request, RpcStatus):
                 await renewing.put(request)
                 return
             await renewing.put(tasks.start(self._renew(request.ID), name="renewal of a lease"))
@@ -105,9 +105,9 @@ class Leases:
     async def _renew(self, lease: int) -> Any:
         """The answer to one renewal. Its revision is from before: nobody may think that a lease
         lived at a revision at which it was revoked."""
-        revision = self._host.read(lambda engine: engine.confirmed)
+        revision = self._runner.read(lambda engine: engine.confirmed)
         try:
-            ttl = await self._host.write(lambda engine, now: engine.renew(lease, now))
+            ttl = await self._runner.write(lambda engine, now: engine.renew(lease, now))
         except LeaseNotFound:
             ttl = 0
         except MooringError as error:

@@ -11,14 +11,14 @@ import grpc
 import grpc.aio
 
 from mooring.errors import Closed, Conflict, LockLost, MooringError, Unavailable
-from mooring.etcd_server.errors import EMPTY_KEY, Refusal, Refused, refusal
+from mooring.etcd_server.errors import EMPTY_KEY, RpcAborted, RpcStatus, status_of
 from mooring.etcd_server.messages import header, key_value
 from mooring.formatting import quoted
 from mooring.locks.ordering import ELECTION_RULE, QueueOrder
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
 from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
-from mooring.store.embedded.store import Host
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 from mooring.tasks import cleanup
 
@@ -37,7 +37,7 @@ class OwnedKey(NamedTuple):
     lease: int
 
 
-class _Calls:
+class _PlaceCalls:
     """The calls that stand on one place: a client may ask again with the same lease."""
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class ServerLocks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._queue = Queue(store)
-        self._calls: dict[bytes, _Calls] = {}
+        self._calls: dict[bytes, _PlaceCalls] = {}
 
-    async def win(self, name: bytes, lease: int, value: bytes) -> OwnedKey:
+    async def acquire(self, name: bytes, lease: int, value: bytes) -> OwnedKey:
         """Get in line with a lease (0: with a new one), and wait for the turn. To renew the lease
         is its owner's business, as with etcd: who is not heard of must not stay in line. Asked
         twice with one lease, it has one place.
@@ -68,7 +68,7 @@ class ServerLocks:
         if not lease:
             lease = (await self._store.grant(DEFAULT_TTL)).id
         at = start + b"%x" % lease
-        calls = self._calls.setdefault(at, _Calls())
+        calls = self._calls.setdefault(at, _PlaceCalls())
         calls.count += 1
         waiter: Waiter | None = None
 
@@ -98,13 +98,13 @@ class ServerLocks:
             if not calls.count and self._calls.get(at) is calls:
                 del self._calls[at]
 
-    async def _abandon(self, calls: _Calls, waiter: Waiter) -> None:
+    async def _abandon(self, calls: _PlaceCalls, waiter: Waiter) -> None:
         """Give a place up, unless another call has come meanwhile that stands on it."""
         async with calls.changing:
             if not calls.count and calls.fresh:
-                await self.drop(waiter.key, waiter.token)
+                await self.release(waiter.key, waiter.token)
 
-    async def drop(self, name: bytes, created: int = 0) -> bool:
+    async def release(self, name: bytes, created: int = 0) -> bool:
         """Give up what was won; whether it was still there. With `created` only that very one."""
         try:
             await self._store.commit(
@@ -123,7 +123,7 @@ class ServerLocks:
             return False
         return True
 
-    async def first(self, name: bytes) -> Entry | None:
+    async def holder(self, name: bytes) -> Entry | None:
         """Who has it."""
         start = name + b"/"
         return QueueOrder(start, (await self._store.read(prefix(start))).entries).first
@@ -160,86 +160,86 @@ T = TypeVar("T")
 
 
 # In etcd these services are clients of the others, and hand their errors on without a code.
-NO_KEY = Refusal(grpc.StatusCode.UNKNOWN, EMPTY_KEY.text)
-EXPIRED = Refusal(grpc.StatusCode.UNKNOWN, "mutex: session is expired")
-NO_LEADER = Refusal(grpc.StatusCode.UNKNOWN, "election: no leader")
-NOT_LEADER = Refusal(grpc.StatusCode.UNKNOWN, "election: not leader")
-NO_LEADER_GIVEN = Refusal(grpc.StatusCode.UNKNOWN, '"leader" field must be provided')
+NO_KEY = RpcStatus(grpc.StatusCode.UNKNOWN, EMPTY_KEY.text)
+EXPIRED = RpcStatus(grpc.StatusCode.UNKNOWN, "mutex: session is expired")
+NO_LEADER = RpcStatus(grpc.StatusCode.UNKNOWN, "election: no leader")
+NOT_LEADER = RpcStatus(grpc.StatusCode.UNKNOWN, "election: not leader")
+NO_LEADER_GIVEN = RpcStatus(grpc.StatusCode.UNKNOWN, '"leader" field must be provided')
 
 
-class Locking:
-    def __init__(self, host: Host, contests: ServerLocks) -> None:
-        self._host, self._contests = host, contests
+class LockService:
+    def __init__(self, runner: EngineRunner, locks: ServerLocks) -> None:
+        self._runner, self._locks = runner, locks
 
     # What waits is served as a stream is, so that it ends when the server stops.
 
     async def lock(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)
-        won = await _handed_on(self._contests.win(request.name, request.lease, b""))
+        won = await _handed_on(self._locks.acquire(request.name, request.lease, b""))
         await context.write(proto.LockResponse(header=self._header(), key=won.key))
 
     async def unlock(self, request: Any) -> Any:
         if not request.key:
-            raise Refused(NO_KEY)
-        await _handed_on(self._contests.drop(request.key))
+            raise RpcAborted(NO_KEY)
+        await _handed_on(self._locks.release(request.key))
         return proto.UnlockResponse(header=self._header())
 
     async def campaign(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)
-        won = await _handed_on(self._contests.win(request.name, request.lease, request.value))
+        won = await _handed_on(self._locks.acquire(request.name, request.lease, request.value))
         leader = proto.LeaderKey(name=request.name, key=won.key, rev=won.created, lease=won.lease)
         await context.write(proto.CampaignResponse(header=self._header(), leader=leader))
 
     async def proclaim(self, request: Any) -> Any:
-        if not await _handed_on(self._contests.proclaim(_leader(request), request.value)):
-            raise Refused(NOT_LEADER)
+        if not await _handed_on(self._locks.proclaim(_leader(request), request.value)):
+            raise RpcAborted(NOT_LEADER)
         return proto.ProclaimResponse(header=self._header())
 
     async def leader(self, request: Any) -> Any:
-        first = await _handed_on(self._contests.first(request.name))
+        first = await _handed_on(self._locks.holder(request.name))
         if first is None:
-            raise Refused(NO_LEADER)
+            raise RpcAborted(NO_LEADER)
         return proto.LeaderResponse(header=self._header(), kv=key_value(first))
 
     async def observe(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)
-        async with self._contests.observe(request.name) as leaders:
+        async with self._locks.observe(request.name) as leaders:
             async for first in leaders:
                 answer = proto.LeaderResponse(header=self._header(), kv=key_value(first))
                 await context.write(answer)
 
     async def resign(self, request: Any) -> Any:
         leader = _leader(request)
-        await _handed_on(self._contests.drop(leader.key, leader.created))
+        await _handed_on(self._locks.release(leader.key, leader.created))
         return proto.ResignResponse(header=self._header())
 
     def _header(self) -> Any:
-        return header(self._host.read(lambda engine: engine.confirmed))
+        return header(self._runner.read(lambda engine: engine.confirmed))
 
 
 async def _handed_on(work: Awaitable[T]) -> T:
     try:
         return await work
     except LockLost:
-        raise Refused(EXPIRED) from None
+        raise RpcAborted(EXPIRED) from None
     except Closed:
         raise
     except MooringError as error:
-        raise Refused(Refusal(grpc.StatusCode.UNKNOWN, refusal(error).text)) from error
+        raise RpcAborted(RpcStatus(grpc.StatusCode.UNKNOWN, status_of(error).text)) from error
 
 
 def _leader(request: Any) -> OwnedKey:
     if not request.HasField("leader"):
-        raise Refused(NO_LEADER_GIVEN)
+        raise RpcAborted(NO_LEADER_GIVEN)
     if not request.leader.key:
-        raise Refused(NO_KEY)
+        raise RpcAborted(NO_KEY)
     return OwnedKey(request.leader.key, request.leader.rev, request.leader.lease)
 
 
 async def _only_request(context: grpc.aio.ServicerContext) -> Any:
     request = await context.read()
-    if isinstance(request, Refusal):
-        raise Refused(request)
+    if isinstance(request, RpcStatus):
+        raise RpcAborted(request)
     if request is grpc.aio.EOF:
-        raise Refused(Refusal(grpc.StatusCode.INTERNAL, "no request"))
+        raise RpcAborted(RpcStatus(grpc.StatusCode.INTERNAL, "no request"))
     return request

@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc.aio
 
-from mooring.etcd_server.errors import Refused, not_served
+from mooring.etcd_server.errors import RpcAborted, not_served
 from mooring.etcd_server.messages import MEMBER_ID, RAFT_TERM, header
 from mooring.store.contract import Entry, Range
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import Host
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
 VERSION = "3.5.13"
@@ -32,13 +32,13 @@ DEFRAGMENT = not_served(
 ALARMS = not_served("alarms other than NOSPACE", "there are none to set")
 
 
-class Maintenance:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+class MaintenanceService:
+    def __init__(self, runner: EngineRunner) -> None:
+        self._runner = runner
 
     async def status(self, request: Any) -> Any:
         """Says what time it is, too: etcd tells it in HTTP/1.1 answers, which there are none of."""
-        revision, (size, in_use) = self._revision(), self._host.space()
+        revision, (size, in_use) = self._revision(), self._runner.space()
         return proto.StatusResponse(
             header=header(revision),
             version=VERSION,
@@ -56,9 +56,9 @@ class Maintenance:
         """etcd's alarm NOSPACE. There is one member, and no other alarm."""
         ours = request.memberID in (0, MEMBER_ID) and request.alarm in (0, proto.NOSPACE)
         if request.action == proto.ALARMS_GET:
-            was = ours and self._host.read(lambda engine: engine.out_of_space)
+            was = ours and self._runner.read(lambda engine: engine.out_of_space)
         elif request.action == proto.ALARM_ACTIVATE and request.alarm != proto.NOSPACE:
-            raise Refused(ALARMS)
+            raise RpcAborted(ALARMS)
         else:
             ours = ours and request.alarm == proto.NOSPACE
             set_to = request.action == proto.ALARM_ACTIVATE
@@ -69,7 +69,7 @@ class Maintenance:
                     engine.out_of_space = set_to
                 return changed
 
-            was = await self._host.write(change)
+            was = await self._runner.write(change)
         alarms = [proto.AlarmMember(memberID=MEMBER_ID, alarm=proto.NOSPACE)] if was else []
         return proto.AlarmResponse(header=header(self._revision()), alarms=alarms)
 
@@ -81,28 +81,28 @@ class Maintenance:
         """A checksum of all entries at a revision (0: the present). Not the number that etcd
         has for them: it is good for comparing one of these servers with another."""
         revision, checksum = await self._hash(request.revision)
-        compacted = self._host.read(lambda engine: engine.compacted)
+        compacted = self._runner.read(lambda engine: engine.compacted)
         return proto.HashKVResponse(
             header=header(revision), hash=checksum, compact_revision=compacted
         )
 
     async def snapshot(self, _: grpc.aio.ServicerContext) -> None:
-        raise Refused(SNAPSHOT)
+        raise RpcAborted(SNAPSHOT)
 
     async def defragment(self, request: Any) -> Any:
-        raise Refused(DEFRAGMENT)
+        raise RpcAborted(DEFRAGMENT)
 
     def _out_of_space(self) -> bool:
-        return self._host.read(lambda engine: engine.out_of_space)
+        return self._runner.read(lambda engine: engine.out_of_space)
 
     def _revision(self) -> int:
-        return self._host.read(lambda engine: engine.confirmed)
+        return self._runner.read(lambda engine: engine.confirmed)
 
     async def _hash(self, revision: int) -> tuple[int, int]:
         newest = self._revision()
         revision = revision if revision > 0 else newest
         checksum, start = 0, b"\0"
-        while entries := self._host.read(partial(_slice, start=start, revision=revision)):
+        while entries := self._runner.read(partial(_slice, start=start, revision=revision)):
             for entry in entries:
                 checksum = zlib.crc32(_bytes(entry), checksum)
             start = entries[-1].key + b"\0"
@@ -122,7 +122,7 @@ def _bytes(entry: Entry) -> bytes:
 MEMBERS = not_served("changes of members", "it is a single node; with etcd you can have more")
 
 
-class Cluster:
+class ClusterService:
     def __init__(self, url: str) -> None:
         self._url = url
 

@@ -14,7 +14,7 @@ RAFT_TERM = 2
 
 
 def header(revision: int) -> Any:
-    """The header of an answer, but for the cluster's id: `Calls` adds that."""
+    """The header of an answer, but for the cluster's id: `RpcHandlers` adds that."""
     return ResponseHeader(member_id=MEMBER_ID, revision=revision, raft_term=RAFT_TERM)
 
 

@@ -16,15 +16,15 @@ import grpc.aio
 
 from mooring.connection_limit import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
-from mooring.etcd_server.auth import USERS, Auth
-from mooring.etcd_server.connections import Sockets
-from mooring.etcd_server.grpc_adapter import MAX_MESSAGE, Calls
-from mooring.etcd_server.kv import KV, Transactions
-from mooring.etcd_server.lease import Leases
-from mooring.etcd_server.locking import Locking, ServerLocks
-from mooring.etcd_server.maintenance import MEMBERS, Cluster, Maintenance
-from mooring.etcd_server.watch import PROGRESS_INTERVAL, Watches
-from mooring.store.embedded.store import Host
+from mooring.etcd_server.auth import USERS, AuthService
+from mooring.etcd_server.connections import ServerSockets
+from mooring.etcd_server.grpc_adapter import MAX_MESSAGE, RpcHandlers
+from mooring.etcd_server.kv import KVService, Transactions
+from mooring.etcd_server.lease import LeaseService
+from mooring.etcd_server.locking import LockService, ServerLocks
+from mooring.etcd_server.maintenance import MEMBERS, ClusterService, MaintenanceService
+from mooring.etcd_server.watch import PROGRESS_INTERVAL, WatchService
+from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.tasks import Tasks
 
@@ -120,38 +120,38 @@ _OPTIONS = [
 _HEALTHY = b"\x08\x01"  # the answer SERVING of grpc.health.v1
 
 
-class WireServer:
-    """Serves an engine's host over etcd's v3 API while it is entered. The host stays its owner's.
+class EtcdAPIServer:
+    """Serves an engine over etcd's v3 API while it is entered. It does not close the runner.
 
-    `bind` is `HOST:PORT`, port 0 for any that is free; `address` then tells the real one. With
-    `users` (passwords by name) every call needs the token of a login, but for logins themselves
-    and the status, as with etcd. `advertise` is the URL that clients are told in the list of
-    members, where `bind` is none that they can use. With `contests` it serves locks and elections
-    too. `connections` bounds the connections of one address.
+    `bind` is `HOST:PORT`; for port 0, `address` has the port that was assigned. With `users`
+    (passwords by name), every call except logins and the status requires a token, as in etcd.
+    `advertise` is the URL in the list of members, for when clients cannot use `bind`. With `locks`
+    it also serves the Lock and Election services. `connections` limits the connections of one
+    client address.
 
-    Entering raises `StoreError` where the address cannot be bound, and `InvalidRequest` where a
-    file of `tls` is no good. Leaving ends calls at once; `drain` first lets them finish.
+    Entering raises `StoreError` if the address cannot be bound, and `InvalidRequest` if a file of
+    `tls` is invalid. Leaving ends calls immediately; `drain` lets them finish first.
     """
 
     def __init__(
         self,
-        host: Host,
+        runner: EngineRunner,
         *,
         bind: str = "127.0.0.1:2379",
         tls: ServerTLS | None = None,
         users: Mapping[str, str] | None = None,
         advertise: str = "",
         progress_interval: float = PROGRESS_INTERVAL,
-        contests: ServerLocks | None = None,
+        locks: ServerLocks | None = None,
         connections: ConnectionLimit | None = None,
     ) -> None:
         self.port = 0
-        self._host, self._bind, self._tls = host, bind, tls
+        self._runner, self._bind, self._tls = runner, bind, tls
         self._advertise = advertise
         self._progress_interval = progress_interval
-        self._contests = contests
-        self._auth = Auth(host, users or {})
-        self._calls = Calls(self._auth, host)
+        self._locks = locks
+        self._auth = AuthService(runner, users or {})
+        self._calls = RpcHandlers(self._auth, runner)
         self._tasks = Tasks()
         self._server: grpc.aio.Server | None = None
         self._limit = connections or ConnectionLimit()
@@ -178,7 +178,7 @@ class WireServer:
         server.add_generic_rpc_handlers((self._calls,))
         await server.start()
         self._server = server
-        self._sockets = Sockets(self.port, self._limit)
+        self._sockets = ServerSockets(self.port, self._limit)
         self._tasks.start(self._sockets.watch(), name=f"connections to {self.address}")
         self._tasks.start(self._tick(), name=f"time passes at {self.address}")
         return self
@@ -199,14 +199,14 @@ class WireServer:
         await self.drain(0)
 
     def _route(self) -> None:
-        kv, leases = KV(self._host), Leases(self._host)
-        watches = Watches(self._host, self._auth, self._progress_interval)
-        maintenance = Maintenance(self._host)
+        kv, leases = KVService(self._runner), LeaseService(self._runner)
+        watches = WatchService(self._runner, self._auth, self._progress_interval)
+        maintenance = MaintenanceService(self._runner)
         calls = self._calls
         calls.unary("range", kv.range)
         calls.unary("put", kv.put)
         calls.unary("delete_range", kv.delete_range)
-        calls.unary("txn", Transactions(self._host).txn)
+        calls.unary("txn", Transactions(self._runner).txn)
         calls.unary("compact", kv.compact)
         # A watch stream is always opened: each watch on it is allowed or refused by itself.
         calls.stream("watch", watches.watch, needs_token=False)
@@ -221,11 +221,11 @@ class WireServer:
         calls.unary("alarm", maintenance.alarm)
         calls.stream("snapshot", maintenance.snapshot)
         calls.unary("defragment", maintenance.defragment)
-        calls.unary("member_list", Cluster(self.url).member_list)
+        calls.unary("member_list", ClusterService(self.url).member_list)
         calls.unary("authenticate", self._auth.authenticate, needs_token=False)
         calls.unary("auth_status", self._auth.auth_status)
-        if self._contests is not None:
-            locking = Locking(self._host, self._contests)
+        if self._locks is not None:
+            locking = LockService(self._runner, self._locks)
             calls.stream("lock", locking.lock)
             calls.unary("unlock", locking.unlock)
             calls.stream("campaign", locking.campaign)
@@ -233,14 +233,16 @@ class WireServer:
             calls.unary("leader", locking.leader)
             calls.stream("observe", locking.observe)
             calls.unary("resign", locking.resign)
-        calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
-        calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
-        calls.refuse("Auth", "AuthEnable AuthDisable", USERS)
+        calls.refuse("ClusterService", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
+        calls.refuse("MaintenanceService", "MoveLeader Downgrade", MEMBERS)
+        calls.refuse("AuthService", "AuthEnable AuthDisable", USERS)
         calls.refuse(
-            "Auth", "UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole", USERS
+            "AuthService",
+            "UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole",
+            USERS,
         )
-        calls.refuse("Auth", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
-        calls.refuse("Auth", "RoleGrantPermission RoleRevokePermission", USERS)
+        calls.refuse("AuthService", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
+        calls.refuse("AuthService", "RoleGrantPermission RoleRevokePermission", USERS)
         calls.handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
             _healthy
         )
@@ -250,7 +252,7 @@ class WireServer:
         failing = False
         while True:
             try:
-                pause = self._host.tick()
+                pause = self._runner.tick()
                 failing = False
             except StoreError as error:
                 if not failing:

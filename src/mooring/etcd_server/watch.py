@@ -11,18 +11,18 @@ from typing import Any
 import grpc.aio
 
 from mooring.errors import Compacted
-from mooring.etcd_server.auth import Auth
+from mooring.etcd_server.auth import AuthService
 from mooring.etcd_server.errors import (
     COMPACTED,
     DUPLICATE_WATCH_ID,
     EMPTY_WATCH_RANGE,
-    Refusal,
-    Refused,
+    RpcAborted,
+    RpcStatus,
 )
 from mooring.etcd_server.messages import header, key_value, range_of
 from mooring.store.contract import MAX_REQUEST_BYTES, Batch, Event, Range
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import Host, call_in, running_loop
+from mooring.store.embedded.store import EngineRunner, call_in, running_loop
 from mooring.store.embedded.watchers import Watcher
 from mooring.store.etcd import proto
 from mooring.tasks import Tasks
@@ -41,7 +41,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RevisionEvents:
     """The events of one revision that a watch is told."""
 
     revision: int
@@ -52,14 +52,14 @@ class Told:
         return sum(map(_size, self.events))
 
 
-def tell(engine: Engine, batch: Batch, options: Options) -> Told:
+def tell(engine: Engine, batch: Batch, options: Options) -> RevisionEvents:
     """A batch, without what the watch does not want. The engine has the values from before."""
     events = [
         _message(engine, batch.revision, event, options.prev_kv)
         for event in batch.events
         if (options.puts if event.entry is not None else options.deletes)
     ]
-    return Told(batch.revision, events)
+    return RevisionEvents(batch.revision, events)
 
 
 def _message(engine: Engine, revision: int, event: Event, prev_kv: bool) -> Any:
@@ -86,14 +86,14 @@ def _add_previous(engine: Engine, revision: int, message: Any) -> None:
         message.prev_kv.CopyFrom(key_value(before))
 
 
-def responses(watch_id: int, told: Sequence[Told], *, fragment: bool) -> Iterator[Any]:
+def responses(watch_id: int, told: Sequence[RevisionEvents], *, fragment: bool) -> Iterator[Any]:
     """Revisions in as few messages as fit the size of a request.
 
     A revision is never torn, but where it is larger than that by itself and the client puts
     fragments together. The header has the last revision that is told: whoever resumes after it
     misses nothing, though there may be more to come.
     """
-    group: list[Told] = []
+    group: list[RevisionEvents] = []
     size = 0
     for one in told:
         if not one.events:
@@ -108,7 +108,7 @@ def responses(watch_id: int, told: Sequence[Told], *, fragment: bool) -> Iterato
         yield from _response(watch_id, group, fragment and size > MAX_REQUEST_BYTES)
 
 
-def _response(watch_id: int, group: Sequence[Told], torn: bool) -> Iterator[Any]:
+def _response(watch_id: int, group: Sequence[RevisionEvents], torn: bool) -> Iterator[Any]:
     revision = group[-1].revision
     if not torn:
         events = [event for one in group for event in one.events]
@@ -151,13 +151,13 @@ _ANY = -1  # the id of a watch that was refused, and of progress that is told fo
 _UNSENT = 128  # answers to requests that wait for the client; then no more requests are read
 
 
-class Watches:
-    def __init__(self, host: Host, auth: Auth, progress_interval: float) -> None:
-        self._host, self._auth = host, auth
+class WatchService:
+    def __init__(self, runner: EngineRunner, auth: AuthService, progress_interval: float) -> None:
+        self._runner, self._auth = runner, auth
         self._progress_interval = progress_interval
 
     async def watch(self, context: grpc.aio.ServicerContext) -> None:
-        stream = _Stream(self._host, self._auth, context, self._progress_interval)
+        stream = _Stream(self._runner, self._auth, context, self._progress_interval)
         await stream.run()
 
 
@@ -179,12 +179,12 @@ class _Watch:
 class _Stream:
     def __init__(
         self,
-        host: Host,
-        auth: Auth,
+        runner: EngineRunner,
+        auth: AuthService,
         context: grpc.aio.ServicerContext,
         progress_interval: float,
     ) -> None:
-        self._host, self._auth, self._context = host, auth, context
+        self._runner, self._auth, self._context = runner, auth, context
         self._progress_interval = progress_interval
         self._loop = asyncio.get_running_loop()
         self._watches: dict[int, _Watch] = {}
@@ -194,7 +194,7 @@ class _Stream:
         self._ready: dict[_Watch, None] = {}
         self._progress: set[int] = set()  # whose progress is to be told
         self._woken = asyncio.Event()
-        self._refusal: Refusal | None = None
+        self._failure: RpcStatus | None = None
         self._timer = self._loop.call_later(progress_interval, self._notify)
 
     async def run(self) -> None:
@@ -213,8 +213,8 @@ class _Stream:
     async def _receive(self) -> None:
         """Take requests until the client ends its side; the watches that stand go on."""
         while (request := await self._context.read()) is not grpc.aio.EOF:
-            if isinstance(request, Refusal):
-                self._refusal = request
+            if isinstance(request, RpcStatus):
+                self._failure = request
                 self._woken.set()
                 return
             match request.WhichOneof("choice0"):
@@ -241,7 +241,7 @@ class _Stream:
         self._watches[watch.id] = watch
         self._answer(watch.id, created=True)
         try:
-            self._host.read(lambda engine: self._attach(engine, watch, stretch, request))
+            self._runner.read(lambda engine: self._attach(engine, watch, stretch, request))
         except Compacted as error:
             self._compacted(watch, error)
 
@@ -249,8 +249,8 @@ class _Stream:
         """Why a watch cannot be, in etcd's words."""
         if request.start_revision < 0:
             return COMPACTED.text
-        if (refusal := self._auth.objection(self._context)) is not None:
-            return str(refusal)
+        if (status := self._auth.objection(self._context)) is not None:
+            return str(status)
         if stretch.end == stretch.start:
             return EMPTY_WATCH_RANGE
         taken = request.watch_id and request.watch_id in self._watches
@@ -282,7 +282,7 @@ class _Stream:
             self._answer(watch_id, canceled=True)
 
     def _answer(self, watch_id: int, **fields: Any) -> None:
-        revision = self._host.read(lambda engine: engine.confirmed)
+        revision = self._runner.read(lambda engine: engine.confirmed)
         self._answers.append(
             proto.WatchResponse(header=header(revision), watch_id=watch_id, **fields)
         )
@@ -313,8 +313,8 @@ class _Stream:
                     await self._context.write(
                         proto.WatchResponse(header=header(revision), watch_id=watch_id)
                     )
-            if self._refusal is not None:
-                raise Refused(self._refusal)
+            if self._failure is not None:
+                raise RpcAborted(self._failure)
             await self._woken.wait()
 
     def _catch_up(self) -> int:
@@ -328,14 +328,14 @@ class _Stream:
                     self._mark(watch)
             return engine.confirmed
 
-        return self._host.read(look)
+        return self._runner.read(look)
 
     async def _deliver(self, watch: _Watch) -> None:
         """Send the next of a watch; what it has beyond that comes after the others' turns."""
         del self._ready[watch]
         watch.signalled = False
         try:
-            told = self._host.read(lambda engine: _take(engine, watch))
+            told = self._runner.read(lambda engine: _take(engine, watch))
         except Compacted as error:
             self._compacted(watch, error)
             return
@@ -383,7 +383,7 @@ class _Stream:
         self._ready.pop(watch, None)
         watcher, watch.watcher = watch.watcher, None
         if watcher is not None:
-            self._host.unwatch(watcher)
+            self._runner.unwatch(watcher)
 
 
 def _options(request: Any) -> Options:
@@ -395,13 +395,13 @@ def _options(request: Any) -> Options:
     )
 
 
-def _take(engine: Engine, watch: _Watch) -> list[Told]:
+def _take(engine: Engine, watch: _Watch) -> list[RevisionEvents]:
     """What a watch is to be told next: revisions for about one message. What lies beyond stays as
     it is in the history, which costs no memory of its own."""
     assert watch.watcher is not None
     if not watch.backlog:
         watch.backlog.extend(engine.take(watch.watcher))
-    told: list[Told] = []
+    told: list[RevisionEvents] = []
     size = 0
     while watch.backlog and size < MAX_REQUEST_BYTES:
         told.append(tell(engine, watch.backlog.popleft(), watch.options))

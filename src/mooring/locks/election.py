@@ -10,7 +10,7 @@ import msgspec
 
 from mooring.errors import Conflict, InvalidRequest
 from mooring.locks.held import Held
-from mooring.locks.lease_pool import Lease
+from mooring.locks.lease_pool import PooledLease
 from mooring.locks.lock import Lock, check_name, check_times
 from mooring.locks.ordering import ELECTION_RULE, QueueOrder
 from mooring.locks.queue import Queue
@@ -58,7 +58,7 @@ class Campaign(Lock):
         assert isinstance(held, Leadership)
         return held
 
-    def _hold(self, waiter: Waiter, lease: Lease, by: object) -> Leadership:
+    def _hold(self, waiter: Waiter, lease: PooledLease, by: object) -> Leadership:
         return Leadership(self._queue, self._start, waiter, lease, by)
 
 

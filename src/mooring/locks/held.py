@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from mooring.errors import LockLost, NotHeld, StoreError
 from mooring.formatting import quoted
-from mooring.locks.lease_pool import GRACE, Lease
+from mooring.locks.lease_pool import GRACE, PooledLease
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
 from mooring.store.contract import Check
@@ -30,7 +30,7 @@ class Held:
     """
 
     def __init__(
-        self, queue: Queue, start: bytes, waiter: Waiter, lease: Lease, by: object
+        self, queue: Queue, start: bytes, waiter: Waiter, lease: PooledLease, by: object
     ) -> None:
         self.key: bytes = waiter.key
         self.token: int = waiter.token

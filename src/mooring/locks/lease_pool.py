@@ -41,7 +41,7 @@ async def patiently(task: asyncio.Task[object], *, within: float) -> None:
         raise
 
 
-class Lease:
+class PooledLease:
     """A session, and who is told when it is lost."""
 
     __slots__ = ("asked", "end", "idle_since", "lost", "session", "taken", "used", "watch")
@@ -74,11 +74,11 @@ class Lease:
         return self.end is None and self.session.state in ("alive", "suspended")
 
 
-class Leases:
+class LeasePool:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._idle: dict[float, list[Lease]] = {}
-        self._all: set[Lease] = set()
+        self._idle: dict[float, list[PooledLease]] = {}
+        self._all: set[PooledLease] = set()
         """Those that may live in the store: also whose end is under way."""
         self._tasks, self._ends = Tasks(), Tasks()
         self._sweeping: asyncio.TimerHandle | None = None
@@ -90,7 +90,7 @@ class Leases:
         """Whether this is a forked child: what it has in hand is its parent's."""
         return os.getpid() != self._process
 
-    async def take(self, ttl: float) -> Lease:
+    async def take(self, ttl: float) -> PooledLease:
         """A lease for one contender. Raises what `Store.grant` raises, and `InvalidRequest` where
         the store keeps leases for longer than that. Cancellation loses none."""
         if self.closed:
@@ -102,7 +102,7 @@ class Leases:
             if not lease.session.lost.is_set():  # who takes it looks closer, once it has a place
                 return lease
             self.discard_soon(lease)
-        opened: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[PooledLease] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
         task.add_done_callback(lambda _: opened.cancel())  # also of one that never began
         try:
@@ -113,12 +113,12 @@ class Leases:
             opened.add_done_callback(self._nobody_waits)
             raise
 
-    async def _open(self, ttl: float, opened: asyncio.Future[Lease]) -> None:
+    async def _open(self, ttl: float, opened: asyncio.Future[PooledLease]) -> None:
         try:
             if self.closed:
                 raise self._closed_meanwhile()
             session = await Session(self._store, ttl=ttl).__aenter__()
-            lease = Lease(session, ttl)
+            lease = PooledLease(session, ttl)
             self._all.add(lease)
             if self.closed:
                 raise self._closed_meanwhile()
@@ -140,16 +140,16 @@ class Leases:
     def _closed_meanwhile(self) -> Closed:
         return Closed(f"{self._store.url} was closed meanwhile")
 
-    def _nobody_waits(self, opened: asyncio.Future[Lease]) -> None:
+    def _nobody_waits(self, opened: asyncio.Future[PooledLease]) -> None:
         if not opened.cancelled() and opened.exception() is None:
             self.give(opened.result())
 
-    async def _await_loss(self, lease: Lease) -> None:
+    async def _await_loss(self, lease: PooledLease) -> None:
         await lease.session.lost.wait()
         if lease.lost is not None:
             lease.lost("its lease was not renewed in time, or was revoked")
 
-    def give(self, lease: Lease) -> None:
+    def give(self, lease: PooledLease) -> None:
         """Back from a contender, with nothing hanging on it."""
         lease.lost, lease.taken = None, False
         idle = self._idle.setdefault(lease.asked, [])
@@ -173,7 +173,7 @@ class Leases:
         if any(self._idle.values()):
             self._sweep_later()
 
-    async def discard(self, lease: Lease, *, within: float = 2 * _REVOKE_WITHIN) -> None:
+    async def discard(self, lease: PooledLease, *, within: float = 2 * _REVOKE_WITHIN) -> None:
         """End a lease, and with it whatever hangs on it: also what is still under way to the store
         cannot hang on it then. It goes on where it takes longer than `within`, or the caller is
         cancelled; where the store is away, the lease expires."""
@@ -181,13 +181,13 @@ class Leases:
         if lease.end is not None:
             await patiently(lease.end, within=within)
 
-    def discard_soon(self, lease: Lease) -> None:
+    def discard_soon(self, lease: PooledLease) -> None:
         """The same without waiting for it."""
         lease.lost = None
         if lease.end is None and not self.forked:
             lease.end = self._ends.start(self._end(lease), name=f"end of lease {lease.id:x}")
 
-    async def _end(self, lease: Lease) -> None:
+    async def _end(self, lease: PooledLease) -> None:
         if lease.watch is not None:
             lease.watch.cancel()
         lost = lease.session.state == "lost"

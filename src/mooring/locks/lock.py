@@ -26,7 +26,7 @@ from mooring.errors import (
 )
 from mooring.formatting import quoted
 from mooring.locks.held import Held, caller, has_ended
-from mooring.locks.lease_pool import GRACE, Lease, patiently
+from mooring.locks.lease_pool import GRACE, PooledLease, patiently
 from mooring.locks.ordering import Rule, decode_value
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
@@ -106,7 +106,7 @@ class Lock:
 
     async def acquire(self) -> Held:
         """Wait for it, and hold it until it is released: for code where a block does not fit."""
-        used: list[Lease] = []
+        used: list[PooledLease] = []
         if self._timeout is None:
             return self._had(await self._own(wait=True, used=used))
         if self._timeout == 0:
@@ -129,7 +129,7 @@ class Lock:
         Raises what the store raises, `Unavailable` if it does not answer in time, and
         `OutcomeUnknown` if a key may then remain until its TTL.
         """
-        used: list[Lease] = []
+        used: list[PooledLease] = []
         timer = asyncio.timeout(TRY_WITHIN)
         try:
             async with timer:
@@ -145,7 +145,7 @@ class Lock:
                 raise OutcomeUnknown(problem + remains) from None
             raise Unavailable(problem) from None
 
-    def _remains(self, used: Iterable[Lease]) -> str:
+    def _remains(self, used: Iterable[PooledLease]) -> str:
         """What to add to an error if a key of ours may still be in the store."""
         if not any(lease.leaves_key for lease in used):
             return ""
@@ -154,7 +154,7 @@ class Lock:
             f"its TTL of {durations.show(self._ttl)} is over"
         )
 
-    def _late(self, used: Iterable[Lease] = ()) -> LockTimeout:
+    def _late(self, used: Iterable[PooledLease] = ()) -> LockTimeout:
         """What to raise where its time is over; it names the holder where that is known."""
         order = self._queue.known(self._start)
         holder = order.first if order is not None else None
@@ -174,7 +174,7 @@ class Lock:
         assert held is not None, "who waits gets it, or an error"
         return held
 
-    async def _own(self, *, wait: bool, used: list[Lease]) -> Held | None:
+    async def _own(self, *, wait: bool, used: list[PooledLease]) -> Held | None:
         """`used` collects the leases with which it was tried, to tell what they leave behind."""
         by = caller()
         if self._reentrant:
@@ -195,7 +195,7 @@ class Lock:
                 held._guarded = True
         return held
 
-    async def _contend(self, by: object, wait: bool, used: list[Lease]) -> Held | None:
+    async def _contend(self, by: object, wait: bool, used: list[PooledLease]) -> Held | None:
         stood, backoff = False, self._backoff
         while True:
             try:
@@ -229,7 +229,7 @@ class Lock:
             self._queue.forget(waiter, self._start)
             await self._queue.leases.discard(lease)
 
-    async def _join(self, used: list[Lease], *, certain: bool) -> tuple[Lease, Waiter]:
+    async def _join(self, used: list[PooledLease], *, certain: bool) -> tuple[PooledLease, Waiter]:
         """A place in the line. Where it is not known whether it was taken, the lease is revoked:
         it is not taken then, nor later."""
         unknown = False
@@ -268,10 +268,10 @@ class Lock:
             else:
                 return lease, waiter
 
-    def _hold(self, waiter: Waiter, lease: Lease, by: object) -> Held:
+    def _hold(self, waiter: Waiter, lease: PooledLease, by: object) -> Held:
         return Held(self._queue, self._start, waiter, lease, by)
 
-    async def _withdraw(self, waiter: Waiter, lease: Lease) -> None:
+    async def _withdraw(self, waiter: Waiter, lease: PooledLease) -> None:
         """Leave the line. Where that takes longer, it goes on without the caller."""
         lease.lost = None
         if not self._queue.leases.forked:

@@ -22,7 +22,7 @@ import time
 
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
 from mooring.formatting import readable
-from mooring.locks.lease_pool import Lease, Leases
+from mooring.locks.lease_pool import LeasePool, PooledLease
 from mooring.locks.ordering import QueueOrder, Rule, misfit
 from mooring.locks.watched_queue import CROWD, Waiter, WatchedQueue
 from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, created_at, key, prefix
@@ -39,7 +39,7 @@ class Queue:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.leases = Leases(store)
+        self.leases = LeasePool(store)
         self.owners: set[tuple[bytes, object]] = set()
         """Who here contends for what: nobody may do so twice."""
         self.closed = False
@@ -125,13 +125,13 @@ class Queue:
             return False
         return True
 
-    def withdraw(self, waiter: Waiter, start: bytes, lease: Lease) -> asyncio.Task[object]:
+    def withdraw(self, waiter: Waiter, start: bytes, lease: PooledLease) -> asyncio.Task[object]:
         """Give a place up, and its lease back; in doubt the lease is revoked."""
         return self._tasks.start(
             self._withdraw(waiter, start, lease), name=f"end of a place in {readable(start)}"
         )
 
-    async def _withdraw(self, waiter: Waiter, start: bytes, lease: Lease) -> None:
+    async def _withdraw(self, waiter: Waiter, start: bytes, lease: PooledLease) -> None:
         clean = False
         try:
             async with asyncio.timeout(_LEAVE_WITHIN):

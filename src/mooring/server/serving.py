@@ -13,8 +13,8 @@ from typing import NamedTuple
 from mooring.addresses import join
 from mooring.durations import show
 from mooring.etcd_server.locking import ServerLocks
-from mooring.etcd_server.server import ServerTLS, WireServer
-from mooring.hub import Hub, connect, open_host
+from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
+from mooring.hub import Hub, connect, open_runner
 from mooring.registry.evictions import Evictions
 from mooring.server.alerts import Alerts, Duty, DutyOnRedis, DutyOnStore
 from mooring.server.api import endpoints
@@ -189,20 +189,20 @@ def _stop_signal() -> asyncio.Event:
 
 
 @contextlib.asynccontextmanager
-async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterator[WireServer]:
+async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterator[EtcdAPIServer]:
     """etcd's API on the engine of the store."""
     assert settings.etcd is not None
     url = settings.url()
-    host = open_host(url)
+    runner = open_runner(url)
     # Not the store that the URL names: clients of the wire are below no namespace.
-    store = EmbeddedStore(host, url=str(url))
-    contests = ServerLocks(store)
-    server = WireServer(
-        host,
+    store = EmbeddedStore(runner, url=str(url))
+    locks = ServerLocks(store)
+    server = EtcdAPIServer(
+        runner,
         bind=settings.etcd,
         tls=tls,
         users=settings.users,
-        contests=contests,
+        locks=locks,
         connections=settings.connections.limit(),
     )
     try:
@@ -210,8 +210,8 @@ async def _etcd(settings: ServerSettings, tls: ServerTLS | None) -> AsyncIterato
             yield wire
             await wire.drain(GRACE)
     finally:
-        await contests.aclose()
-        await store.aclose()  # and releases the host
+        await locks.aclose()
+        await store.aclose()  # and releases the runner
 
 
 @contextlib.asynccontextmanager

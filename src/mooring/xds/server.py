@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from mooring.connection_limit import ConnectionLimit
-from mooring.etcd_server.connections import Sockets
+from mooring.etcd_server.connections import ServerSockets
 from mooring.etcd_server.server import ServerTLS, listen
 from mooring.hub import Hub
 from mooring.store.etcd.grpc_shutdown import stop
@@ -79,7 +79,7 @@ class ControlPlane:
         server.add_generic_rpc_handlers((_Methods(self._serve),))
         await server.start()
         self._server = server
-        watch = Sockets(self.port, self._limit).watch()
+        watch = ServerSockets(self.port, self._limit).watch()
         self._tasks.start(watch, name=f"connections to {self.address}")
         return self
 

@@ -1,5 +1,5 @@
-"""The embedded store: an MVCC engine that answers like etcd, inside this process.
+"""The embedded store: an MVCC engine inside this process that behaves like etcd.
 
-`engine` puts `keyspace`, `leases` and `watchers` together, without I/O; `host` drives it in memory,
-`durable` with a `journal` in SQLite; `store` is the contract on a host, `wire` etcd's own API.
+`engine` combines `keyspace`, `leases` and `watchers`, without I/O. A runner drives it: in memory
+(`store`) or with a journal in SQLite (`durable`). `store` implements the contract on a runner.
 """

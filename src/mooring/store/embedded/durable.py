@@ -35,24 +35,24 @@ from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from mooring.store.embedded.history import size
 from mooring.store.embedded.sqlite_file import (
-    Changes,
     CommitFailed,
     Journal,
+    JournalWrite,
     NotWritable,
     refuses_writes,
 )
-from mooring.store.embedded.store import Host, call_in
+from mooring.store.embedded.store import EngineRunner, call_in
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _ROUND = 1000  # writes that share one transaction at the most
-_RETRY = 0.5  # seconds until the host tries again whether the journal can be written
+_RETRY = 0.5  # seconds until the runner tries again whether the journal can be written
 
 
 @dataclass(slots=True)
-class _Request:
+class _PendingWrite:
     operation: Callable[[Engine, float], Any]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
@@ -61,7 +61,7 @@ class _Request:
     """Whether it changed something when it was applied last."""
 
 
-class DurableHost(Host):
+class DurableRunner(EngineRunner):
     guarantees = Guarantees(durable=True, replicated=False, shared=False)
     kind = "embedded, in a file"
 
@@ -77,8 +77,8 @@ class DurableHost(Host):
         # The engine's clock is the store's uptime: while it is down, no lease runs out.
         self._started = time.monotonic() - uptime
         self._stopped_at: float | None = None
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._waiting: deque[_Request] = deque()  # out of the queue, and not yet applied
+        self._queue: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
+        self._waiting: deque[_PendingWrite] = deque()  # out of the queue, and not yet applied
         self._ending = False
         self._users = 0
         self._written = uptime
@@ -107,7 +107,7 @@ class DurableHost(Host):
     def cluster_id(self) -> int:
         return self._journal.cluster_id
 
-    def use(self) -> DurableHost:
+    def use(self) -> DurableRunner:
         self._users += 1
         return self
 
@@ -128,7 +128,7 @@ class DurableHost(Host):
     async def write(self, operation: Callable[[Engine, float], T]) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_Request(operation, loop, answer, time.monotonic()))
+        self._queue.put(_PendingWrite(operation, loop, answer, time.monotonic()))
         return await answer
 
     def now(self) -> float:
@@ -167,7 +167,7 @@ class DurableHost(Host):
             deadline = self._engine.next_deadline()
         return 1.0 if deadline is None else max(0.0, min(deadline - self.now(), 1.0))
 
-    def _collect(self, pause: float) -> list[_Request]:
+    def _collect(self, pause: float) -> list[_PendingWrite]:
         """The writes that are next; after a pause without any, none."""
         try:
             if pause and not self._waiting:
@@ -182,13 +182,13 @@ class DurableHost(Host):
             return requests
         return [self._waiting.popleft() for _ in range(_ROUND)]
 
-    def _take(self, request: _Request | None) -> None:
+    def _take(self, request: _PendingWrite | None) -> None:
         if request is None:
             self._ending = True
         else:
             self._waiting.append(request)
 
-    def _round(self, requests: list[_Request]) -> None:
+    def _round(self, requests: list[_PendingWrite]) -> None:
         """Answer requests, and let time pass."""
         # A renewal that came in time saves its lease, however long it has waited here.
         if self._in_doubt is not None and not self._recover():
@@ -227,7 +227,7 @@ class DurableHost(Host):
         self._in_doubt = None
         return True
 
-    def _write(self, requests: list[_Request], until: float | None) -> list[object]:
+    def _write(self, requests: list[_PendingWrite], until: float | None) -> list[object]:
         """Apply requests, let leases run out up to a time, and keep what has changed; the answers.
         Raises where it could not be kept, and leaves nothing."""
         try:
@@ -249,7 +249,7 @@ class DurableHost(Host):
             self._wrote(now)
         return answers
 
-    def _without_writing(self, requests: list[_Request], failure: StoreError) -> list[object]:
+    def _without_writing(self, requests: list[_PendingWrite], failure: StoreError) -> list[object]:
         """The answers while the journal cannot be written. What changes nothing is answered, unless
         it changed something in the round that failed: then it may be on disk."""
         answers: list[object] = []
@@ -261,7 +261,7 @@ class DurableHost(Host):
                 self._engine.undo()
         return answers
 
-    def _one_by_one(self, requests: list[_Request], until: float) -> list[object]:
+    def _one_by_one(self, requests: list[_PendingWrite], until: float) -> list[object]:
         """The answers where something could not be kept though the disk is well: all but that."""
         answers: list[object] = []
         for request in requests:
@@ -281,7 +281,7 @@ class DurableHost(Host):
                 self._mistaken(error)
         return answers
 
-    def _apply(self, request: _Request, now: float) -> object:
+    def _apply(self, request: _PendingWrite, now: float) -> object:
         """An operation's answer, or its error."""
         mark = self._engine.mark()
         try:
@@ -292,7 +292,7 @@ class DurableHost(Host):
         request.changed = self._engine.mark() > mark
         return answer
 
-    def _changes(self, now: float) -> Changes | None:
+    def _changes(self, now: float) -> JournalWrite | None:
         """What the journal must hold; None where there is nothing to write."""
         engine = self._engine
         leases_live = next(iter(engine.leases), None) is not None
@@ -301,7 +301,7 @@ class DurableHost(Host):
         if not (engine.mark() or clock_due or self._stopped_at is not None):
             return None
         held = [(lease, engine.leases.get(lease)) for lease in engine.leases.changed]
-        return Changes(
+        return JournalWrite(
             revision=engine.revision,
             compacted=engine.compacted,
             uptime=now,
@@ -421,7 +421,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _deliver(requests: list[_Request], answers: list[object]) -> None:
+def _deliver(requests: list[_PendingWrite], answers: list[object]) -> None:
     """Wake those who wait, each loop once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
     for request, answer in zip(requests, answers, strict=True):
@@ -440,13 +440,13 @@ def _resolve(pairs: list[tuple[asyncio.Future[Any], object]]) -> None:
             future.set_result(answer)
 
 
-_open: dict[Path, DurableHost] = {}
+_open: dict[Path, DurableRunner] = {}
 _opening = threading.Lock()
-_inherited: list[DurableHost] = []
+_inherited: list[DurableRunner] = []
 
 
-def _forget_hosts() -> None:
-    """In a forked child: a host without its thread would answer no write, ever. It is kept, for
+def _forget_runners() -> None:
+    """In a forked child: a runner without its thread would answer no write, ever. It is kept, for
     SQLite must not close what the parent has open."""
     global _opening
     _opening = threading.Lock()
@@ -454,17 +454,17 @@ def _forget_hosts() -> None:
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_forget_hosts)
+os.register_at_fork(after_in_child=_forget_runners)
 
 
-def durable_host(path: Path, make: Callable[[], Engine] = Engine) -> DurableHost:
-    """The host of a file, opened unless it is open in this process. Release it after use."""
+def durable_runner(path: Path, make: Callable[[], Engine] = Engine) -> DurableRunner:
+    """The runner of a file, opened unless it is open in this process. Release it after use."""
     try:
         path = path.resolve()
     except (OSError, RuntimeError) as error:
         raise StoreError(f"{path} cannot be opened: {describe(error)}") from error
     with _opening:
-        host = _open.get(path)
-        if host is None:
-            host = _open[path] = DurableHost(path, make())
-        return host.use()
+        runner = _open.get(path)
+        if runner is None:
+            runner = _open[path] = DurableRunner(path, make())
+        return runner.use()

@@ -1,11 +1,11 @@
 """The MVCC engine: revisions, transactions, history, leases and watchers, as one state machine.
 
-It does no I/O, starts no task and asks no clock: whoever drives it (`host`) passes `now`, seconds
+It does no I/O, starts no task and asks no clock: whoever drives it (`runner`) passes `now`, seconds
 on a clock that only goes forward, and calls `advance` when `next_deadline` comes. It is not
 thread-safe by itself.
 
 What is written is *unconfirmed* at first: transactions see it, but reads and watches do not, until
-`confirm` is called. A host that keeps a journal confirms once the journal is on disk, or takes
+`confirm` is called. A runner that keeps a journal confirms once the journal is on disk, or takes
 everything back with `undo` where that failed.
 
 Compaction is a number: what lies before it cannot be read any more. The versions themselves are
@@ -45,9 +45,9 @@ from mooring.store.contract import (
     Write,
     everything,
 )
-from mooring.store.embedded.history import History, left_behind
-from mooring.store.embedded.keyspace import Keyspace, Transaction
-from mooring.store.embedded.leases import Leases, Undo
+from mooring.store.embedded.history import RevisionHistory, left_behind
+from mooring.store.embedded.keyspace import Transaction, VersionedKeyspace
+from mooring.store.embedded.leases import LeaseTable, Undo
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 
 QUOTA = 2 * 1024**3
@@ -89,10 +89,10 @@ class Engine:
         """The newest revision that reads and watches see."""
         self.compacted = revision
         """The lowest revision that can be read: below it the history is gone."""
-        self.leases = Leases()
-        self._keys = Keyspace()
+        self.leases = LeaseTable()
+        self._keys = VersionedKeyspace()
         self._watchers = Watchers()
-        self._history = History(revision)
+        self._history = RevisionHistory(revision)
         self._undo: list[Undo] = []
         self._most_revisions, self._most_seconds = history, history_age
         self._most_bytes = history_bytes
@@ -106,7 +106,7 @@ class Engine:
         """Take up a state that was kept: every version there is, in the order of revisions.
         Returns those that are compacted, and forgotten here.
 
-        Leases are granted before.
+        LeaseTable are granted before.
         """
         self.revision = self.confirmed = revision
         self.compacted = compacted
@@ -123,7 +123,7 @@ class Engine:
             left[at] = left.get(at, 0) + left_behind(replaced, entry)
         if sorted(events) != list(range(compacted + 1, revision + 1)):
             raise StoreError("revisions are missing from the history")
-        self._history = History(compacted)
+        self._history = RevisionHistory(compacted)
         for at in range(compacted + 1, revision + 1):
             self._history.append(Batch(at, tuple(events[at])), left[at])
         forgotten: list[Entry] = []

@@ -23,7 +23,7 @@ def left_behind(replaced: Entry | None, entry: Entry) -> int:
     return before if entry.version else before + size(entry)
 
 
-class History:
+class RevisionHistory:
     """Every batch after `floor`, without gaps.
 
     A batch *leaves behind* the versions that it replaces or deletes, and its tombstones: what can

@@ -10,12 +10,12 @@ from sortedcontainers import SortedList
 
 from mooring.store.contract import Entry, Event, Range
 from mooring.store.embedded.history import left_behind, size
-from mooring.store.embedded.leases import Leases, Undo
+from mooring.store.embedded.leases import LeaseTable, Undo
 
 _modified = attrgetter("modified")
 
 
-class Keyspace:
+class VersionedKeyspace:
     """A deletion is kept as a tombstone (an entry with version 0) until it is compacted."""
 
     def __init__(self) -> None:
@@ -147,7 +147,9 @@ def tombstone(name: bytes, revision: int) -> Entry:
 class Transaction:
     """From `Engine.begin` to `Engine.end`, which makes it the newest revision."""
 
-    def __init__(self, keys: Keyspace, leases: Leases, undo: list[Undo], revision: int) -> None:
+    def __init__(
+        self, keys: VersionedKeyspace, leases: LeaseTable, undo: list[Undo], revision: int
+    ) -> None:
         self._keys, self._leases, self._undo = keys, leases, undo
         self.revision = revision
         self.events: list[Event] = []

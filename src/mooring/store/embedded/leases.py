@@ -12,7 +12,7 @@ from mooring.errors import LeaseNotFound
 Undo = Callable[[], None]
 
 
-class HeldLease:
+class ActiveLease:
     """A lease that lives: its time-to-live, when it is due, and the keys that hang on it."""
 
     __slots__ = ("deadline", "keys", "ttl")
@@ -23,14 +23,14 @@ class HeldLease:
         self.keys: set[bytes] = set()
 
 
-class Leases:
+class LeaseTable:
     """Every change returns how to take it back."""
 
     def __init__(self) -> None:
         self.changed: set[int] = set()
         """The leases that were granted, renewed or ended since `settle`."""
-        self._held: dict[int, HeldLease] = {}
-        self._ended: dict[int, HeldLease] = {}  # since then
+        self._held: dict[int, ActiveLease] = {}
+        self._ended: dict[int, ActiveLease] = {}  # since then
         # A renewal leaves its old deadline here; it is put right when it comes up.
         self._due: list[tuple[float, int]] = []
         self._ids = itertools.count(random.getrandbits(62) | 1)
@@ -41,16 +41,16 @@ class Leases:
     def __iter__(self) -> Iterator[int]:
         return iter(self._held)
 
-    def __getitem__(self, lease: int) -> HeldLease:
+    def __getitem__(self, lease: int) -> ActiveLease:
         try:
             return self._held[lease]
         except KeyError:
             raise LeaseNotFound(lease) from None
 
-    def get(self, lease: int) -> HeldLease | None:
+    def get(self, lease: int) -> ActiveLease | None:
         return self._held.get(lease)
 
-    def seen(self, lease: int) -> HeldLease | None:
+    def seen(self, lease: int) -> ActiveLease | None:
         """One that lives, or whose end may still be taken back."""
         return self._held.get(lease) or self._ended.get(lease)
 
@@ -63,7 +63,7 @@ class Leases:
         return next(lease for lease in self._ids if lease not in self._held)
 
     def grant(self, lease: int, ttl: int, deadline: float) -> Undo:
-        self._hold(lease, HeldLease(ttl, deadline))
+        self._hold(lease, ActiveLease(ttl, deadline))
         return lambda: self._release(lease)
 
     def restore(self, kept: Iterable[tuple[int, int, float]]) -> None:
@@ -71,7 +71,7 @@ class Leases:
         gone = set(self._held)
         for lease, ttl, deadline in kept:
             gone.discard(lease)
-            held = self._held.get(lease) or HeldLease(ttl, deadline)
+            held = self._held.get(lease) or ActiveLease(ttl, deadline)
             held.ttl, held.deadline = ttl, deadline
             self._hold(lease, held)
         for lease in gone:
@@ -121,7 +121,7 @@ class Leases:
         deadline = self.next_deadline()
         return self._due[0][1] if deadline is not None and deadline <= now else None
 
-    def _hold(self, lease: int, held: HeldLease) -> None:
+    def _hold(self, lease: int, held: ActiveLease) -> None:
         self._held[lease] = held
         self.changed.add(lease)
         heapq.heappush(self._due, (held.deadline, lease))

@@ -38,7 +38,7 @@ SQL = _statements()
 
 
 @dataclass(slots=True)
-class Kept:
+class JournalState:
     """What a file holds."""
 
     revision: int = 1
@@ -63,7 +63,7 @@ class NotWritable(sqlite3.OperationalError):
 
 
 @dataclass(slots=True)
-class Changes:
+class JournalWrite:
     """What one write makes of it."""
 
     revision: int
@@ -93,7 +93,7 @@ class Journal:
         """Its id; 0 before `load`, and for a file without one that may only be read."""
         self._synchronised = "FULL"
 
-    def load(self) -> Kept:
+    def load(self) -> JournalState:
         try:
             kept = _load(self._database)
         except _DAMAGE as error:
@@ -107,7 +107,7 @@ class Journal:
             "more; put a backup in its place"
         )
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: JournalWrite) -> None:
         """All of it, on disk when this returns. Raises `CommitFailed`; after any other
         `sqlite3.Error` nothing was written."""
         if not self.writable:
@@ -120,7 +120,7 @@ class Journal:
             meta = ("revision", "compacted", "uptime")
             database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
 
-    def recover(self, after: int) -> Kept:
+    def recover(self, after: int) -> JournalState:
         """After `CommitFailed`: open the file again, put on disk what it turns out to hold, and
         return that: the leases, and the entries after a revision. Raises `sqlite3.Error` while the
         disk fails.
@@ -297,9 +297,9 @@ def _code(error: Exception) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _load(database: sqlite3.Connection, after: int = 0) -> Kept:
+def _load(database: sqlite3.Connection, after: int = 0) -> JournalState:
     meta = dict(database.execute(SQL["get_meta"]))
-    return Kept(
+    return JournalState(
         revision=meta["revision"],
         compacted=meta["compacted"],
         uptime=meta["uptime"],

@@ -39,7 +39,7 @@ from mooring.tasks import Tasks
 T = TypeVar("T")
 
 
-class Host(ABC):
+class EngineRunner(ABC):
     guarantees: Guarantees
     kind: str
     """For people: what kind of store this is."""
@@ -93,7 +93,7 @@ class Host(ABC):
             self._engine.unwatch(watcher)
 
 
-class MemoryHost(Host):
+class MemoryRunner(EngineRunner):
     """Everything is seen as soon as it is written, and gone with the process."""
 
     guarantees = Guarantees(durable=False, replicated=False, shared=False)
@@ -164,23 +164,23 @@ def new_cluster_id() -> int:
     return secrets.randbits(62) + 1
 
 
-_named: dict[str, MemoryHost] = {}
+_named: dict[str, MemoryRunner] = {}
 _naming = threading.Lock()
 
 
-def memory_host(name: str, make: Callable[[], Engine]) -> MemoryHost:
-    """The host of that name, made where there is none; without a name always a new one.
+def memory_runner(name: str, make: Callable[[], Engine]) -> MemoryRunner:
+    """The runner of that name, made where there is none; without a name always a new one.
 
     Release it after use: a name is forgotten with its last user.
     """
     with _naming:
-        host = _named.get(name) if name else None
-        if host is None:
-            host = MemoryHost(make(), name=name)
+        runner = _named.get(name) if name else None
+        if runner is None:
+            runner = MemoryRunner(make(), name=name)
             if name:
-                _named[name] = host
-        host.users += 1
-        return host
+                _named[name] = runner
+        runner.users += 1
+        return runner
 
 
 def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
@@ -218,9 +218,9 @@ _TURN = 100  # calls after which others get their turn
 
 
 class EmbeddedStore(Store):
-    def __init__(self, host: Host, *, url: str) -> None:
-        self.url, self.guarantees = url, host.guarantees
-        self._host = host
+    def __init__(self, runner: EngineRunner, *, url: str) -> None:
+        self.url, self.guarantees = url, runner.guarantees
+        self._runner = runner
         self._closed = False
         self._calls = 0
         self._watches: set[_EmbeddedWatch] = set()
@@ -229,7 +229,7 @@ class EmbeddedStore(Store):
 
     @property
     def identity(self) -> str:
-        return f"{self._host.cluster_id:016x}" if self._host.cluster_id else ""
+        return f"{self._runner.cluster_id:016x}" if self._runner.cluster_id else ""
 
     async def read(
         self,
@@ -275,11 +275,11 @@ class EmbeddedStore(Store):
 
     async def remaining(self, lease: int) -> LeaseTime | None:
         check_number("lease", lease)
-        host = self._open()
-        held = host.read(lambda engine: engine.leases.seen(lease))
+        runner = self._open()
+        held = runner.read(lambda engine: engine.leases.seen(lease))
         if held is None:
             return None
-        return LeaseTime(float(held.ttl), min(max(held.deadline - host.now(), 0.0), held.ttl))
+        return LeaseTime(float(held.ttl), min(max(held.deadline - runner.now(), 0.0), held.ttl))
 
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)
@@ -289,8 +289,8 @@ class EmbeddedStore(Store):
     async def status(self) -> Status:
         revision, full = self._open().read(lambda e: (e.confirmed, e.out_of_space))
         here = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
-        alarms = tuple(text for text in (self._host.problem, NO_SPACE if full else "") if text)
-        return Status(self._host.kind, revision, (here,), alarms)
+        alarms = tuple(text for text in (self._runner.problem, NO_SPACE if full else "") if text)
+        return Status(self._runner.kind, revision, (here,), alarms)
 
     async def aclose(self) -> None:
         if self._closed:
@@ -298,7 +298,7 @@ class EmbeddedStore(Store):
         self._closed = True
         for watch in list(self._watches):
             watch.end()
-        self._host.release()
+        self._runner.release()
         await self._tasks.aclose()
 
     async def _take_turns(self) -> None:
@@ -308,10 +308,10 @@ class EmbeddedStore(Store):
         if not self._calls % _TURN:
             await asyncio.sleep(0)
 
-    def _open(self) -> Host:
+    def _open(self) -> EngineRunner:
         if self._closed:
             raise Closed(f"{self.url} is closed")
-        return self._host
+        return self._runner
 
     def _keep_ticking(self) -> None:
         """Whoever granted a lease, wants to hear of those of others, or left something to be
@@ -369,7 +369,7 @@ class _EmbeddedWatch(Watch):
 
     def end(self) -> None:
         if self._watcher is not None:
-            self._store._host.unwatch(self._watcher)
+            self._store._runner.unwatch(self._watcher)
             self._store._watches.discard(self)
             self._watcher.wake()
 

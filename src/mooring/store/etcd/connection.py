@@ -17,7 +17,7 @@ from mooring.errors import AccessDenied, Closed, InvalidURL, OutcomeUnknown, Sto
 from mooring.formatting import quoted
 from mooring.settings.connections import TLS, EtcdConnectionSettings
 from mooring.store.etcd.diagnosis import diagnose
-from mooring.store.etcd.endpoints import Endpoint, Preference
+from mooring.store.etcd.endpoints import EtcdEndpoint, Preference
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.grpc_shutdown import settled
 from mooring.store.etcd.proto import AuthenticateRequest, Methods, RangeRequest
@@ -30,7 +30,7 @@ RETURN_AFTER = (60.0, 300.0)
 """Seconds before a client returns to a member that it left, at random: see `endpoints`."""
 
 
-class Cluster:
+class EtcdConnection:
     """Calls go to the endpoint in use; a failure moves everybody on to another.
 
     A read is tried again until its deadline, a write only while it is certain that it was not
@@ -42,7 +42,7 @@ class Cluster:
         tls = settings.tls
         credentials = _credentials(tls) if tls else None
         name = (tls.server_name or "") if tls else ""
-        self.endpoints = [Endpoint(each, credentials, name) for each in settings.endpoints]
+        self.endpoints = [EtcdEndpoint(each, credentials, name) for each in settings.endpoints]
         self._preference = Preference(self.endpoints)
         self.endpoint = self._preference.current
         self.moved: list[Callable[[], None]] = []
@@ -124,7 +124,7 @@ class Cluster:
         raise Closed(f"{self.name} was closed meanwhile") from None
 
     async def _failure(
-        self, error: grpc.aio.AioRpcError, what: str, endpoint: Endpoint, writes: bool
+        self, error: grpc.aio.AioRpcError, what: str, endpoint: EtcdEndpoint, writes: bool
     ) -> Exception:
         """Our error, with a look at the endpoint where gRPC could not even connect."""
         text, where = error.details() or "", endpoint.address
@@ -141,14 +141,14 @@ class Cluster:
         problem = await diagnose(self.endpoint.address, self.settings.tls, within=1.0)
         return Unavailable(f"{error}: {problem.text}") if problem is not None else error
 
-    async def stop_if_hopeless(self, endpoint: Endpoint, what: str, within: float) -> None:
+    async def stop_if_hopeless(self, endpoint: EtcdEndpoint, what: str, within: float) -> None:
         """Do not wait for the only endpoint where waiting cannot heal it (TLS, another server)."""
         if len(self.endpoints) == 1:
             problem = await diagnose(endpoint.address, self.settings.tls, within=within)
             if problem is not None and problem.final:
                 raise Unavailable(f"{what}: {problem.text}")
 
-    async def has_quorum(self, endpoint: Endpoint, name: bytes, *, within: float) -> bool:
+    async def has_quorum(self, endpoint: EtcdEndpoint, name: bytes, *, within: float) -> bool:
         """Whether an endpoint answers a linearizable read, which only a member in touch with a
         majority can. A refusal (no permission, an expired token) comes after that read too."""
         request, metadata = RangeRequest(key=name, keys_only=True), self.metadata
@@ -165,7 +165,7 @@ class Cluster:
         endpoint.answered()
         return True
 
-    def move_on(self, failed: Endpoint, *, silent_since: float | None = None) -> None:
+    def move_on(self, failed: EtcdEndpoint, *, silent_since: float | None = None) -> None:
         """Use another endpoint from now on, if `failed` is the one in use.
 
         With `silent_since`, its connection is given up too, if nothing came over it since: it is

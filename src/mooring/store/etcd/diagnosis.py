@@ -20,60 +20,62 @@ _SETTINGS_FRAME = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConnectionProblem:
     text: str
     final: bool
     """Whether waiting cannot heal it."""
 
 
-async def diagnose(address: str, tls: TLS | None, *, within: float) -> Problem | None:
+async def diagnose(address: str, tls: TLS | None, *, within: float) -> ConnectionProblem | None:
     """The problem with an endpoint; None where it answers as a gRPC server does."""
     try:
         async with asyncio.timeout(within):
             return await _look(address, tls)
     except TimeoutError:
-        return Problem(
+        return ConnectionProblem(
             f"{address} does not answer: is the address right, is a firewall "
             "in between, is the server paused?",
             final=False,
         )
 
 
-async def _look(address: str, tls: TLS | None) -> Problem | None:
+async def _look(address: str, tls: TLS | None) -> ConnectionProblem | None:
     try:
         greeting = await _greet(address, _context(tls) if tls else None, tls)
     except ssl.SSLCertVerificationError as error:
-        return Problem(
+        return ConnectionProblem(
             f"the certificate of {address} is not trusted: {error.verify_message}. Name "
             "its authority with ?ca=FILE, or its name with ?server_name=",
             final=True,
         )
     except ssl.SSLError as error:
         if _asks_for_certificate(error):
-            return Problem(
+            return ConnectionProblem(
                 f"{address} asks for a client certificate that it accepts: give "
                 "?cert=FILE&key=FILE",
                 final=True,
             )
         return await _mismatch(address, tls)
     except ConnectionRefusedError:
-        return Problem(
+        return ConnectionProblem(
             f"nothing listens at {address} (connection refused): is the server up, is "
             "the port right?",
             final=False,
         )
     except UnicodeError:
-        return Problem(f"{address} is no host name: look at the URL", final=True)
+        return ConnectionProblem(f"{address} is no host name: look at the URL", final=True)
     except OSError as error:
         if isinstance(error, ConnectionError):  # it hung up on us
             return await _mismatch(address, tls)
-        return Problem(f"{address} cannot be reached: {reason(error)}", final=False)
+        return ConnectionProblem(f"{address} cannot be reached: {reason(error)}", final=False)
     if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
         return None
     return await _mismatch(address, tls, greeting)
 
 
-async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Problem | None:
+async def _mismatch(
+    address: str, tls: TLS | None, greeting: bytes = b""
+) -> ConnectionProblem | None:
     """It answered, but not as expected: the other kind of connection tells why."""
     blind = ssl.create_default_context()
     blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
@@ -82,7 +84,7 @@ async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Pro
         other = await _greet(address, None if tls else blind, None)
     except ssl.SSLError as error:
         if _asks_for_certificate(error):
-            return Problem(
+            return ConnectionProblem(
                 f"{address} speaks TLS and asks for a client certificate: use "
                 "etcds://…?ca=FILE&cert=FILE&key=FILE",
                 final=True,
@@ -92,12 +94,18 @@ async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Pro
         other = b""
     if len(other) > 3 and other[3] == _SETTINGS_FRAME:
         if tls:
-            return Problem(f"{address} does not speak TLS: use etcd:// instead of etcds://", True)
-        return Problem(f"{address} speaks TLS: use etcds:// instead of etcd://", final=True)
+            return ConnectionProblem(
+                f"{address} does not speak TLS: use etcd:// instead of etcds://", True
+            )
+        return ConnectionProblem(
+            f"{address} speaks TLS: use etcds:// instead of etcd://", final=True
+        )
     if not greeting:
-        return Problem(f"{address} closes the connection: is it etcd's client port?", final=False)
+        return ConnectionProblem(
+            f"{address} closes the connection: is it etcd's client port?", final=False
+        )
     said = greeting[:40].split(b"\r\n")[0].decode("latin-1")
-    return Problem(
+    return ConnectionProblem(
         f"{address} is not etcd: it answered {quoted(said)}. Is it another server's port?",
         final=True,
     )

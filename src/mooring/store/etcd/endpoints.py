@@ -38,7 +38,7 @@ _OPTIONS = [
 ]
 
 
-class Endpoint:
+class EtcdEndpoint:
     """One server of the cluster and the channel to it."""
 
     def __init__(
@@ -97,11 +97,11 @@ class _Released:
         raise Closed(f"the connection to {self._address} is closed")
 
 
-class Member(Protocol):
+class EndpointHealth(Protocol):
     down_since: float
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=EndpointHealth)
 
 
 class Preference(Generic[M]):

@@ -12,18 +12,18 @@ from collections import deque
 from typing import Any
 
 from mooring.errors import AccessDenied, LeaseNotFound, Unavailable
-from mooring.store.etcd.connection import Cluster
+from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
-from mooring.store.etcd.shared_stream import Stream
+from mooring.store.etcd.shared_stream import SharedStream
 from mooring.tasks import Backoff, Tasks
 
 _SILENT = 0.5  # seconds without an answer after which a stream that fails a renewal is given up
 
 
 class KeepAlives:
-    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
+    def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self._cluster, self._tasks = cluster, tasks
-        self._renewals: _Renewals | None = None
+        self._renewals: _KeepAliveStream | None = None
         cluster.moved.append(self._move)
 
     def _move(self) -> None:
@@ -42,7 +42,7 @@ class KeepAlives:
         while True:
             if self._renewals is None or not self._renewals.stream.alive:
                 denied = await self._log_in()
-                self._renewals = _Renewals(self._cluster, self._tasks)
+                self._renewals = _KeepAliveStream(self._cluster, self._tasks)
             renewals = self._renewals
             left = max(deadline - time.monotonic(), 0.05)
             try:
@@ -74,14 +74,16 @@ class KeepAlives:
         return None
 
 
-class _Renewals:
+class _KeepAliveStream:
     """One stream, and the requests on it that wait for their answers."""
 
-    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
+    def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self._cluster = cluster
         self._retired = False
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
-        self.stream = Stream(cluster, tasks, lambda m: m.keepalive, self._received, self._ended)
+        self.stream = SharedStream(
+            cluster, tasks, lambda m: m.keepalive, self._received, self._ended
+        )
 
     async def renew(self, lease: int, timeout: float) -> int:
         request = LeaseKeepAliveRequest(ID=lease)

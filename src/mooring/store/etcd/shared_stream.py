@@ -15,14 +15,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.store.etcd.connection import Cluster
-from mooring.store.etcd.endpoints import Endpoint
+from mooring.store.etcd.connection import EtcdConnection
+from mooring.store.etcd.endpoints import EtcdEndpoint
 from mooring.store.etcd.errors import Verdict, judge, shorten
 from mooring.store.etcd.proto import Methods
 from mooring.tasks import Tasks
 
 
-class Stream:
+class SharedStream:
     """One stream to the endpoint in use. When it ends, `ended` is told why, once.
 
     `received` says of a message whether somebody waits for what is in it.
@@ -30,13 +30,13 @@ class Stream:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: EtcdConnection,
         tasks: Tasks,
         method: Callable[[Methods], Any],
         received: Callable[[Any], bool],
         ended: Callable[[str], None],
     ) -> None:
-        self.endpoint: Endpoint = cluster.endpoint
+        self.endpoint: EtcdEndpoint = cluster.endpoint
         self.heard = time.monotonic()
         self.alive = True
         self._cluster = cluster

@@ -43,9 +43,9 @@ from mooring.store.contract import (
     Write,
 )
 from mooring.store.etcd import proto
-from mooring.store.etcd.connection import Cluster
+from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.diagnosis import clock_ahead, diagnose
-from mooring.store.etcd.endpoints import MAX_MESSAGE, Endpoint
+from mooring.store.etcd.endpoints import MAX_MESSAGE, EtcdEndpoint
 from mooring.store.etcd.errors import (
     is_compacted,
     is_future,
@@ -78,7 +78,7 @@ class EtcdStore(Store):
 
     def __init__(self, settings: EtcdConnectionSettings, *, url: str = "") -> None:
         self._tasks = Tasks()
-        self._cluster = Cluster(settings, self._tasks)
+        self._cluster = EtcdConnection(settings, self._tasks)
         self.url = url or self._cluster.name
         self._watches = Watches(self._cluster, self._tasks)
         self._keepalives = KeepAlives(self._cluster, self._tasks)
@@ -275,7 +275,7 @@ class EtcdStore(Store):
             alarms=tuple(sorted({alarm for answer in answers for alarm in _alarms(answer)})),
         )
 
-    async def _look(self, endpoint: Endpoint) -> tuple[Member, Any]:
+    async def _look(self, endpoint: EtcdEndpoint) -> tuple[Member, Any]:
         """One member, as it answers now."""
         tls = self._cluster.settings.tls
         try:
@@ -296,7 +296,7 @@ class EtcdStore(Store):
             ahead = await clock_ahead(endpoint.address, tls, within=_PROBE)
         return Member(endpoint.address, answer.version, latency, leader, ahead), answer
 
-    async def _ask_status(self, endpoint: Endpoint) -> Any:
+    async def _ask_status(self, endpoint: EtcdEndpoint) -> Any:
         call = endpoint.methods.status
         return await call(proto.StatusRequest(), timeout=_PROBE, metadata=self._cluster.metadata)
 

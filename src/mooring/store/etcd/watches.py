@@ -24,7 +24,7 @@ from typing import Any
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
 from mooring.formatting import readable
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
-from mooring.store.etcd.connection import Cluster
+from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.errors import cancellation
 from mooring.store.etcd.proto import (
     DELETE,
@@ -33,7 +33,7 @@ from mooring.store.etcd.proto import (
     WatchProgressRequest,
     WatchRequest,
 )
-from mooring.store.etcd.shared_stream import Stream
+from mooring.store.etcd.shared_stream import SharedStream
 from mooring.tasks import Backoff, Tasks
 
 PENDING_BYTES = 16 * 1024 * 1024
@@ -55,10 +55,10 @@ _PROBES_UNANSWERED = 4
 
 
 class Watches:
-    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
+    def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self.cluster, self._tasks = cluster, tasks
-        self._shared: SharedStream | None = None
-        self._streams: list[SharedStream] = []
+        self._shared: WatchStream | None = None
+        self._streams: list[WatchStream] = []
         """Those that live: also retired ones, which serve the watches that stand on them."""
         cluster.moved.append(self._move)
 
@@ -69,7 +69,7 @@ class Watches:
                 old.retire()
                 self._tasks.start(self._move_from(old), name="watches move to another etcd member")
 
-    async def _move_from(self, old: SharedStream) -> None:
+    async def _move_from(self, old: WatchStream) -> None:
         while old.stream.alive:
             with contextlib.suppress(StoreError):  # the old stream serves, and it is tried again
                 shared = await self.stream()
@@ -77,22 +77,22 @@ class Watches:
                     watch.move(shared)
             await asyncio.sleep(_MOVE_AGAIN)
 
-    async def stream(self) -> SharedStream:
+    async def stream(self) -> WatchStream:
         await self.cluster.ready()
         shared = self._shared
         if shared is not None and shared.metadata is not self.cluster.metadata:
             shared.retire()  # its token is an old one
         if shared is None or shared.retired or not shared.stream.alive:
-            shared = self._shared = SharedStream(self.cluster, self._tasks)
+            shared = self._shared = WatchStream(self.cluster, self._tasks)
             self._streams = [each for each in self._streams if each.stream.alive] + [shared]
         return shared
 
 
-class SharedStream:
+class WatchStream:
     """A watch stream and the watches on it, by id. Ids are ours, so that answers find their way."""
 
-    def __init__(self, cluster: Cluster, tasks: Tasks) -> None:
-        self.stream = Stream(cluster, tasks, lambda m: m.watch, self._received, self._ended)
+    def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
+        self.stream = SharedStream(cluster, tasks, lambda m: m.watch, self._received, self._ended)
         self.metadata = cluster.metadata
         self.retired = False
         self._cluster = cluster
@@ -199,9 +199,9 @@ class EtcdWatch(Watch):
         self._watches = watches
         self._seen = after or 0
         self._from_now = after is None
-        self._shared: SharedStream | None = None
+        self._shared: WatchStream | None = None
         self._id = 0
-        self._next: tuple[SharedStream, int] | None = None
+        self._next: tuple[WatchStream, int] | None = None
         """The stream that it moves to, and its id there."""
         self._pending: deque[tuple[Batch, int]] = deque()
         self._pending_bytes = 0
@@ -244,7 +244,7 @@ class EtcdWatch(Watch):
                 tries += 1
                 await asyncio.sleep(pause)
 
-    async def _create(self, shared: SharedStream, deadline: float) -> None:
+    async def _create(self, shared: WatchStream, deadline: float) -> None:
         self._shared, self._error = shared, None
         self._created, self._fragments = False, []
         self._id = shared.create(self, self._request())
@@ -267,12 +267,12 @@ class EtcdWatch(Watch):
             fragment=True,
         )
 
-    def move(self, shared: SharedStream) -> None:
+    def move(self, shared: WatchStream) -> None:
         """Continue on another stream. The present one serves until the other one stands."""
         if self._created and self._error is None and self._next is None:
             self._next = (shared, shared.create(self, self._request()))
 
-    def _moves(self, message: Any, source: SharedStream) -> bool:
+    def _moves(self, message: Any, source: WatchStream) -> bool:
         """Whether a message of another stream than the present one makes that one the present."""
         if self._next is None or source is not self._next[0]:
             return False
@@ -287,14 +287,14 @@ class EtcdWatch(Watch):
             left.cancel(left_id)
         return True
 
-    def ended(self, source: SharedStream, error: StoreError) -> None:
+    def ended(self, source: WatchStream, error: StoreError) -> None:
         """A stream that this watch is on has ended."""
         if source is self._shared:
             self.fail(error)
         elif self._next is not None and source is self._next[0]:
             self._next = None
 
-    async def _confirmed(self, shared: SharedStream, deadline: float) -> None:
+    async def _confirmed(self, shared: WatchStream, deadline: float) -> None:
         """Wait until the watch stands, or failed. The server may have many others to open first:
         only silence is a failure."""
         sent, attempt = time.monotonic(), self._watches.cluster.attempt
@@ -338,7 +338,7 @@ class EtcdWatch(Watch):
             if not wakeup.done():
                 wakeup.set_result(None)
 
-    def receive(self, message: Any, source: SharedStream) -> None:
+    def receive(self, message: Any, source: WatchStream) -> None:
         """A message of a stream for this watch."""
         if source is not self._shared and not self._moves(message, source):
             return

@@ -11,7 +11,7 @@ import pytest
 from mooring.hub import connect
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import EmbeddedStore, memory_host
+from mooring.store.embedded.store import EmbeddedStore, memory_runner
 from tests.waiting import eventually
 
 
@@ -96,7 +96,7 @@ async def test_a_lease_expires_though_nobody_calls():
 
 
 async def test_what_is_compacted_is_forgotten_though_nobody_calls():
-    host = memory_host("", Engine)
+    host = memory_runner("", Engine)
     async with EmbeddedStore(host, url="memory://") as store:
         for n in range(3000):
             done = await store.commit(Put(b"/a", b"%d" % n))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from mooring.errors import InvalidRequest, StaleToken
-from mooring.locks import fencing as guard
+from mooring.locks import fencing
 
 
 def test_a_token_older_than_the_newest_is_refused():
-    keeper = guard.Guard()
+    keeper = fencing.Guard()
     keeper.admit("file", 5)
     keeper.admit("file", 5)
     keeper.admit("file", 9)
@@ -24,31 +24,31 @@ def test_a_token_older_than_the_newest_is_refused():
 @pytest.mark.parametrize("token", [0, -1, None, "5"])
 def test_what_is_no_token_is_refused(token: int):
     with pytest.raises(InvalidRequest, match="token"):
-        guard.Guard().admit("file", token)
+        fencing.Guard().admit("file", token)
 
 
 def test_a_database_keeps_the_newest_in_the_same_transaction(tmp_path: Path):
     one, two = (sqlite3.connect(tmp_path / "db") for _ in range(2))
-    one.execute(guard.SQL["table"])
+    one.execute(fencing.SQL["table"])
     one.commit()
-    guard.admit(one.cursor(), "report", 7)
+    fencing.admit(one.cursor(), "report", 7)
     one.rollback()
-    guard.admit(two.cursor(), "report", 5)  # the seven never happened
+    fencing.admit(two.cursor(), "report", 5)  # the seven never happened
     two.commit()
-    guard.admit(one.cursor(), "report", 9)
+    fencing.admit(one.cursor(), "report", 9)
     one.commit()
     with pytest.raises(StaleToken, match="'report' refuses the fencing token 5"):
-        guard.admit(two.cursor(), "report", 5)
+        fencing.admit(two.cursor(), "report", 5)
     two.rollback()
-    guard.admit(two.cursor(), "report", 9)
+    fencing.admit(two.cursor(), "report", 9)
     two.commit()
     one.close()
     two.close()
 
 
 def test_parameters_are_written_as_the_driver_does():
-    assert "VALUES (%s, %s)" in guard.admission("format")
-    assert "VALUES ($1, $2)" in guard.admission("numeric")
-    assert "VALUES (?, ?)" in guard.admission("qmark")
+    assert "VALUES (%s, %s)" in fencing.admission("format")
+    assert "VALUES ($1, $2)" in fencing.admission("numeric")
+    assert "VALUES (?, ?)" in fencing.admission("qmark")
     with pytest.raises(InvalidRequest, match="pyformat"):
-        guard.admission("pyformat")  # type: ignore[arg-type]
+        fencing.admission("pyformat")  # type: ignore[arg-type]
