@@ -19,7 +19,7 @@ import mooring.grpc
 import mooring.sync
 from mooring import fork_safety as forks
 from mooring.errors import Closed, InvalidName, InvalidRequest
-from mooring.grpc.blocking.addresses import target_of
+from mooring.grpc.resolver import target_of
 from mooring.testing.servers import free_port
 from tests.acceptance.commands import python_program
 from tests.features.grpc_echo.servers import BlockingEcho, Word, pb2_grpc

@@ -16,7 +16,7 @@ import pytest
 import mooring
 import mooring.grpc
 import mooring.sync
-from mooring.grpc.blocking.swappable_channel import Route
+from mooring.grpc.swappable_channel import Route
 from mooring.model import Instance
 from mooring.testing.servers import free_port
 from tests.features.grpc_echo.servers import EchoServer, Word, pb2_grpc

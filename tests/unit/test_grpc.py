@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from mooring.discovery.eligibility import Wanted
 from mooring.discovery.rotation import Rotation
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.grpc.blocking.addresses import in_turn
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
 from mooring.grpc.options import SERVER_OPTIONS, authority, merged, subchannel_options, target_of
+from mooring.grpc.resolver import in_turn
 from mooring.grpc.target import (
     Repeatable,
     check_policy,

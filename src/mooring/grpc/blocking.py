@@ -18,19 +18,21 @@ from mooring.errors import Closed, InvalidRequest
 from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
 from mooring.grpc import target as targets
-from mooring.grpc.blocking.addresses import Addresses
-from mooring.grpc.blocking.swappable_channel import (
+from mooring.grpc.options import Discovery, Health, Options, authority, method_maker, route_options
+from mooring.grpc.resolver import Addresses
+from mooring.grpc.swappable_channel import (
     FailedCall,
     Route,
     SwappableChannel,
     kept_in_children,
 )
-from mooring.grpc.options import Discovery, Health, Options, authority, method_maker, route_options
 from mooring.grpc.target import NOTICED, Repeatable, never_left
 from mooring.sync.proxy import Blocking, behind
 
 if TYPE_CHECKING:
     from mooring.hub import Hub
+
+__all__ = ["Channel", "channel"]
 
 
 class Method:

@@ -29,7 +29,7 @@ from mooring.store.etcd.grpc_shutdown import settled
 from mooring.tasks import Backoff, Tasks
 
 if TYPE_CHECKING:
-    from mooring.grpc.aio.channel import Method
+    from mooring.grpc.aio import Method
 
 
 READY = grpc.ChannelConnectivity.READY

@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 
 from mooring.formatting import describe
-from mooring.grpc.aio.subchannels import Subchannel
+from mooring.grpc.subchannels import Subchannel
 from mooring.grpc.target import AGAIN, NOTICED, never_left
 
 if TYPE_CHECKING:
     from mooring.discovery.balance import Node
-    from mooring.grpc.aio.channel import Method
+    from mooring.grpc.aio import Method
     from mooring.tasks import Tasks
 
 _CANCELLED = "Locally cancelled by application!"  # as gRPC says

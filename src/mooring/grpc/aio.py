@@ -17,14 +17,6 @@ from mooring.errors import InvalidRequest
 from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
 from mooring.grpc import target as targets
-from mooring.grpc.aio.calls import (
-    CallArguments,
-    PendingStreamStream,
-    PendingStreamUnary,
-    PendingUnaryStream,
-    PendingUnaryUnary,
-)
-from mooring.grpc.aio.subchannels import Subchannel, Subchannels
 from mooring.grpc.options import (
     RESILIENCE,
     Coder,
@@ -34,8 +26,18 @@ from mooring.grpc.options import (
     method_maker,
     subchannel_options,
 )
+from mooring.grpc.pending_calls import (
+    CallArguments,
+    PendingStreamStream,
+    PendingStreamUnary,
+    PendingUnaryStream,
+    PendingUnaryUnary,
+)
+from mooring.grpc.subchannels import Subchannel, Subchannels
 from mooring.grpc.target import Repeatable
 from mooring.hub import Hub
+
+__all__ = ["Channel", "channel"]
 
 
 class Method:

@@ -18,7 +18,7 @@ from mooring.grpc.health import SERVICE
 from mooring.grpc.target import ASK_WITHIN, connection_error, reason
 
 if TYPE_CHECKING:
-    from mooring.grpc.blocking.channel import Method
+    from mooring.grpc.blocking import Method
 
 
 class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
