@@ -1,19 +1,25 @@
-"""The only place that creates tasks: each has an owner, and a crash is never silent."""
+"""The only place that creates tasks and helper threads: each task has an owner, and a crash is
+logged."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 from mooring.formatting import quoted
 
 log = logging.getLogger(__name__)
 
-_AGAIN_AFTER = 5.0
-"""Seconds after which what was cancelled and still runs is cancelled again. A cancellation can be
-lost: in Python 3.11 `asyncio.wait_for` does it, in drivers. What runs in `cleanup` outlives it."""
+T = TypeVar("T")
+
+_CANCEL_AGAIN_AFTER = 5.0
+"""Seconds after which a cancelled task that still runs is cancelled again. A cancellation can be
+lost: `asyncio.wait_for` of Python 3.11 loses some, and drivers use it. Work in `cleanup` is not
+cancelled."""
 
 
 class Tasks:
@@ -34,19 +40,19 @@ class Tasks:
             log.error("background task %s crashed", quoted(task.get_name()), exc_info=error)
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait for its end. A task may close its own owner."""
-        mine = {task for task in self._running if task is not asyncio.current_task()}
-        while mine:
-            for task in mine:
+        """Cancel all tasks and wait for their end. A task may close its own owner."""
+        others = {task for task in self._running if task is not asyncio.current_task()}
+        while others:
+            for task in others:
                 task.cancel()
-            _, mine = await asyncio.wait(mine, timeout=_AGAIN_AFTER)
+            _, others = await asyncio.wait(others, timeout=_CANCEL_AGAIN_AFTER)
 
 
 async def cleanup(work: Coroutine[object, object, object], *, within: float) -> bool:
-    """Run `work` to its end, though the caller is cancelled meanwhile, for at most `within`.
+    """Run `work` to its end even if the caller is cancelled, for at most `within` seconds.
 
-    Returns whether it ended in time. Its own error is raised; a cancellation that arrived
-    meanwhile is raised again afterwards.
+    Returns whether it ended in time. Its own error is raised; a cancellation of the caller is
+    raised again afterwards.
     """
     task: asyncio.Task[object] = asyncio.get_running_loop().create_task(work)
     deadline = asyncio.get_running_loop().time() + within
@@ -61,7 +67,7 @@ async def cleanup(work: Coroutine[object, object, object], *, within: float) -> 
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # mark it as seen: the cancellation is what the caller must hear of
+            task.exception()  # marks it as retrieved: the cancellation takes precedence
         raise cancelled
     if task.cancelled():
         return False
@@ -69,17 +75,46 @@ async def cleanup(work: Coroutine[object, object, object], *, within: float) -> 
     return True
 
 
+def in_thread(call: Callable[[], T], *, name: str) -> asyncio.Future[T | BaseException]:
+    """Run a function in a daemon thread of its own. The result is what it returned or raised.
+
+    Unlike the threads of an executor, such a thread is never joined: one that hangs delays neither
+    the end of the loop nor that of the interpreter. An exception is delivered as a result, so that
+    asyncio does not report it if the caller stopped waiting.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T | BaseException] = loop.create_future()
+
+    def deliver(outcome: T | BaseException) -> None:
+        if not future.done():
+            future.set_result(outcome)
+
+    def run() -> None:
+        outcome: T | BaseException
+        try:
+            outcome = call()
+        except BaseException as error:  # noqa: BLE001 - delivered as the result
+            outcome = error
+        try:
+            loop.call_soon_threadsafe(deliver, outcome)
+        except RuntimeError:
+            return  # the loop was closed
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 class Backoff:
-    """Pauses between tries: full jitter below a bound that doubles from `first` up to `most`."""
+    """Pauses between attempts: full jitter below a limit that doubles from `first` to `most`."""
 
     def __init__(self, first: float = 0.05, most: float = 1.0) -> None:
         self._first, self._most = first, most
-        self._bound = first
+        self._limit = first
 
     def reset(self) -> None:
-        self._bound = self._first
+        self._limit = self._first
 
     def next(self) -> float:
-        pause = random.uniform(0, self._bound)
-        self._bound = min(self._bound * 2, self._most)
+        pause = random.uniform(0, self._limit)
+        self._limit = min(self._limit * 2, self._most)
         return pause

@@ -26,11 +26,10 @@ import msgspec
 
 from mooring.addresses import reachable_host
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.scheduler import in_thread
 from mooring.hub import Hub
 from mooring.model import Instance, RegistrationState
 from mooring.registry.registration import LINGER, Registration
-from mooring.tasks import Tasks, cleanup
+from mooring.tasks import Tasks, cleanup, in_thread
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.policy import Beats, Decision
-from mooring.heartbeat.thresholds import changes
+from mooring.heartbeat.policy import Beats, Decision, changes
 from mooring.settings.registry import Policy
 
 NOTHING, BEAT, METADATA = Decision.NO_UPDATE, Decision.HEARTBEAT_ONLY, Decision.METADATA_UPDATE
@@ -115,7 +114,7 @@ def test_while_one_is_under_way_no_other_begins():
     beats.began()
     assert beats.decide(100, memory(99)) is NOTHING
     assert beats.next_due(100) == math.inf
-    with pytest.raises(InvalidRequest, match="under way"):
+    with pytest.raises(InvalidRequest, match="in flight"):
         beats.began()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.thresholds import changes, flatten, significant
+from mooring.heartbeat.policy import changes, flatten, significant
 from mooring.settings.registry import THRESHOLDS, Threshold
 
 absolute = Threshold(10.0, "absolute")

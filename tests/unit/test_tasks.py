@@ -44,7 +44,7 @@ async def test_closing_cancels_and_waits():
 
 async def test_a_cancellation_that_is_lost_is_repeated(monkeypatch: pytest.MonkeyPatch):
     """In Python 3.11 `asyncio.wait_for` loses one that comes in the moment of its answer."""
-    monkeypatch.setattr("mooring.tasks._AGAIN_AFTER", 0.05)
+    monkeypatch.setattr("mooring.tasks._CANCEL_AGAIN_AFTER", 0.05)
     lost = 0
 
     async def work() -> None:

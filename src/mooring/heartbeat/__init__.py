@@ -1,14 +1,13 @@
-"""Smart heartbeats: when an instance beats, and when it tells its metrics with the beat.
+"""Smart heartbeats: when an instance sends a heartbeat, and when it publishes its metrics with it.
 
-`policy` decides by `thresholds`, and `scheduler` runs the `collectors`.
+`policy` decides what to send, and `scheduler` runs the `collectors`.
 """
 
 from typing import TYPE_CHECKING
 
 from mooring.heartbeat.collectors import Collector, Cost
-from mooring.heartbeat.policy import Beats, Decision
+from mooring.heartbeat.policy import Beats, Decision, changes, flatten
 from mooring.heartbeat.scheduler import Collecting
-from mooring.heartbeat.thresholds import changes, flatten
 from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,
@@ -22,7 +21,7 @@ from mooring.settings.registry import (
 )
 
 if TYPE_CHECKING:
-    from mooring.heartbeat.collectors import DatabaseCollector, DiskCollector
+    from mooring.heartbeat.builtin_collectors import DatabaseCollector, DiskCollector
 
 __all__ = [
     "Beats",
@@ -47,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Collectors are loaded when they are first used."""
+    """Built-in collectors are loaded on first use."""
     if name in ("DatabaseCollector", "DiskCollector"):
         from mooring.heartbeat import collectors
 

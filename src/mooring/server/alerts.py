@@ -19,7 +19,6 @@ import msgspec
 
 from mooring import __version__
 from mooring.errors import Conflict, MooringError, StoreError
-from mooring.heartbeat.scheduler import in_thread
 from mooring.hub import Hub
 from mooring.locks.election import Leader, Leadership
 from mooring.model import Time, now
@@ -30,7 +29,7 @@ from mooring.server.http.response import encode, shown
 from mooring.server.live.problems import SEVERITIES, Outlook, Problem
 from mooring.server.settings import AlertSettings
 from mooring.store import Put, key
-from mooring.tasks import Backoff, Tasks, cleanup
+from mooring.tasks import Backoff, Tasks, cleanup, in_thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ import psutil
 
 from mooring import addresses
 from mooring.formatting import quoted
-from mooring.heartbeat.scheduler import in_thread
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import Target
 from mooring.server.settings import CheckSettings, is_path
+from mooring.tasks import in_thread
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network

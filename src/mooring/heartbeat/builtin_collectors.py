@@ -1,26 +1,30 @@
-"""The load of the processors, by this process and by all."""
+"""The built-in collectors: processors, memory, disk, network, the process, and a database check."""
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from mooring.formatting import describe
 from mooring.heartbeat.collectors import Cost
 
-_FIRST = 0.1
-"""Seconds to measure over when there is no earlier sample: a load is over a stretch of time."""
+log = logging.getLogger(__name__)
+
+_FIRST_INTERVAL = 0.1
+"""Seconds between the two samples of the first collection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CpuSample:
     """Seconds of processor time so far, over all processors."""
 
     process: float
@@ -29,15 +33,15 @@ class Sample:
 
 
 class CpuCollector:
-    """Loads are since the last collection. Sampled here and not by psutil's own percentages, which
-    remember the last call for each thread, and each collection has a new one."""
+    """Measures the load since the last collection. It does not use the percentages of psutil, which
+    refer to the last call in the same thread: each collection runs in a new thread."""
 
     type = "cpu"
     cost = Cost.MEDIUM
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._last: Sample | None = None
+        self._last: CpuSample | None = None
 
     def available(self) -> bool:
         return True
@@ -45,7 +49,7 @@ class CpuCollector:
     def collect(self) -> Mapping[str, object]:
         if self._last is None:
             self._last = self._sample()
-            time.sleep(_FIRST)
+            time.sleep(_FIRST_INTERVAL)
         sample = self._sample()
         values = loads(self._last, sample)
         self._last = sample
@@ -56,17 +60,17 @@ class CpuCollector:
             "count": psutil.cpu_count() or 1,
         }
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> CpuSample:
         own, machine = self._process.cpu_times(), psutil.cpu_times()
         # Linux counts a guest's time in `user` as well.
         guests = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
         total = sum(machine) - guests
         idle = machine.idle + getattr(machine, "iowait", 0.0)
-        return Sample(own.user + own.system, total - idle, total)
+        return CpuSample(own.user + own.system, total - idle, total)
 
 
-def loads(before: Sample, after: Sample) -> dict[str, float]:
-    """The loads between two samples in percent of all processors; 0 where no time passed."""
+def loads(before: CpuSample, after: CpuSample) -> dict[str, float]:
+    """The loads between two samples in percent of all processors; 0 if no time passed."""
     passed = after.total - before.total
 
     def percent(used: float) -> float:
@@ -89,7 +93,7 @@ class MemoryCollector:
         return True
 
     def collect(self) -> Mapping[str, object]:
-        """`usagePercent` is of the machine: what no process could have any more."""
+        """`usagePercent` is the share of the machine's memory that is not available."""
         machine = psutil.virtual_memory()
         return {
             "usagePercent": machine.percent,
@@ -101,7 +105,7 @@ class MemoryCollector:
 
 
 class DiskCollector:
-    """In a thread, since a path on a network can take its time."""
+    """Runs in a thread, because a network file system can be slow."""
 
     type = "disk"
     cost = Cost.MEDIUM
@@ -134,7 +138,7 @@ class NetworkCollector:
         return psutil.net_io_counters() is not None
 
     def collect(self) -> Mapping[str, object]:
-        """Bytes are those since the machine started."""
+        """Bytes are counted since the machine started."""
         machine = psutil.net_io_counters()
         states = Counter(c.status for c in self._process.net_connections(kind="inet"))
         return {
@@ -151,8 +155,8 @@ class ApplicationCollector:
     cost = Cost.LOW
 
     def __init__(self) -> None:
-        # Since the process began, not since this import; counted on by the monotonic clock, so
-        # that a wall clock which is set does not change it.
+        # The age of the process, not of this object. From here on the monotonic clock counts, so
+        # that setting the wall clock does not change the uptime.
         age = time.time() - psutil.Process().create_time()
         self._started = time.monotonic() - max(age, 0.0)
 
@@ -166,3 +170,40 @@ class ApplicationCollector:
             "pid": os.getpid(),
             "pythonVersion": platform.python_version(),
         }
+
+
+class DatabaseCollector:
+    """Measures whether the application's database answers, and how fast.
+
+    `check` is a function such as `lambda: connection.execute("SELECT 1")`. The database is
+    unreachable if it raises or returns False. It runs in a thread, one call at a time. Without a
+    check the collector is not available.
+    """
+
+    type = "database"
+    cost = Cost.HIGH
+
+    def __init__(self, check: Callable[[], object] | None = None) -> None:
+        self._check = check
+        self._reachable = True
+
+    def available(self) -> bool:
+        return self._check is not None
+
+    def collect(self) -> Mapping[str, object]:
+        """`latencySeconds` is present only while the database is reachable."""
+        if self._check is None:
+            return {}
+        started = time.monotonic()
+        try:
+            reachable, reason = self._check() is not False, "its check returned False"
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything
+            reachable, reason = False, describe(error)
+        latency = time.monotonic() - started
+        if reachable != self._reachable:
+            self._reachable = reachable
+            if reachable:
+                log.info("the database is reachable again")
+            else:
+                log.warning("the database is not reachable: %s", reason)
+        return {"reachable": True, "latencySeconds": latency} if reachable else {"reachable": False}
