@@ -22,7 +22,9 @@ def _text(name: str) -> str:
 
 
 def test_every_file_has_a_media_type_and_is_known_by_its_path():
-    assert {"index.html", "style.css", "app.js", "pages/overview.js", "words/zh.js"} <= set(files())
+    assert {"index.html", "style.css", "app.js", "pages/overview.js", "locales/zh.js"} <= set(
+        files()
+    )
     assert {file.media for file in files().values()} <= set(MEDIA.values())
 
 
@@ -42,7 +44,7 @@ def test_the_page_asks_at_once_for_all_that_its_first_view_needs():
     while wanted:
         name = wanted.pop()
         found.add(name)
-        wanted |= {each for each in _imports(name) if not each.endswith("entrance.js")} - found
+        wanted |= {each for each in _imports(name) if not each.endswith("login.js")} - found
     asked = set(re.findall(r'(?:href|src)="/console/([^"]+[.]js)"', _text("index.html")))
     assert asked == found | {"theme.js"}
 
@@ -60,18 +62,18 @@ def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else():
     assert re.findall(r"<script(?![^>]* src=)|<style|\bstyle=|\bon\w+=|https?://", page) == []
     for path in re.findall(r'(?:href|src)="/console/([^"]+)"', page):
         assert path in files()
-    assert "http" not in re.sub(r"xmlns=\S+", "", _text("mark.svg"))
+    assert "http" not in re.sub(r"xmlns=\S+", "", _text("logo.svg"))
     assert "url(" not in _text("style.css")
 
 
 def test_both_languages_say_the_same_things():
-    english, chinese = (set(_WORD.findall(_text(f"words/{name}.js"))) for name in ("en", "zh"))
+    english, chinese = (set(_WORD.findall(_text(f"locales/{name}.js"))) for name in ("en", "zh"))
     assert chinese == english
 
 
 def test_every_word_that_is_asked_for_is_there():
     asked = {word for name in SCRIPTS for word in re.findall(r'\bt\("([^"]+)"', _text(name))}
-    assert asked <= set(_WORD.findall(_text("words/en.js")))
+    assert asked <= set(_WORD.findall(_text("locales/en.js")))
 
 
 @pytest.mark.parametrize("path", [b"/console/../app.js", b"/console/%2e%2e/app.js"])

@@ -11,7 +11,7 @@ import pytest
 import mooring
 from mooring.messages import TEXTS, joined, message, parameters
 
-CHINESE = Path(mooring.__file__).parent / "server/console/words/zh.js"
+CHINESE = Path(mooring.__file__).parent / "server/console/locales/zh.js"
 _ENTRY = re.compile(r'^  (\w+):\s+"(.*)",$', re.MULTILINE)
 
 

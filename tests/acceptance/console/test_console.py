@@ -68,7 +68,7 @@ async def test_a_link_logs_in_and_a_service_is_found(visitor: Visitor, admin: Ad
         page = visitor.page
         services = page.get_by_role("table", name="Services")
         await expect(services.get_by_role("link", name=AUTH)).to_be_visible()
-        await page.get_by_role("searchbox", name="Find anything by name").fill("invo")
+        await page.get_by_role("searchbox", name="Search by name").fill("invo")
         found = page.locator('main[data-shown^="#/search"]')
         await found.get_by_role("link", name="Orders/Invoice").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text("Orders/Invoice")
@@ -94,7 +94,7 @@ async def test_who_is_scoped_is_led_only_to_what_they_may_see(
     async with Visitor(browser, admin) as scoped:
         await scoped.log_in(await admin.token("viewer", **scope))
         await expect(scoped.page.get_by_role("heading", level=1)).to_contain_text(place)
-        places = scoped.page.get_by_role("navigation", name="Places").get_by_role("link")
+        places = scoped.page.get_by_role("navigation", name="Navigation").get_by_role("link")
         await expect(places).to_have_text([place])
 
 
@@ -131,7 +131,7 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     await expect(row).to_contain_text("up")
     beating.cancel()
     # Without heartbeats it expires. The page updates by itself.
-    await expect(page.get_by_text("It has no instance")).to_be_visible()
+    await expect(page.get_by_text("This service has no instances")).to_be_visible()
     await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_be_visible()
     assert (await admin.post(entry, {**wanted, "ttl": 60.0}, as_="service")).status_code == 201
     await expect(row).to_contain_text("up")
@@ -164,13 +164,13 @@ async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visito
         dialog = page.get_by_role("dialog")
         await expect(dialog).to_contain_text(first)
         await dialog.get_by_role("button", name="Drain").click()
-        await expect(page.locator(".head")).to_contain_text("out of rotation")
+        await expect(page.locator(".head")).to_contain_text("drained")
         await expect(page.locator(".timeline")).to_contain_text("disabled")
         answer = await admin.get("/registry/services/Common%2FAuth/instances", as_="service")
         assert first not in [each["id"] for each in answer.json()]
         await page.get_by_role("button", name="Enable").click()
         await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
-        await expect(page.locator(".head")).not_to_contain_text("out of rotation")
+        await expect(page.locator(".head")).not_to_contain_text("drained")
 
 
 async def test_a_viewer_can_do_nothing(browser: Browser, admin: Admin):
@@ -194,16 +194,16 @@ async def test_a_tenant_is_edited_and_rolled_back(visitor: Visitor, admin: Admin
     await page.get_by_role("button", name="Edit").click()
     editor = page.get_by_role("textbox", name="Document")
     await editor.fill("{ this is no JSON")
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     await expect(page.get_by_role("alert").first).to_contain_text("JSON")
     await editor.fill('{"meta": {"name": "Lighthouse", "code": "harbour"}}')
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     dialog = page.get_by_role("dialog")
     await expect(dialog.locator(".removed")).to_contain_text("Harbour")
     await expect(dialog.locator(".added")).to_contain_text("Lighthouse")
     await dialog.get_by_role("button", name="Publish").click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("Lighthouse")
-    await page.get_by_role("button", name="Roll back to this…").click()
+    await page.get_by_role("button", name="Roll back to this version…").click()
     await expect(dialog.locator(".added")).to_contain_text("Harbour")
     await dialog.get_by_role("button", name="Roll back").click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("Harbour")
@@ -222,7 +222,7 @@ async def test_a_password_in_clear_text_is_warned_of(
     database = {"driver": "mysql", "database": "x", "password": "hunter2"}
     editor = page.get_by_role("textbox", name="Document")
     await editor.fill(json.dumps({"database": {"orders": database}}))
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     await dialog.get_by_role("button", name="Publish").click()
     warning = page.get_by_role("status").get_by_text("stored in clear text")
     await expect(warning).to_contain_text("the password of database/orders")
@@ -233,9 +233,9 @@ async def test_a_password_in_clear_text_is_warned_of(
         .click()
     )
     await dialog.get_by_label("Key").fill("mail")
-    await dialog.get_by_role("button", name="Write it").click()
+    await dialog.get_by_role("button", name="Continue").click()
     await editor.fill('{"host": "mx", "password": "hunter2"}')
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     await dialog.get_by_role("button", name="Set").click()
     await expect(warning.filter(has_text="platform/configs/mail")).to_be_visible()
 
@@ -244,23 +244,23 @@ async def test_a_new_tenant_never_replaces_one_that_exists(visitor: Visitor, adm
     page, dialog = visitor.page, visitor.page.get_by_role("dialog")
     await visitor.go("tenants")
     await page.get_by_role("button", name="New tenant…").click()
-    await dialog.get_by_label("Id of the tenant").fill("7")
-    await dialog.get_by_role("button", name="Write it").click()
+    await dialog.get_by_label("Tenant id").fill("7")
+    await dialog.get_by_role("button", name="Continue").click()
     editor = page.get_by_role("textbox", name="Document")
     await editor.fill('{"meta": {"name": "Mine", "code": "mine"}}')
     theirs = {"meta": {"name": "Theirs", "code": "theirs"}}
     assert (await admin.put("/admin/tenants/7", theirs)).status_code == 201
     visitor.forgiven = "Failed to load resource"  # 404 before it exists, 412 when it does
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     await dialog.get_by_role("button", name="Publish").click()
     await expect(dialog.get_by_role("alert")).to_contain_text("tenant 7 exists already")
     await dialog.get_by_role("button", name="Cancel").click()
     await visitor.go("tenants")
     await expect(page.get_by_role("link", name="Theirs")).to_be_visible()
     await page.get_by_role("button", name="New tenant…").click()
-    await dialog.get_by_label("Id of the tenant").fill("7")
-    await dialog.get_by_role("button", name="Write it").click()
-    await expect(dialog.get_by_role("alert")).to_contain_text("Tenant 7 exists already")
+    await dialog.get_by_label("Tenant id").fill("7")
+    await dialog.get_by_role("button", name="Continue").click()
+    await expect(dialog.get_by_role("alert")).to_contain_text("Tenant 7 already exists")
 
 
 async def test_a_tenant_that_changed_meanwhile_is_neither_rolled_back_nor_deleted(
@@ -270,7 +270,7 @@ async def test_a_tenant_that_changed_meanwhile_is_neither_rolled_back_nor_delete
     for name in ("Harbour", "Lighthouse"):
         await admin.put("/admin/tenants/7", {"meta": {"name": name, "code": "harbour"}})
     visitor.forgiven = "412"
-    for button, yes in (("Roll back to this…", "Roll back"), ("Delete…", "Delete")):
+    for button, yes in (("Roll back to this version…", "Roll back"), ("Delete…", "Delete")):
         await visitor.go("tenants")
         await visitor.go("tenant", "7")
         await page.get_by_role("button", name=button).first.click()
@@ -294,27 +294,27 @@ async def test_shared_settings_are_set_edited_rolled_back_and_removed(
     platform = page.locator('section[data-key="platform"]')
     await platform.get_by_role("button", name="New setting…").click()
     await dialog.get_by_label("Key").fill("mail")
-    await dialog.get_by_role("button", name="Write it").click()
+    await dialog.get_by_role("button", name="Continue").click()
     editor = page.get_by_role("textbox", name="Document")
     await editor.fill('{"host": "mx", "password": "hunter2"}')
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     await dialog.get_by_role("button", name="Set").click()
     await expect(platform.get_by_role("heading", name="mail")).to_be_visible()
     await expect(page.get_by_text("hunter2")).to_have_count(0)
     await platform.get_by_role("button", name="Edit mail").click()
     await editor.fill((await editor.input_value()).replace('"mx"', '"mx2"'))
-    await page.get_by_role("button", name="Show what changes").click()
+    await page.get_by_role("button", name="Review changes").click()
     await expect(dialog.locator(".added")).to_contain_text("mx2")
     await dialog.get_by_role("button", name="Set").click()
     await expect(platform.get_by_text("mx2")).to_be_visible()
-    await platform.get_by_role("button", name="Roll back to this…").click()
+    await platform.get_by_role("button", name="Roll back to this version…").click()
     await dialog.get_by_role("button", name="Roll back").click()
     await expect(platform.get_by_role("row").filter(has_text="rollback")).to_have_count(1)
     parts = await admin.hub.publisher().read("platform")
     assert parts == {"platform/configs/mail": {"host": "mx", "password": "hunter2"}}
     await platform.get_by_role("button", name="Remove… mail").click()
     await dialog.get_by_role("button", name="Remove").click()
-    await expect(platform.get_by_text("Nothing is set.")).to_be_visible()
+    await expect(platform.get_by_text("No settings.")).to_be_visible()
 
 
 async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin: Admin):
@@ -322,12 +322,12 @@ async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin:
     async with holding(admin, "jobs/report") as holder, holding(admin, "jobs/report"):
         await visitor.go("locks")
         row = page.get_by_role("row").filter(has_text="jobs/report")
-        await expect(row).to_contain_text("1 waits")
+        await expect(row).to_contain_text("1 waiting")
         await row.get_by_role("button", name="Force release").click()
         dialog = page.get_by_role("dialog")
         await dialog.get_by_label("Reason").fill("its host is on fire")
-        await dialog.get_by_role("button", name="Take it away").click()
-        await expect(row).not_to_contain_text("1 waits")
+        await dialog.get_by_role("button", name="Release").click()
+        await expect(row).not_to_contain_text("1 waiting")
         with pytest.raises(LockLost):
             await holder
     audit = (await admin.get("/admin/audit", as_="admin")).json()
@@ -383,7 +383,7 @@ async def test_the_page_says_when_it_is_not_live(visitor: Visitor, admin: Admin)
     visitor.forgiven = "Failed to load resource"  # says the browser, offline
     await page.context.set_offline(True)
     admin.application.end_streams()
-    await expect(page.get_by_text("what you see may be old")).to_be_visible()
+    await expect(page.get_by_text("This page may be outdated")).to_be_visible()
     await page.context.set_offline(False)
     await expect(page.locator(".top .mark")).to_have_text("live")
-    await expect(page.get_by_text("what you see may be old")).to_have_count(0)
+    await expect(page.get_by_text("This page may be outdated")).to_have_count(0)

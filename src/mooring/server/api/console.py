@@ -52,7 +52,7 @@ async def _page(call: ApiCall) -> Response:
 
 
 async def _icon(call: ApiCall) -> Response:
-    return _answer("mark.svg")
+    return _answer("logo.svg")
 
 
 async def _file(call: ApiCall) -> Response:

@@ -1,6 +1,6 @@
-// The API, with its errors as words and its ETags, so that what did not change is not sent again.
+// Client of the admin API. It sends ETags, so that the server does not send unchanged data again.
 
-import { learn } from "./times.js";
+import { learn } from "./time_format.js";
 
 export class Failed extends Error {
   constructor(status, code, message) {
@@ -13,7 +13,7 @@ export class Failed extends Error {
 const seen = new Map();
 const REMEMBERED = 200;
 
-/** What a GET gives: its value and how many there are, where it is a page of a list. */
+/** GET a URL. For a page of a list, the result also has the total and the URL of the next page. */
 export async function list(url, { signal } = {}) {
   const known = seen.get(url);
   const headers = known ? { "If-None-Match": known.etag } : {};
@@ -36,7 +36,7 @@ export async function get(url, options) {
   return (await list(url, options)).value;
 }
 
-/** The same, or null where there is no such thing. */
+/** Like `get`, but null if the resource does not exist. */
 export async function find(url, options) {
   try {
     return await get(url, options);
@@ -46,7 +46,7 @@ export async function find(url, options) {
   }
 }
 
-/** `expected`: headers that say what the caller has seen, such as those of `over`. */
+/** `expected`: conditional headers, such as those of `over`. */
 export async function send(method, url, body, expected = {}) {
   const response = await ask(url, {
     method,
@@ -56,7 +56,7 @@ export async function send(method, url, body, expected = {}) {
   return response.status === 204 ? null : response.json();
 }
 
-/** Write only over this revision; without one, only if nothing is there. */
+/** Headers for a conditional write: replace this revision only, or, without one, create only. */
 export const over = (revision) =>
   revision ? { "If-Match": `"${revision}"` } : { "If-None-Match": "*" };
 
@@ -83,6 +83,6 @@ async function failure(response) {
 }
 
 function next(link) {
-  const found = /<([^>]+)>;\s*rel="next"/.exec(link ?? "");
-  return found ? found[1] : null;
+  const match = /<([^>]+)>;\s*rel="next"/.exec(link ?? "");
+  return match ? match[1] : null;
 }

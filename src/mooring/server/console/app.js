@@ -1,15 +1,15 @@
-// The console begins here: who is there, which page, and what to do when something changes.
+// Entry point of the console: login, routing, loading pages and applying live updates.
 
 import { Failed, find } from "./api.js";
 import { fill, h } from "./dom.js";
-import { frame } from "./frame.js";
-import { listen } from "./keys.js";
-import { Live } from "./live.js";
-import { decoded } from "./names.js";
-import { apply, stale } from "./picture.js";
+import { frame } from "./layout.js";
+import { listen } from "./shortcuts.js";
+import { Live } from "./event_stream.js";
+import { decoded } from "./links.js";
+import { apply, stale } from "./fleet.js";
 import { problemText } from "./problems.js";
-import { tick } from "./times.js";
-import { t } from "./words.js";
+import { tick } from "./time_format.js";
+import { t } from "./i18n.js";
 
 const PAGES = {
   "": "overview",
@@ -23,11 +23,11 @@ const PAGES = {
   audit: "audit",
   tokens: "tokens",
 };
-// Pages that are answered from memory while the registry is away. Tenants and locks may be in another
-// store, and are read from it each time.
+// Pages that the server answers from memory while the registry is unreachable. Tenants and locks may be
+// in another store, and are read from it on each request.
 const FROM_MEMORY = ["overview", "service", "instance", "search", "tokens"];
 const RANK = { viewer: 1, operator: 2, admin: 3 };
-// Delays and lags grow without any change: they are read again so often, in milliseconds.
+// Heartbeat lags grow without any event, so pages are reloaded at this interval, in milliseconds.
 const LOOK = 5000;
 const SOONEST = 400;
 const HIDDEN = 30000;
@@ -60,7 +60,7 @@ class App {
     setInterval(() => this.#tick(), 1000);
     this.#stream = new Live(
       (kind, data) => this.#changed(kind, data),
-      (state) => this.#told(state),
+      (state) => this.#connectionChanged(state),
     );
     await this.#enter();
   }
@@ -69,24 +69,24 @@ class App {
     return (RANK[this.who?.role] ?? 0) >= RANK[role];
   }
 
-  /** Whether what this page shows may be old, because the server or its store does not answer. */
+  /** Whether this page may be outdated because the server or its store is unreachable. */
   get away() {
     const stale = this.stale !== null && FROM_MEMORY.includes(this.place);
     return stale || this.live === "broken" || this.failure !== "";
   }
 
-  /** Why a user of this role may not change anything now; null if they may. */
+  /** Why an action that requires this role is disabled now; null if it is enabled. */
   refusal(role) {
     if (!this.may(role)) return t("role.needed", { role: t(`role.${role}`) });
     return this.away ? t("frame.unwritable") : null;
   }
 
-  /** Whether they see any "groups", or any "tenants": a scope to the one leaves none of the other. */
+  /** Whether the user may see any `groups` or `tenants`. A token scoped to one sees none of the other. */
   sees(what) {
     return this.who?.[what] === null || this.who?.[what].length > 0;
   }
 
-  /** Whether they see everything, not some groups or tenants alone. */
+  /** Whether the user's token is not scoped. */
   get unscoped() {
     return this.who !== null && this.who.groups === null && this.who.tenants === null;
   }
@@ -95,13 +95,13 @@ class App {
     this.#frame.draw();
   }
 
-  /** Everything anew, out of what is known. */
+  /** Draw everything again from the data in memory. */
   redraw() {
     this.drawFrame();
     this.#draw();
   }
 
-  /** A tab that nobody sees lets go of the stream after a while: a browser has few connections. */
+  /** A hidden tab closes its event stream after a while, because browsers limit connections per host. */
   #seen() {
     clearTimeout(this.#leaving);
     if (document.hidden) {
@@ -118,7 +118,7 @@ class App {
     if (old && !document.hidden) this.soon();
   }
 
-  /** Read what the page shows again, a little later and not too often. */
+  /** Schedule a reload of the page's data, at a limited rate. */
   soon() {
     if (this.#timer || !this.#page) return;
     const wait = Math.max(SOONEST - (performance.now() - this.#asked), 0);
@@ -150,14 +150,14 @@ class App {
     if (same) return this.#read();
     const { signal } = this.#abort;
     const { page } = await import(`./pages/${module}.js`);
-    if (signal.aborted) return; // somebody went elsewhere meanwhile
+    if (signal.aborted) return; // the user navigated away
     this.#page = page(this, params);
     this.#stream.open(this.#page.service ?? "");
     await this.#read();
   }
 
-  /** Something is on the page. The first time, the focus goes there, unless somebody types a search;
-   * but the very first page takes none: the first Tab leads to the link that skips the frame. */
+  /** Show content. A new page gets the focus, unless the user is typing a search. The very first page does
+   * not, so that the first Tab reaches the skip link. */
   #show(page, ...content) {
     fill(this.#frame.main, content);
     this.#frame.main.dataset.shown = location.hash || "#/";
@@ -209,7 +209,7 @@ class App {
     if (!(error instanceof Failed)) throw error;
     const words = error.message || t("error.unreachable");
     if (error.status === 0 || error.status >= 500) this.#answered(words);
-    if (this.#page.ready && error.status !== 404) return; // what was there stays; a banner says so
+    if (this.#page.ready && error.status !== 404) return; // keep the old content; the banner reports the failure
     this.#page.ready = false;
     this.#show(
       this.#page,
@@ -227,25 +227,25 @@ class App {
     );
   }
 
-  /** Whether the last read of this page failed, and why. */
+  /** Record whether and why the last load of this page failed. */
   #answered(failure) {
     if (failure === this.failure) return;
     this.failure = failure;
     this.redraw();
   }
 
-  /** Nobody knows who this is: say how to get in. */
+  /** The session is missing or has ended: show the login page. */
   async #refused(error) {
     this.#stream.close();
     this.who = null;
     this.#page = null;
     this.drawFrame();
-    const { page } = await import("./pages/entrance.js");
+    const { page } = await import("./pages/login.js");
     fill(this.#frame.main, page(this, error));
   }
 
   #changed(said, data) {
-    // A new stream does not tell what changed while there was none.
+    // A new stream does not report changes from before it was opened.
     const kind = said === "hello" && !data?.resumed ? "reset" : said;
     if (kind === "problems") this.#announce(data);
     apply(kind, data);
@@ -267,25 +267,25 @@ class App {
     });
   }
 
-  /** A problem that is new is said aloud to who cannot see it. */
+  /** Announce new problems to screen readers. */
   #announce(problems) {
     const name = ({ kind, service }) => `${kind}:${service}`;
     const before = this.#known;
     this.#known = new Set(problems.map(name));
-    if (before === null) return; // those that were there when the page was opened
-    const fresh = problems.filter((each) => !before.has(name(each)));
+    if (before === null) return; // these existed when the page was opened
+    const fresh = problems.filter((problem) => !before.has(name(problem)));
     if (fresh.length) this.#frame.speak(fresh.slice(0, 3).map(problemText).join(". "));
     else if (!problems.length && before.size) this.#frame.speak(t("overview.calm"));
   }
 
-  #told(state) {
+  #connectionChanged(state) {
     this.live = state;
     this.redraw();
     if (state === "live") this.soon();
     else if (state === "broken") this.#check();
   }
 
-  /** A stream does not say why it broke: a session that ended is one of the reasons. */
+  /** An ended session also breaks the stream, and the stream does not report why. */
   async #check() {
     try {
       await find("/admin/whoami");

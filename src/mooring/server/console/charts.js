@@ -1,13 +1,13 @@
-// Small charts of numbers over time, drawn as SVG.
+// Small time series charts in SVG.
 
 import { h, s } from "./dom.js";
-import { clock } from "./times.js";
-import { n, t } from "./words.js";
+import { clock } from "./time_format.js";
+import { n, t } from "./i18n.js";
 
 const WIDTH = 300;
 const HEIGHT = 64;
 
-/** `points` are [milliseconds, number] in the order of time. */
+/** `points` are [milliseconds, number], in order of time. */
 export function chart(name, points, { unit = "", title = null } = {}) {
   const values = points.map(([, value]) => value);
   const last = values.at(-1);
@@ -82,7 +82,7 @@ function place([time, value], points, low, high) {
   return [x, y];
 }
 
-/** From zero where that is near, so that small changes do not look like large ones. */
+/** Starts at zero if zero is near, so that small changes do not look large. */
 function scale(values) {
   let low = Math.min(...values);
   let high = Math.max(...values);
@@ -112,7 +112,7 @@ function bytes(value) {
   return `${n(left, 1)} ${units[at]}`;
 }
 
-/** What a metric is counted in, by how its name ends. */
+/** The unit of a metric, from the end of its name. */
 export function unitOf(name) {
   if (/percent$/i.test(name)) return "%";
   if (/bytes$|memory.*(used|total|rss|available)$/i.test(name)) return "bytes";

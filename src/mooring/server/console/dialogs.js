@@ -1,11 +1,11 @@
-// Questions before something is done, and short notes after it.
+// Dialogs and notifications.
 
 import { h } from "./dom.js";
-import { t } from "./words.js";
+import { t } from "./i18n.js";
 
 const SHORT = 6000;
 
-/** Show something until it is closed. */
+/** Show content until the user closes it. */
 export function show(title, content, { wide = true } = {}) {
   const close = h(
     "button",
@@ -20,9 +20,8 @@ export function show(title, content, { wide = true } = {}) {
   return dialog;
 }
 
-/** Ask before something is done. `fields` are asked for; `act(values)` does it and says what went
- * wrong by throwing: then the dialog stays, with the words. Resolves to what it returned, or true;
- * false if it was not done. */
+/** Ask for confirmation and for `fields`, then run `act(values)`. If it throws, the dialog stays open and
+ * shows the error. Resolves to the result of `act`, or true; false if the user cancelled. */
 export function ask({ title, text, content, fields = [], yes, danger = false, wide = false, act }) {
   return new Promise((resolve) => {
     let done = false;
@@ -55,7 +54,7 @@ export function ask({ title, text, content, fields = [], yes, danger = false, wi
     );
     const dialog = opened(wide, form);
     dialog.addEventListener("close", () => resolve(done));
-    // What cannot be undone is not under the first key that is pressed.
+    // Do not focus the confirm button of an action that cannot be undone.
     (inputs[0]?.control ?? (danger ? stop : go)).focus();
   });
 }
@@ -80,7 +79,7 @@ function input({
     ? h(
         "select",
         common,
-        options.map((each) => h("option", { value: each }, each)),
+        options.map((option) => h("option", { value: option }, option)),
       )
     : h("input", { ...common, type, min, step, value, autocomplete: "off", spellcheck: "false" });
   const row = h(
@@ -109,7 +108,7 @@ function opened(wide, content) {
   return dialog;
 }
 
-/** A note in the corner. What went wrong stays until it is closed, or for a minute. */
+/** A notification in the corner. Errors stay for a minute, or until they are closed. */
 export function note(text, kind = "good") {
   let corner = document.querySelector(".notes");
   if (corner === null) {

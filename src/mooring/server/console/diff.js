@@ -1,13 +1,13 @@
-// What changes, line by line, as people read it.
+// Line-by-line differences.
 
 import { h } from "./dom.js";
-import { plain, told } from "./hostile.js";
-import { t } from "./words.js";
+import { plain, safeText } from "./untrusted_text.js";
+import { t } from "./i18n.js";
 
 const MOST = 600;
 const WIDEST = 400;
 
-/** Changes of parts, `{path, action, before, after, sensitive}`. */
+/** Show changes, each `{path, action, before, after, sensitive}`. */
 export function changes(parts) {
   if (!parts.length) return h("p", { class: "muted" }, t("tenant.same"));
   return h("div", { class: "changes" }, parts.map(change));
@@ -17,7 +17,7 @@ function change({ path, before, after, sensitive }) {
   return h(
     "div",
     { class: "framed" },
-    h("div", { class: "path mono" }, told(path)),
+    h("div", { class: "path mono" }, safeText(path)),
     h(
       "div",
       { class: "diff mono" },
@@ -27,14 +27,14 @@ function change({ path, before, after, sensitive }) {
       h(
         "div",
         { class: "path muted" },
-        t("diff.hidden", { names: sensitive.map((each) => plain(each, 60)).join(", ") }),
+        t("diff.hidden", { names: sensitive.map((name) => plain(name, 60)).join(", ") }),
       ),
   );
 }
 
 function row(sign, line) {
   const kind = sign === "+" ? "added" : sign === "-" ? "removed" : "same";
-  return h("div", { class: kind }, `${sign} `, told(line, { most: WIDEST }));
+  return h("div", { class: kind }, `${sign} `, safeText(line, { most: WIDEST }));
 }
 
 function text(value) {
@@ -42,7 +42,7 @@ function text(value) {
   return (typeof value === "string" ? value : JSON.stringify(value, null, 2)).split("\n");
 }
 
-/** The shortest way from some lines to others, by their longest common part. */
+/** The shortest edit script between two lists of lines (longest common subsequence). */
 export function lines(before, after) {
   if (before.length > MOST || after.length > MOST) {
     return [...before.map((line) => ["-", line]), ...after.map((line) => ["+", line])];
@@ -56,20 +56,20 @@ export function lines(before, after) {
           : Math.max(common[i + 1][j], common[i][j + 1]);
     }
   }
-  const found = [];
+  const lines = [];
   let [i, j] = [0, 0];
   while (i < before.length || j < after.length) {
     if (i < before.length && j < after.length && before[i] === after[j]) {
-      found.push([" ", before[i]]);
+      lines.push([" ", before[i]]);
       i += 1;
       j += 1;
     } else if (j >= after.length || (i < before.length && common[i + 1][j] >= common[i][j + 1])) {
-      found.push(["-", before[i]]);
+      lines.push(["-", before[i]]);
       i += 1;
     } else {
-      found.push(["+", after[j]]);
+      lines.push(["+", after[j]]);
       j += 1;
     }
   }
-  return found;
+  return lines;
 }

@@ -1,5 +1,5 @@
-// Elements out of names, attributes and text. Text becomes text and nothing else: there is no way
-// here to hand over markup, a style or a script.
+// Builds elements from names, attributes and text. Text is always inserted as text: callers cannot pass
+// markup, styles or scripts.
 
 const SVG = "http://www.w3.org/2000/svg";
 const EVENTS = Symbol("events");
@@ -9,11 +9,11 @@ const FORBIDDEN = /^(on|style$|src$|srcdoc$|action$|formaction$)/i;
 /** h("a", {href: "#/", class: "x", onclick: f}, "text", node, [more], null) */
 export function h(name, attributes, ...children) {
   const node = build(document.createElement(name), attributes, children);
-  if (name === "h1") node.tabIndex = -1; // where the focus goes when a page opens
+  if (name === "h1") node.tabIndex = -1; // receives the focus when a page opens
   return node;
 }
 
-/** The same for a part of a drawing. */
+/** Like `h`, for SVG elements. */
 export function s(name, attributes, ...children) {
   return build(document.createElementNS(SVG, name), attributes, children);
 }
@@ -49,8 +49,8 @@ function append(node, children) {
   }
 }
 
-/** Make `old` equal to `fresh` by changing as little as possible: focus, selection and scrolling
- * stay. Children with a `data-key` are found again by it. */
+/** Make `old` equal to `fresh` with few changes, which keeps focus, selection and scroll position. Children
+ * with a `data-key` are matched by it. */
 export function patch(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
     old.replaceWith(fresh);
@@ -95,7 +95,7 @@ function patchChildren(old, fresh) {
   const gone = (node) => node !== null && keyOf(node) !== null && !stays.has(keyOf(node));
   let at = old.firstChild;
   for (const child of [...fresh.childNodes]) {
-    // What is gone goes first: to move the rest around it would take the focus from them.
+    // Remove old children first. Moving the others around them would take the focus away.
     while (gone(at)) {
       const next = at.nextSibling;
       at.remove();
@@ -127,7 +127,7 @@ function patchChildren(old, fresh) {
   }
 }
 
-/** Put these in the place of all that was in a node, with as little change as possible. */
+/** Replace the content of a node, with few changes. */
 export function fill(node, ...children) {
   const fresh = node.cloneNode(false);
   append(fresh, children);

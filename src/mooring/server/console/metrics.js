@@ -1,13 +1,13 @@
-// Numbers that instances tell of themselves.
+// Metrics that instances report.
 
 import { unitOf, withUnit } from "./charts.js";
 import { h } from "./dom.js";
-import { brief } from "./hostile.js";
-import { t } from "./words.js";
+import { brief } from "./untrusted_text.js";
+import { t } from "./i18n.js";
 
 const SHARES = ["avg", "min", "p50", "p90", "p99", "max"];
 
-/** Each metric of a whole service, in a table. */
+/** A table of the aggregated metrics of a service. */
 export function aggregateTable(aggregates) {
   return h(
     "div",
@@ -47,15 +47,15 @@ export function aggregateTable(aggregates) {
   );
 }
 
-/** Series for charts out of samples: for each path the moments and the numbers. */
+/** Time series for charts, by metric name. */
 export function series(samples) {
-  const found = new Map();
+  const byName = new Map();
   for (const { time, metrics } of samples) {
     const at = Date.parse(time);
     for (const [name, value] of Object.entries(metrics)) {
-      if (!found.has(name)) found.set(name, []);
-      found.get(name).push([at, value]);
+      if (!byName.has(name)) byName.set(name, []);
+      byName.get(name).push([at, value]);
     }
   }
-  return [...found].sort(([a], [b]) => (a < b ? -1 : 1));
+  return [...byName].sort(([a], [b]) => (a < b ? -1 : 1));
 }

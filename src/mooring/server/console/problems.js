@@ -1,12 +1,12 @@
-// What is wrong, and what to do about it.
+// Current problems, each with a hint what to do.
 
 import { h } from "./dom.js";
-import { plain } from "./hostile.js";
-import { severity } from "./marks.js";
-import { when } from "./times.js";
-import { say } from "./words.js";
+import { plain } from "./untrusted_text.js";
+import { severity } from "./status_marks.js";
+import { when } from "./time_format.js";
+import { say } from "./i18n.js";
 
-/** What is wrong, as a string. */
+/** The text of a problem. */
 export function problemText(problem) {
   const kind = `problem_${problem.kind}${problem.id ? "_one" : ""}`;
   return plain(say({ kind, params: paramsOf(problem), text: problem.text }), 400);
@@ -47,7 +47,7 @@ function target({ service, id }) {
   return `#/service/${encodeURIComponent(service)}`;
 }
 
-/** `between backticks` is something to type. */
+/** Show text between backticks as code. */
 function withCode(text) {
   return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 }

@@ -1,5 +1,4 @@
-// Before anything is painted, so that a dark room stays dark. A plain script, not a module: a module
-// would come after the first paint.
+// Applies the theme before the first paint. This is a classic script, because modules run after it.
 "use strict";
 
 (() => {
@@ -11,6 +10,6 @@
     root.lang =
       language === "zh" || (!language && navigator.language.startsWith("zh")) ? "zh-CN" : "en";
   } catch {
-    // Storage is forbidden here: the browser's own wishes count.
+    // Storage is unavailable: use the browser's preferences.
   }
 })();

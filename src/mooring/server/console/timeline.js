@@ -1,12 +1,12 @@
-// What happened, the newest first.
+// A list of events, newest first.
 
 import { h } from "./dom.js";
-import { plain, told } from "./hostile.js";
-import { instanceLink, serviceLink } from "./names.js";
-import { when } from "./times.js";
-import { say, t } from "./words.js";
+import { plain, safeText } from "./untrusted_text.js";
+import { instanceLink, serviceLink } from "./links.js";
+import { when } from "./time_format.js";
+import { say, t } from "./i18n.js";
 
-/** Events, the newest first; with whose they are, unless `of` says that all are the same's. */
+/** `of`: "service" or "instance" if all events belong to the same one; its name is then omitted. */
 export function timeline(events, { of = "" } = {}) {
   if (!events.length)
     return h("div", { class: "framed" }, h("p", { class: "empty" }, t("timeline.none")));
@@ -23,7 +23,7 @@ export function timeline(events, { of = "" } = {}) {
             "data-key": `${event.time} ${event.service} ${event.id} ${event.kind} ${plain(event.text, 60)}`,
           },
           when(event.time),
-          h("span", {}, whose(event, of), told(say(event.message), { most: 300 })),
+          h("span", {}, whose(event, of), safeText(say(event.message), { most: 300 })),
         ),
       ),
     ),

@@ -1,13 +1,13 @@
-// Who did what, or tried to.
+// The audit log.
 
 import { list } from "../api.js";
 import { h } from "../dom.js";
-import { brief, told } from "../hostile.js";
-import { mark } from "../marks.js";
-import * as paths from "../paths.js";
-import { Table } from "../tables.js";
-import { when } from "../times.js";
-import { t } from "../words.js";
+import { brief, safeText } from "../untrusted_text.js";
+import { mark } from "../status_marks.js";
+import * as paths from "../api_paths.js";
+import { Table } from "../table.js";
+import { when } from "../time_format.js";
+import { t } from "../i18n.js";
 
 export function page(app) {
   let entries = [];
@@ -28,7 +28,7 @@ export function page(app) {
         name: "what",
         title: () => t("column.what"),
         cell: (row) =>
-          h("span", { class: "mono" }, `${row.method} `, told(row.path, { most: 120 })),
+          h("span", { class: "mono" }, `${row.method} `, safeText(row.path, { most: 120 })),
       },
       {
         name: "result",
@@ -40,7 +40,7 @@ export function page(app) {
         title: () => t("column.notes"),
         cell: ({ notes }) =>
           Object.keys(notes).length
-            ? h("span", { class: "mono" }, told(JSON.stringify(notes)))
+            ? h("span", { class: "mono" }, safeText(JSON.stringify(notes)))
             : "–",
       },
     ],

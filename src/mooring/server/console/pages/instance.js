@@ -1,18 +1,18 @@
-// One instance: how it is, its metrics over time, what happened to it, what it says of itself.
+// One instance: state, metrics over time, events, details.
 
 import { find, get } from "../api.js";
 import { chart, unitOf } from "../charts.js";
 import { h } from "../dom.js";
-import { brief, plain, told } from "../hostile.js";
-import { mark, state } from "../marks.js";
+import { brief, plain, safeText } from "../untrusted_text.js";
+import { mark, state } from "../status_marks.js";
 import { series } from "../metrics.js";
-import { crumbs, pairs, serviceHref, serviceName } from "../names.js";
-import { instanceActions } from "../operating.js";
-import * as paths from "../paths.js";
-import { stale } from "../picture.js";
+import { crumbs, pairs, serviceHref, serviceName } from "../links.js";
+import { instanceActions } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { stale } from "../fleet.js";
 import { timeline } from "../timeline.js";
-import { when } from "../times.js";
-import { n, t } from "../words.js";
+import { when } from "../time_format.js";
+import { n, t } from "../i18n.js";
 
 const CHARTS = 24;
 
@@ -27,9 +27,9 @@ export function page(app, [service, id]) {
     wants: (kind, data) =>
       kind === "instances" &&
       data.service === service &&
-      (data.removed.includes(id) || data.changed.some((each) => each.instanceId === id)),
+      (data.removed.includes(id) || data.changed.some((changed) => changed.instanceId === id)),
     async load(signal) {
-      // One that is gone is still spoken of: what happened to it is why somebody is here.
+      // Instances that are gone still have a page, because their events explain why.
       [instance, events, samples] = await Promise.all([
         find(paths.instance(service, id), { signal }),
         find(paths.timeline(service, id), { signal }),
@@ -109,7 +109,7 @@ const CHECKS = { passing: "good", failing: "warn", not_checked: "off" };
 function checked({ result, reason }) {
   return [
     mark(stale() ? "old" : CHECKS[result], t(`check.${result}`)),
-    reason && h("span", { class: "why" }, told(reason)),
+    reason && h("span", { class: "why" }, safeText(reason)),
   ];
 }
 
@@ -126,14 +126,14 @@ function details(instance) {
         h(
           "span",
           { class: "mono" },
-          told(`${instance.protocol}://${instance.host}:${instance.port}`),
+          safeText(`${instance.protocol}://${instance.host}:${instance.port}`),
         ),
       ],
       ...Object.entries(instance.ports).map(([name, port]) => [
         `${t("instance.port")} ${plain(name, 40)}`,
         String(port),
       ]),
-      [t("instance.told"), when(instance.lastMetadataUpdate)],
+      [t("instance.updated"), when(instance.lastMetadataUpdate)],
       instance.check && [t("instance.check"), checked(instance.check)],
       [t("instance.lasting"), instance.ephemeral ? t("instance.ephemeral") : t("instance.stays")],
     ]),

@@ -1,15 +1,15 @@
-// Who holds what, and who waits, in their order.
+// Locks with their holders and queues.
 
 import { Failed, send } from "../api.js";
 import { ask, note } from "../dialogs.js";
 import { h } from "../dom.js";
-import { brief, plain } from "../hostile.js";
-import { mark } from "../marks.js";
-import { writeButton } from "../operating.js";
-import * as paths from "../paths.js";
-import { everything } from "../picture.js";
-import { filterField, Table } from "../tables.js";
-import { n, t } from "../words.js";
+import { brief, plain } from "../untrusted_text.js";
+import { mark } from "../status_marks.js";
+import { writeButton } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { everything } from "../fleet.js";
+import { filterField, Table } from "../table.js";
+import { n, t } from "../i18n.js";
 
 const SHOWN = 12;
 
@@ -48,7 +48,7 @@ export function page(app, [wanted = ""]) {
   });
   return {
     title: () => t("locks.title"),
-    look: 2000, // the stream says nothing of locks
+    look: 2000, // the event stream does not cover locks
     stays: ([name = ""]) => name === wanted,
     async load(signal) {
       try {
@@ -56,7 +56,7 @@ export function page(app, [wanted = ""]) {
         refused = "";
       } catch (error) {
         if (!(error instanceof Failed) || error.code !== "no_store") throw error;
-        refused = error.message; // Redis alone has no locks: that is no failure
+        refused = error.message; // Redis alone has no locks; this is not a failure
       }
     },
     draw() {
@@ -120,7 +120,7 @@ function queue(app, { name, waiting }, opened) {
     h(
       "ol",
       { class: "queue" },
-      some.map((each) => h("li", { "data-key": String(each.token) }, contenderOf(each))),
+      some.map((waiter) => h("li", { "data-key": String(waiter.token) }, contenderOf(waiter))),
     ),
     some.length < waiting.length &&
       h(

@@ -1,15 +1,15 @@
-// Everything at one glance: what is wrong on top, in words; then every service.
+// The overview: current problems, then all services.
 
 import { h } from "../dom.js";
-import { plain } from "../hostile.js";
-import { bar, mark, shape } from "../marks.js";
-import { serviceLink } from "../names.js";
-import { load, picture } from "../picture.js";
+import { plain } from "../untrusted_text.js";
+import { bar, mark, shape } from "../status_marks.js";
+import { serviceLink } from "../links.js";
+import { load, fleet } from "../fleet.js";
 import { problemList } from "../problems.js";
-import { filterField, Table } from "../tables.js";
+import { filterField, Table } from "../table.js";
 import { timeline } from "../timeline.js";
-import { lasting, when } from "../times.js";
-import { n, percent, sayAll, t } from "../words.js";
+import { lasting, when } from "../time_format.js";
+import { n, percent, sayAll, t } from "../i18n.js";
 
 const SHOWN = 12;
 
@@ -21,7 +21,7 @@ export function page(app) {
   };
   let all = false;
   const having = (wanted) =>
-    new Set(picture.problems.filter(({ kind }) => kind === wanted).map(({ service }) => service));
+    new Set(fleet.problems.filter(({ kind }) => kind === wanted).map(({ service }) => service));
   const table = new Table({
     label: () => t("overview.services"),
     key: (row) => row.serviceName,
@@ -34,7 +34,7 @@ export function page(app) {
   });
   const rows = () => {
     const wanted = filter.toLowerCase();
-    const every = [...picture.services.values()].sort((a, b) =>
+    const every = [...fleet.services.values()].sort((a, b) =>
       a.serviceName < b.serviceName ? -1 : 1,
     );
     return wanted
@@ -46,11 +46,11 @@ export function page(app) {
     load,
     takes: () => true,
     draw() {
-      const problems = all ? picture.problems : picture.problems.slice(0, SHOWN);
+      const problems = all ? fleet.problems : fleet.problems.slice(0, SHOWN);
       return [
         h("h1", {}, headline()),
-        picture.problems.length ? problemList(problems) : calm(),
-        problems.length < picture.problems.length &&
+        fleet.problems.length ? problemList(problems) : calm(),
+        problems.length < fleet.problems.length &&
           h(
             "p",
             {},
@@ -63,7 +63,7 @@ export function page(app) {
                   app.redraw();
                 },
               },
-              t("overview.all", { n: picture.problems.length }),
+              t("overview.all", { n: fleet.problems.length }),
             ),
           ),
         figures(),
@@ -71,13 +71,13 @@ export function page(app) {
           "h2",
           {},
           t("overview.services"),
-          h("span", { class: "count" }, n(picture.services.size)),
+          h("span", { class: "count" }, n(fleet.services.size)),
         ),
         filterField(t("overview.filter"), narrow),
         table.draw(rows()),
-        picture.events.length > 0 && [
+        fleet.events.length > 0 && [
           h("h2", {}, t("overview.recent")),
-          timeline(picture.events.slice(0, 15)),
+          timeline(fleet.events.slice(0, 15)),
         ],
       ];
     },
@@ -85,7 +85,7 @@ export function page(app) {
 }
 
 function headline() {
-  const wrong = picture.problems.filter(({ severity }) => severity !== "info").length;
+  const wrong = fleet.problems.filter(({ severity }) => severity !== "info").length;
   return wrong ? t("overview.wrong", { n: wrong }) : t("overview.title");
 }
 
@@ -94,12 +94,12 @@ function calm() {
     "div",
     { class: "calm" },
     shape("good"),
-    h("span", {}, picture.services.size ? t("overview.calm") : t("overview.start")),
+    h("span", {}, fleet.services.size ? t("overview.calm") : t("overview.start")),
   );
 }
 
 function figures() {
-  const health = picture.health;
+  const health = fleet.health;
   if (!health) return null;
   const figure = (words, value, small) =>
     h("div", {}, h("dt", {}, t(words)), h("dd", {}, value, small && [" ", h("small", {}, small)]));
@@ -116,8 +116,8 @@ function figures() {
     figure("figure.active", n(health.activeInstances)),
     figure(
       "figure.lag",
-      picture.lag?.max == null ? "–" : lasting(picture.lag.max / 1000),
-      picture.lag?.p99 != null && `p99 ${lasting(picture.lag.p99 / 1000)}`,
+      fleet.lag?.max == null ? "–" : lasting(fleet.lag.max / 1000),
+      fleet.lag?.p99 != null && `p99 ${lasting(fleet.lag.p99 / 1000)}`,
     ),
   );
 }

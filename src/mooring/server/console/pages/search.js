@@ -1,16 +1,16 @@
-// Anything, by whatever it is known as.
+// Search results.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { brief, plain } from "../hostile.js";
-import { instanceHref, serviceHref, tenantHref } from "../names.js";
-import * as paths from "../paths.js";
-import { Table } from "../tables.js";
-import { t } from "../words.js";
+import { brief, plain } from "../untrusted_text.js";
+import { instanceHref, serviceHref, tenantHref } from "../links.js";
+import * as paths from "../api_paths.js";
+import { Table } from "../table.js";
+import { t } from "../i18n.js";
 
 export function page(app, [first = ""]) {
   let query = first;
-  let found = [];
+  let results = [];
   const table = new Table({
     label: () => t("search.title"),
     key: (row) => row.path,
@@ -40,7 +40,7 @@ export function page(app, [first = ""]) {
     },
     look: 15000,
     async load(signal) {
-      found = query ? await get(paths.search(query), { signal }) : [];
+      results = query ? await get(paths.search(query), { signal }) : [];
     },
     draw() {
       return [
@@ -49,10 +49,10 @@ export function page(app, [first = ""]) {
           "p",
           { class: "lead spaced", role: "status" },
           query
-            ? `${t("search.lead", { query: plain(query, 60) })} · ${t("search.found", { n: found.length })}`
+            ? `${t("search.lead", { query: plain(query, 60) })} · ${t("search.found", { n: results.length })}`
             : t("search.type"),
         ),
-        table.draw(found),
+        table.draw(results),
       ];
     },
   };

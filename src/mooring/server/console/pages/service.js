@@ -1,21 +1,21 @@
-// One service: its instances, why each is called or not, its metrics, what happened to it.
+// One service: instances, why each is called or not, metrics, events.
 
 import { find, get } from "../api.js";
 import { aggregateTable } from "../metrics.js";
 import { h } from "../dom.js";
-import { brief, plain, told } from "../hostile.js";
-import { mark, state, stateOf } from "../marks.js";
-import { crumbs, instanceLink, serviceName } from "../names.js";
-import { brakeAction, forgetAction } from "../operating.js";
-import * as paths from "../paths.js";
-import { load, picture } from "../picture.js";
+import { brief, plain, safeText } from "../untrusted_text.js";
+import { mark, state, stateOf } from "../status_marks.js";
+import { crumbs, instanceLink, serviceName } from "../links.js";
+import { brakeAction, forgetAction } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { load, fleet } from "../fleet.js";
 import { problemList } from "../problems.js";
-import { filterField, Table } from "../tables.js";
+import { filterField, Table } from "../table.js";
 import { timeline } from "../timeline.js";
-import { lasting, when } from "../times.js";
-import { n, percent, sayAll, t } from "../words.js";
+import { lasting, when } from "../time_format.js";
+import { n, percent, sayAll, t } from "../i18n.js";
 
-// So many are explained at once; and with more instances than that, all are read less often.
+// The maximum number of explained instances. Services with more instances are reloaded less often.
 const MOST = 500;
 
 export function page(app, [name]) {
@@ -32,7 +32,7 @@ export function page(app, [name]) {
     app.redraw();
   };
   const reasons = () =>
-    new Map(service.abnormalInstances.map((each) => [each.instanceId, each.reasons]));
+    new Map(service.abnormalInstances.map((instance) => [instance.instanceId, instance.reasons]));
   const table = new Table({
     label: () => t("service.instances"),
     key: (row) => row.instanceId,
@@ -43,7 +43,7 @@ export function page(app, [name]) {
   const rows = () => {
     const wanted = filter.toLowerCase();
     const every = service.instances;
-    return wanted ? every.filter((each) => matches(each, wanted)) : every;
+    return wanted ? every.filter((instance) => matches(instance, wanted)) : every;
   };
   return {
     service: name,
@@ -54,7 +54,7 @@ export function page(app, [name]) {
     },
     takes(kind, data) {
       if (kind === "services") {
-        const summary = data.changed.find((each) => each.serviceName === name);
+        const summary = data.changed.find((service) => service.serviceName === name);
         if (summary) service = { ...service, ...summary };
       }
       if (kind === "instances" && data.service === name)
@@ -65,12 +65,12 @@ export function page(app, [name]) {
       [service, events] = await Promise.all([
         get(paths.service(name), { signal }),
         find(paths.serviceTimeline(name), { signal }),
-        picture.loaded ? null : load(signal),
+        fleet.loaded ? null : load(signal),
       ]);
       if (explained) explained = await find(paths.explain(name), { signal });
     },
     draw() {
-      const problems = picture.problems.filter((each) => each.service === name);
+      const problems = fleet.problems.filter((problem) => problem.service === name);
       return [
         crumbs(h("a", { href: "#/" }, t("frame.overview"))),
         h(
@@ -121,10 +121,10 @@ export function page(app, [name]) {
   };
 }
 
-/** Instances in the order of their ids, with what the stream says of some. */
+/** Instances in order of their ids, with the changes applied. */
 function updated(instances, { changed, removed }) {
-  const all = new Map(instances.map((each) => [each.instanceId, each]));
-  for (const each of changed) all.set(each.instanceId, each);
+  const all = new Map(instances.map((instance) => [instance.instanceId, instance]));
+  for (const instance of changed) all.set(instance.instanceId, instance);
   for (const id of removed) all.delete(id);
   return [...all.values()].sort((a, b) => (a.instanceId < b.instanceId ? -1 : 1));
 }
@@ -137,7 +137,7 @@ function matches(instance, wanted) {
     instance.version,
     t(`state.${stateOf(instance)}`),
   ];
-  return text.some((each) => String(each).toLowerCase().includes(wanted));
+  return text.some((part) => String(part).toLowerCase().includes(wanted));
 }
 
 function figures(service) {
@@ -176,7 +176,7 @@ function columns(service, reasons) {
       cell: (row) => [
         instanceLink(service, row.instanceId, { "data-item": true }),
         reasons().has(row.instanceId) &&
-          h("span", { class: "why" }, told(sayAll(reasons().get(row.instanceId)))),
+          h("span", { class: "why" }, safeText(sayAll(reasons().get(row.instanceId)))),
       ],
     },
     { name: "state", title: () => t("column.state"), order: stateOf, cell: (row) => state(row) },
@@ -223,7 +223,7 @@ function columns(service, reasons) {
 }
 
 function explanation(explained, service) {
-  const called = explained.filter((each) => each.called).length;
+  const called = explained.filter((entry) => entry.called).length;
   return h(
     "section",
     { "data-key": "explained" },
@@ -241,14 +241,14 @@ function explanation(explained, service) {
         { class: "pairs" },
         explained
           .slice(0, MOST)
-          .map((each) => [
-            h("dt", {}, instanceLink(service, each.instanceId)),
+          .map((entry) => [
+            h("dt", {}, instanceLink(service, entry.instanceId)),
             h(
               "dd",
               {},
-              each.called ? mark("good", t("explain.chosen")) : mark("off", t("explain.out")),
-              each.messages.length > 0 &&
-                h("span", { class: "why" }, told(sayAll(each.messages), { most: 300 })),
+              entry.called ? mark("good", t("explain.chosen")) : mark("off", t("explain.out")),
+              entry.messages.length > 0 &&
+                h("span", { class: "why" }, safeText(sayAll(entry.messages), { most: 300 })),
             ),
           ]),
       ),

@@ -1,16 +1,16 @@
-// What all tenants share: the common settings and those of the platform, each with its history.
+// Settings that all tenants share: common and platform, each with its history.
 
 import { get, over, send } from "../api.js";
 import { ask, note, show } from "../dialogs.js";
 import { changes } from "../diff.js";
 import { h } from "../dom.js";
-import { plain, told } from "../hostile.js";
-import { crumbs } from "../names.js";
-import { writeButton } from "../operating.js";
-import * as paths from "../paths.js";
-import { everything } from "../picture.js";
-import { when } from "../times.js";
-import { t } from "../words.js";
+import { plain, safeText } from "../untrusted_text.js";
+import { crumbs } from "../links.js";
+import { writeButton } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { everything } from "../fleet.js";
+import { when } from "../time_format.js";
+import { t } from "../i18n.js";
 import { editor, historyTable, pretty, published, read, tree } from "./tenant.js";
 
 const AREAS = ["common", "platform"];
@@ -28,7 +28,7 @@ export function page(app) {
       await Promise.all(AREAS.map((name) => areas[name].load(signal)));
     },
     draw() {
-      const last = areas.common.found?.lastPublish;
+      const last = areas.common.settings?.lastPublish;
       return [
         crumbs(h("a", { href: "#/tenants" }, t("tenants.title"))),
         h(
@@ -49,7 +49,7 @@ export function page(app) {
 }
 
 class Area {
-  found = null;
+  settings = null;
   #app;
   #name;
   #history = [];
@@ -68,14 +68,14 @@ class Area {
   }
 
   async load(signal) {
-    [this.found, this.#history] = await Promise.all([
+    [this.settings, this.#history] = await Promise.all([
       get(paths.shared(this.#name), { signal }),
       everything(paths.sharedHistory(this.#name), signal),
     ]);
   }
 
   draw() {
-    const values = Object.entries(this.found?.values ?? {});
+    const values = Object.entries(this.settings?.values ?? {});
     return h(
       "section",
       { "data-key": this.#name },
@@ -85,7 +85,7 @@ class Area {
         h("h2", {}, t(`shared.${this.#name}`)),
         !this.#editing && this.#buttons(values),
       ),
-      this.found?.problems.map((each) => h("p", { class: "failure" }, told(each))),
+      this.settings?.problems.map((problem) => h("p", { class: "failure" }, safeText(problem))),
       this.#editing && this.#editor(),
       values.length
         ? h(
@@ -112,9 +112,9 @@ class Area {
     );
   }
 
-  /** The platform has any keys; of the common settings, those that are not set. */
+  /** Platform settings have arbitrary keys; a common setting can be added if it is not set. */
   #add() {
-    const missing = Object.keys(KNOWN).filter((key) => !(key in (this.found?.values ?? {})));
+    const missing = Object.keys(KNOWN).filter((key) => !(key in (this.settings?.values ?? {})));
     const common = this.#name === "common";
     if (common && !missing.length) return null;
     const field = { name: "key", label: t("shared.key"), required: true };
@@ -124,7 +124,7 @@ class Area {
         yes: t("tenants.new.yes"),
         fields: [common ? { ...field, options: missing } : field],
         act: async ({ key }) => {
-          if (key in (this.found?.values ?? {})) throw new Error(t("shared.exists", shown(key)));
+          if (key in (this.settings?.values ?? {})) throw new Error(t("shared.exists", shown(key)));
           this.#edit(key, KNOWN[key] ?? {}, "");
         },
       });
@@ -138,7 +138,7 @@ class Area {
       h(
         "div",
         { class: "titled" },
-        h("h3", { class: "mono" }, told(key, { most: 80 })),
+        h("h3", { class: "mono" }, safeText(key, { most: 80 })),
         this.#app.may("operator") &&
           !this.#editing &&
           h(
@@ -150,7 +150,7 @@ class Area {
               {
                 class: "small",
                 "aria-label": `${t("tenant.edit")} ${plain(key, 80)}`,
-                onclick: () => this.#edit(key, value, this.found.revision),
+                onclick: () => this.#edit(key, value, this.settings.revision),
               },
               t("tenant.edit"),
             ),
@@ -170,7 +170,7 @@ class Area {
     );
   }
 
-  /** While a user edits, the revision that they began with stays. */
+  /** While the user edits, the base revision stays the same. */
   #edit(key, value, base) {
     this.#editing = { key, base, text: pretty(value), failure: "" };
     this.#app.redraw();
@@ -183,7 +183,7 @@ class Area {
       this.#app.redraw();
     };
     return [
-      h("h3", { class: "mono" }, told(this.#editing.key, { most: 80 })),
+      h("h3", { class: "mono" }, safeText(this.#editing.key, { most: 80 })),
       editor(this.#editing, () => this.#compare(), stop, t("shared.editing")),
     ];
   }
@@ -193,22 +193,22 @@ class Area {
     try {
       const body = { value: read(editing.text) };
       const path = paths.sharedDiff(this.#name, editing.key);
-      const { changes: found } = await send("POST", path, body);
+      const { changes: differences } = await send("POST", path, body);
       editing.failure = "";
       this.#app.redraw();
-      if (!found.length) return note(t("tenant.same"));
-      await this.#publish(editing, body, found);
+      if (!differences.length) return note(t("tenant.same"));
+      await this.#publish(editing, body, differences);
     } catch (error) {
       editing.failure = error.message || t("error.unreachable");
       this.#app.redraw();
     }
   }
 
-  async #publish({ key, base }, body, found) {
+  async #publish({ key, base }, body, differences) {
     const path = paths.sharedValue(this.#name, key);
     const done = await ask({
       title: t("shared.set.title", shown(key)),
-      content: changes(found),
+      content: changes(differences),
       wide: true,
       fields: [{ name: "reason", label: t("tenant.note") }],
       yes: t("shared.set.yes"),
@@ -221,7 +221,7 @@ class Area {
   }
 
   async #remove(key) {
-    const base = this.found.revision;
+    const base = this.settings.revision;
     const path = paths.sharedValue(this.#name, key);
     const done = await ask({
       title: t("shared.remove.title", shown(key)),
@@ -237,7 +237,7 @@ class Area {
   }
 
   async #rollback(version) {
-    const base = this.found.revision;
+    const base = this.settings.revision;
     const path = paths.sharedRollback(this.#name);
     let would;
     try {

@@ -1,17 +1,17 @@
-// One tenant: its document, changed only after what changes was shown; its history, and back again.
+// One tenant: document, editor with a diff before publishing, history, rollback.
 
 import { find, get, over, send } from "../api.js";
 import { ask, note, show } from "../dialogs.js";
 import { changes } from "../diff.js";
 import { h } from "../dom.js";
-import { brief, plain, told } from "../hostile.js";
-import { crumbs } from "../names.js";
-import { writeButton } from "../operating.js";
-import * as paths from "../paths.js";
-import { everything } from "../picture.js";
-import { Table } from "../tables.js";
-import { when } from "../times.js";
-import { say, t } from "../words.js";
+import { brief, plain, safeText } from "../untrusted_text.js";
+import { crumbs } from "../links.js";
+import { writeButton } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { everything } from "../fleet.js";
+import { Table } from "../table.js";
+import { when } from "../time_format.js";
+import { say, t } from "../i18n.js";
 
 const EMPTY = { meta: { name: "", code: "", status: "active" } };
 
@@ -19,7 +19,7 @@ export function page(app, [id, verb]) {
   const names = { id: plain(id, 30) };
   let tenant = null;
   let history = [];
-  // While somebody writes, what they began with stays, whatever happens to the tenant meanwhile.
+  // While the user edits, the base revision stays the same, even if the tenant changes.
   let editing = verb === "new" ? { base: "", text: pretty(EMPTY), failure: "" } : null;
 
   const edit = () => {
@@ -38,20 +38,20 @@ export function page(app, [id, verb]) {
   const compare = async () => {
     try {
       const wanted = read(editing.text);
-      const { changes: found } = await send("POST", paths.tenantDiff(id), wanted);
+      const { changes: differences } = await send("POST", paths.tenantDiff(id), wanted);
       editing.failure = "";
       app.redraw();
-      if (!found.length) return note(t("tenant.same"));
-      await publish(wanted, found);
+      if (!differences.length) return note(t("tenant.same"));
+      await publish(wanted, differences);
     } catch (error) {
       editing.failure = error.message || t("error.unreachable");
       app.redraw();
     }
   };
-  const publish = async (wanted, found) => {
+  const publish = async (wanted, differences) => {
     const done = await ask({
       title: t("tenant.publish.title", names),
-      content: changes(found),
+      content: changes(differences),
       wide: true,
       fields: [{ name: "reason", label: t("tenant.note") }],
       yes: t("tenant.publish.yes"),
@@ -162,7 +162,7 @@ export function page(app, [id, verb]) {
                 ),
             ),
         ),
-        tenant?.problems.map((each) => h("p", { class: "failure" }, told(each))),
+        tenant?.problems.map((problem) => h("p", { class: "failure" }, safeText(problem))),
         editing ? editor(editing, compare, stop) : tenant && shown(tenant.document),
         history.length > 0 && [h("h2", {}, t("tenant.history")), table.draw(history.toReversed())],
       ];
@@ -170,15 +170,15 @@ export function page(app, [id, verb]) {
   };
 }
 
-/** Say that it is done, and what an operator should know of it. */
+/** Report success, and any messages for the operator. */
 export function published({ messages }, words) {
   note(words);
-  for (const each of messages) note(plain(say(each), 400), "bad");
+  for (const message of messages) note(plain(say(message), 400), "bad");
 }
 
 export const pretty = (document) => JSON.stringify(document, null, 2);
 
-/** Text as JSON. What is wrong with it is say with the line. */
+/** Parse JSON. Errors name the line. */
 export function read(text) {
   try {
     return JSON.parse(text);
@@ -222,7 +222,7 @@ export function editor(editing, compare, stop, hint = t("tenant.editing")) {
   );
 }
 
-/** Section by section: names with values, as far down as there are some. */
+/** The sections of a document. */
 function shown(document) {
   const sections = Object.entries(document).filter(([name]) => name !== "id");
   return h(
@@ -234,13 +234,13 @@ function shown(document) {
   );
 }
 
-/** Names with values, as far down as there are some. */
+/** A nested value as nested lists. */
 export function tree(value) {
-  if (Array.isArray(value) && value.length && value.every((each) => typeof each !== "object")) {
+  if (Array.isArray(value) && value.length && value.every((item) => typeof item !== "object")) {
     return h(
       "ul",
       { class: "plain" },
-      value.map((each) => h("li", {}, told(each, { links: true }))),
+      value.map((item) => h("li", {}, safeText(item, { links: true }))),
     );
   }
   if (value !== null && typeof value === "object" && Object.keys(value).length) {
@@ -248,21 +248,21 @@ export function tree(value) {
       "dl",
       { class: "pairs" },
       Object.entries(value).map(([name, inner]) => [
-        h("dt", {}, Array.isArray(value) ? `${Number(name) + 1}.` : told(name)),
+        h("dt", {}, Array.isArray(value) ? `${Number(name) + 1}.` : safeText(name)),
         h("dd", {}, tree(inner)),
       ]),
     );
   }
   return typeof value === "string"
-    ? told(value, { links: true })
+    ? safeText(value, { links: true })
     : h("span", { class: "muted" }, JSON.stringify(value));
 }
 
-/** `path` says where the API has a version; `newest` is the last one. */
+/** `path(version)` is the API path of a version, `newest()` the latest version. */
 export function historyTable(app, path, newest, rollback) {
   const look = async (version) => {
-    const { changes: found } = await get(path(version));
-    show(`${t("tenant.history")} ${version}`, changes(found));
+    const { changes: differences } = await get(path(version));
+    show(`${t("tenant.history")} ${version}`, changes(differences));
   };
   return new Table({
     label: () => t("tenant.history"),
@@ -282,12 +282,12 @@ export function historyTable(app, path, newest, rollback) {
       {
         name: "paths",
         title: () => t("column.what"),
-        cell: ({ paths: changed }) => told(changed.join(", "), { most: 100 }),
+        cell: ({ paths: changed }) => safeText(changed.join(", "), { most: 100 }),
       },
       {
         name: "note",
         title: () => t("column.notes"),
-        cell: ({ note: words }) => (words ? told(words, { most: 100 }) : "–"),
+        cell: ({ note: words }) => (words ? safeText(words, { most: 100 }) : "–"),
       },
       {
         name: "act",

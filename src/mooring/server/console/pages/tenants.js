@@ -1,16 +1,16 @@
-// All tenants.
+// The list of tenants.
 
 import { Failed } from "../api.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { brief, plain } from "../hostile.js";
-import { mark } from "../marks.js";
-import { tenantHref } from "../names.js";
-import { writeButton } from "../operating.js";
-import * as paths from "../paths.js";
-import { everything } from "../picture.js";
-import { filterField, Table } from "../tables.js";
-import { n, t } from "../words.js";
+import { brief, plain } from "../untrusted_text.js";
+import { mark } from "../status_marks.js";
+import { tenantHref } from "../links.js";
+import { writeButton } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { everything } from "../fleet.js";
+import { filterField, Table } from "../table.js";
+import { n, t } from "../i18n.js";
 
 const LOOKS = { active: "good", inactive: "off", suspended: "warn" };
 
@@ -90,8 +90,8 @@ export function page(app) {
   });
   const matches = (tenant) => {
     const wanted = filter.toLowerCase();
-    return [tenant.id, tenant.name, tenant.code, ...tenant.hosts].some((each) =>
-      String(each ?? "")
+    return [tenant.id, tenant.name, tenant.code, ...tenant.hosts].some((text) =>
+      String(text ?? "")
         .toLowerCase()
         .includes(wanted),
     );
@@ -126,7 +126,7 @@ export function page(app) {
         refused = "";
       } catch (error) {
         if (!(error instanceof Failed) || error.code !== "no_store") throw error;
-        refused = error.message; // Redis alone has no tenants: that is no failure
+        refused = error.message; // Redis alone has no tenants; this is not a failure
       }
     },
     draw() {
@@ -152,7 +152,7 @@ export function page(app) {
   };
 }
 
-export function status({ status: told }) {
-  if (!told) return "–";
-  return mark(LOOKS[told] ?? "info", told in LOOKS ? t(`tenants.${told}`) : brief(told, 20));
+export function status({ status: name }) {
+  if (!name) return "–";
+  return mark(LOOKS[name] ?? "info", name in LOOKS ? t(`tenants.${name}`) : brief(name, 20));
 }

@@ -1,16 +1,16 @@
-// Who may do what here.
+// Access tokens.
 
 import { send } from "../api.js";
 import { ask, note, show } from "../dialogs.js";
 import { h } from "../dom.js";
-import { brief, plain } from "../hostile.js";
-import { mark } from "../marks.js";
-import { writeButton } from "../operating.js";
-import * as paths from "../paths.js";
-import { everything } from "../picture.js";
-import { Table } from "../tables.js";
-import { when } from "../times.js";
-import { t } from "../words.js";
+import { brief, plain } from "../untrusted_text.js";
+import { mark } from "../status_marks.js";
+import { writeButton } from "../actions.js";
+import * as paths from "../api_paths.js";
+import { everything } from "../fleet.js";
+import { Table } from "../table.js";
+import { when } from "../time_format.js";
+import { t } from "../i18n.js";
 
 const ROLES = ["viewer", "operator", "admin", "service"];
 
@@ -95,7 +95,7 @@ export function page(app) {
 }
 
 function scope({ groups, tenants }) {
-  const all = [...groups, ...tenants.map((each) => t("tenant.title", { id: String(each) }))];
+  const all = [...groups, ...tenants.map((id) => t("tenant.title", { id: String(id) }))];
   return all.length ? brief(all.join(", "), 80) : t("tokens.all");
 }
 
@@ -118,7 +118,7 @@ async function make(app) {
   const parts = (text) =>
     text
       .split(",")
-      .map((each) => each.trim())
+      .map((part) => part.trim())
       .filter(Boolean);
   const done = await ask({
     title: t("tokens.make.title"),

@@ -1,4 +1,4 @@
-// Where the API has what. A name is one segment, whatever is in it.
+// Paths of the admin API. A name is always encoded as one segment.
 
 const e = encodeURIComponent;
 
@@ -38,6 +38,6 @@ export const tokens = () => "/admin/tokens";
 export const token = (id) => `${tokens()}/${e(id)}`;
 export const audit = () => "/admin/audit?limit=200";
 
-/** With the reason, where there is one. */
+/** Add the reason, unless it is empty. */
 export const because = (path, reason) =>
   reason.trim() ? `${path}?reason=${e(reason.trim())}` : path;

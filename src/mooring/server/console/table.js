@@ -1,8 +1,7 @@
-// Tables: sorted by any column, drawn a part at a time, so that thousands of rows cost nothing until
-// somebody scrolls to them.
+// Sortable tables. Rows are drawn as the user scrolls to them, so that long tables open quickly.
 
 import { h } from "./dom.js";
-import { n, t } from "./words.js";
+import { n, t } from "./i18n.js";
 
 const FIRST = 60;
 const STEP = 240;
@@ -15,7 +14,7 @@ const watching = new IntersectionObserver(
   { rootMargin: "600px" },
 );
 
-/** A field that narrows a table down: `set` gets what is typed. */
+/** A filter field; `set` receives its text. */
 export function filterField(words, set, value = "") {
   return h(
     "div",
@@ -31,7 +30,7 @@ export function filterField(words, set, value = "") {
   );
 }
 
-/** Columns are `{name, title, cell(row), order(row)?, number?, main?}`; `key(row)` tells rows apart. */
+/** Columns are `{name, title, cell(row), order(row)?, number?, main?}`; `key(row)` identifies a row. */
 export class Table {
   #shown = FIRST;
   #by;

@@ -1,11 +1,11 @@
-// For who is not known here: how to get in.
+// The login page.
 
 import { send } from "../api.js";
 import { h } from "../dom.js";
-import { t } from "../words.js";
+import { t } from "../i18n.js";
 
 export function page(app, error) {
-  document.title = `${t("entrance.title")} · Mooring`;
+  document.title = `${t("login.title")} · Mooring`;
   if (error.status !== 401) return unreachable(error);
   const failure = h("p", { class: "failure", role: "alert" });
   const input = h("input", {
@@ -25,17 +25,17 @@ export function page(app, error) {
   };
   return h(
     "div",
-    { class: "entrance" },
-    h("h1", {}, t("entrance.title")),
-    h("p", {}, t("entrance.command")),
+    { class: "login" },
+    h("h1", {}, t("login.title")),
+    h("p", {}, t("login.command")),
     h("pre", {}, "mooring login"),
-    h("p", { class: "muted" }, t("entrance.link")),
+    h("p", { class: "muted" }, t("login.link")),
     h(
       "form",
       { onsubmit: enter, "data-kept": true },
-      h("label", {}, h("span", {}, t("entrance.token")), input),
+      h("label", {}, h("span", {}, t("login.token")), input),
       failure,
-      h("button", { type: "submit", class: "first" }, t("entrance.enter")),
+      h("button", { type: "submit", class: "first" }, t("login.enter")),
     ),
   );
 }
@@ -43,7 +43,7 @@ export function page(app, error) {
 function unreachable(error) {
   return h(
     "div",
-    { class: "entrance" },
+    { class: "login" },
     h("h1", {}, t("error.title")),
     h("p", { class: "failure", role: "alert" }, error.message || t("error.unreachable")),
     h(

@@ -1,27 +1,27 @@
-// What others registered is hostile text: it may be endless, turn the direction of the line, or look
-// like a link. Here it becomes text that can be read and does nothing.
+// Displays text from untrusted sources. Such text may be very long, change the text direction or look like a
+// link.
 
 import { show } from "./dialogs.js";
 import { h } from "./dom.js";
-import { t } from "./words.js";
+import { t } from "./i18n.js";
 
 const MOST = 160;
-// What is not seen, and what changes the order in which the rest is: C0 and C1, joiners and marks of
-// direction, overrides and isolates, separators of lines, fillers, tags and lone surrogates.
+// Characters that are invisible or change the order of others: C0 and C1, joiners, direction marks,
+// overrides, isolates, line separators, fillers, tags and unpaired surrogates.
 const UNSEEN =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/u;
 
 const LINK = /^https?:\/\/[!-~]+$/i;
 
-/** A value as text of its own direction; cut where it is long, with a button for the rest. */
-export function told(value, { most = MOST, name = "", links = false } = {}) {
+/** A value as isolated text, shortened if it is long, with a button that shows all of it. */
+export function safeText(value, { most = MOST, name = "", links = false } = {}) {
   const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "");
   const whole = text.length <= most;
   const head = whole ? text : text.slice(0, most);
   const parts = escaped(head);
   const shown = h(
     "bdi",
-    { class: "told", dir: "auto" },
+    { class: "untrusted", dir: "auto" },
     links && whole ? linked(text, parts) : parts,
   );
   if (whole) return shown;
@@ -39,19 +39,19 @@ export function told(value, { most = MOST, name = "", links = false } = {}) {
   );
 }
 
-/** The same, short, for where there is room for one line: nothing to press in it. */
+/** Like `safeText`, for a single line: without a button. */
 export function brief(value, most = 48) {
   const text = String(value ?? "");
   const cut = text.length > most;
   return h(
     "bdi",
-    { class: "told", dir: "auto" },
+    { class: "untrusted", dir: "auto" },
     escaped(cut ? text.slice(0, most) : text),
     cut && "…",
   );
 }
 
-/** The same as a bare string, for titles, names of buttons and where there are no elements. */
+/** Like `safeText`, but a string, for titles and labels. */
 export function plain(value, most = 80) {
   const text = String(value ?? "");
   const cut = text.length > most ? `${text.slice(0, most)}…` : text;

@@ -1,11 +1,11 @@
-// What an operator may do with an instance or a service, each after a question that names it.
+// Operator actions on an instance or a service. Each asks for confirmation and names its target.
 
 import { send } from "./api.js";
 import { ask, note } from "./dialogs.js";
 import { h } from "./dom.js";
-import { plain } from "./hostile.js";
-import * as paths from "./paths.js";
-import { t } from "./words.js";
+import { plain } from "./untrusted_text.js";
+import * as paths from "./api_paths.js";
+import { t } from "./i18n.js";
 
 export function instanceActions(app, service, instance) {
   const id = instance.instanceId;
@@ -44,7 +44,7 @@ export function instanceActions(app, service, instance) {
     press("deregister", {
       danger: true,
       fields: [reason()],
-      act: (told) => send("DELETE", paths.because(paths.instance(service, id), told.reason)),
+      act: (values) => send("DELETE", paths.because(paths.instance(service, id), values.reason)),
     }),
   );
 }
@@ -58,12 +58,12 @@ export function brakeAction(app, service) {
       yes: t("brake.yes"),
       danger: true,
       fields: [reason()],
-      act: (told) => send("DELETE", paths.because(paths.brake(service), told.reason)),
+      act: (values) => send("DELETE", paths.because(paths.brake(service), values.reason)),
     }).then((done) => finished(app, done, t("brake.done", names)));
   return button(app, "brake", press);
 }
 
-/** For a service that has no instances. */
+/** Forget a service that has no instances. */
 export function forgetAction(app, service) {
   const names = { service: plain(service) };
   const press = () =>
@@ -72,7 +72,7 @@ export function forgetAction(app, service) {
       text: t("forget.text", names),
       yes: t("forget.yes"),
       fields: [reason()],
-      act: (told) => send("DELETE", paths.because(paths.service(service), told.reason)),
+      act: (values) => send("DELETE", paths.because(paths.service(service), values.reason)),
     }).then((done) => {
       if (done) location.hash = "#/";
       finished(app, done, t("forget.done", names));
@@ -88,8 +88,8 @@ function button(app, what, onclick) {
   return writeButton(app, "operator", attributes, t(`${what}.do`));
 }
 
-/** A button that changes something. It is disabled, and says why, for users without the role and
- * while the store does not answer. */
+/** A button that changes something. It is disabled, with the reason as its title, for users without the
+ * role and while the store is unreachable. */
 export function writeButton(app, role, attributes, words) {
   const refusal = app.refusal(role);
   const state = { disabled: refusal !== null, title: refusal };

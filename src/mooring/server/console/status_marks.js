@@ -1,8 +1,8 @@
-// How something is: a colour, a shape and a word, so that none is needed alone.
+// Status as colour, shape and text, so that no reader depends on one of them.
 
 import { h, s } from "./dom.js";
-import { stale } from "./picture.js";
-import { t } from "./words.js";
+import { stale } from "./fleet.js";
+import { t } from "./i18n.js";
 
 const SHAPES = {
   good: () => s("circle", { cx: 6, cy: 6, r: 5 }),
@@ -33,7 +33,7 @@ export function mark(kind, words, title) {
   return h("span", { class: `mark ${kind}`, title }, shape(kind), h("span", {}, words));
 }
 
-/** How an instance is, by its own account and the operator's. */
+/** The state of an instance, from its own report and the operator's settings. */
 export function stateOf(instance) {
   if (instance.state === "down" || instance.state === "silent") return instance.state;
   if (!instance.healthy) return "unhealthy";
@@ -51,14 +51,14 @@ const LOOKS = {
   disabled: "off",
 };
 
-/** While the registry cannot be read, the state is the last one that is known, and is grey. */
+/** While the registry is unreachable, this is the last known state, in grey. */
 export function state(instance) {
   const name = stateOf(instance);
   if (stale()) return mark("old", t("state.stale", { state: t(`state.${name}`) }));
   return mark(LOOKS[name], t(`state.${name}`));
 }
 
-/** So many of so many as a bar, with the numbers beside it. */
+/** A share as a bar, with the numbers beside it. */
 export function bar(some, all, label) {
   const rate = all ? some / all : 0;
   const kind = !all || stale() ? "none" : rate === 1 ? "good" : rate > 0 ? "warn" : "bad";

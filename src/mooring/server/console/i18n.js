@@ -1,7 +1,7 @@
-// What the console says, in the language that was chosen.
+// Texts of the console in the chosen language.
 
-import en from "./words/en.js";
-import zh, { MESSAGES } from "./words/zh.js";
+import en from "./locales/en.js";
+import zh, { MESSAGES } from "./locales/zh.js";
 
 const ALL = { en, zh };
 export const LANGUAGES = { en: "English", zh: "中文" };
@@ -12,7 +12,7 @@ let number = new Intl.NumberFormat(language);
 
 export const current = () => language;
 
-/** The language of the browser's own formats. */
+/** The locale for Intl formats. */
 export const locale = () => (language === "zh" ? "zh-CN" : "en");
 
 export function choose(chosen) {
@@ -23,11 +23,11 @@ export function choose(chosen) {
   try {
     localStorage.setItem("mooring.language", language);
   } catch {
-    // It is forgotten when the page is closed.
+    // Storage is unavailable: the choice lasts until the page is closed.
   }
 }
 
-/** The words for a key, with `{name}` filled. English stands in for what another language lacks. */
+/** The text for a key, with `{name}` replaced. Falls back to English. */
 export function t(key, params = {}) {
   let words = ALL[language][key] ?? en[key];
   if (words === undefined) return key;
@@ -38,7 +38,7 @@ export function t(key, params = {}) {
   });
 }
 
-/** A number as people write it. */
+/** A number in the format of the language. */
 export function n(value, digits = 2) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (Number.isInteger(value)) return number.format(value);
@@ -52,8 +52,8 @@ export function percent(rate) {
   );
 }
 
-/** A message of the server in the chosen language. English texts come with the message; others are
- * made of its kind and parameters alone. */
+/** A message of the server in the chosen language. English texts come with the message; Chinese ones are
+ * made from its kind and parameters. */
 export function say({ kind, params, text }) {
   const words = language === "zh" ? MESSAGES[kind] : undefined;
   if (words === undefined) return text;
@@ -67,7 +67,7 @@ export const sayAll = (messages) => messages.map(say).join(language === "zh" ? "
 
 const names = (section) => [...section.matchAll(/\{(\w+)\}/g)].map(([, name]) => name);
 
-// As in mooring/messages.py: one word is shown as it is; anything else is quoted, so that it cannot
+// As in mooring/messages.py: a single word is shown as it is; anything else is quoted, so that it cannot
 // look like a sentence of the server.
 const NAME = /^(?:[\p{L}\p{N}_.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](?::\d+)?)$/u;
 

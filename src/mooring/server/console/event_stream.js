@@ -1,4 +1,5 @@
-// The stream of changes. Whether it flows is told to who asks: a page that stands still must say so.
+// The event stream of the server. It reports its connection state, so that a page can show whether it
+// is live.
 
 const LONGEST = 15000;
 
@@ -8,20 +9,20 @@ export class Live {
   #timer = 0;
   #state = "connecting";
   #changed;
-  #told;
+  #onState;
   #service = null;
 
-  /** `changed(kind, data)` for each event; `told(state)` when it connects, flows or breaks. */
-  constructor(changed, told) {
+  /** `changed(kind, data)` is called for each event, `onState(state)` when the connection state changes. */
+  constructor(changed, onState) {
     this.#changed = changed;
-    this.#told = told;
+    this.#onState = onState;
   }
 
   get state() {
     return this.#state;
   }
 
-  /** With `service`, its instances are told of too. */
+  /** Open the stream. With `service`, it includes events of its instances. */
   open(service = this.#service ?? "") {
     if (
       this.#source !== null &&
@@ -40,7 +41,7 @@ export class Live {
     };
     source.onerror = () => {
       if (source !== this.#source) return;
-      // Some errors end a source for good (a restart's 503): then it is for us to try again.
+      // After some errors, such as a 503 during a restart, EventSource does not reconnect.
       this.#say("broken");
       if (source.readyState === EventSource.CLOSED) this.#again();
     };
@@ -63,7 +64,7 @@ export class Live {
   #say(state) {
     if (state === this.#state) return;
     this.#state = state;
-    this.#told(state);
+    this.#onState(state);
   }
 }
 

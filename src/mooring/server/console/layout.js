@@ -1,16 +1,16 @@
-// What is around every page: where one can go, the search, whether what is shown is live.
+// The frame around every page: navigation, search, connection state.
 
 import { send } from "./api.js";
 import { fill, h, s } from "./dom.js";
-import { help } from "./keys.js";
-import { mark } from "./marks.js";
-import { decoded } from "./names.js";
-import { clock } from "./times.js";
-import { choose, current, LANGUAGES, t } from "./words.js";
+import { help } from "./shortcuts.js";
+import { mark } from "./status_marks.js";
+import { decoded } from "./links.js";
+import { clock } from "./time_format.js";
+import { choose, current, LANGUAGES, t } from "./i18n.js";
 
 const THEMES = ["auto", "light", "dark"];
 
-/** `app` says who is there, whether it is live, and how to draw everything anew. */
+/** `app` provides the user, the connection state and `redraw`. */
 export function frame(app) {
   const top = h("header", { class: "top" });
   const banner = h("div", { class: "banner", role: "status", "aria-live": "polite" });
@@ -33,7 +33,7 @@ export function frame(app) {
     skip.textContent = t("frame.skip");
     fill(top, contents(app));
     const text = bannerText(app);
-    if (banner.textContent !== text) banner.textContent = text; // it is read aloud when it changes
+    if (banner.textContent !== text) banner.textContent = text; // screen readers announce each change
   };
   return { draw, main, speak: (text) => (spoken.textContent = text) };
 }
@@ -150,7 +150,7 @@ function theme(app) {
     try {
       localStorage.setItem("mooring.theme", next);
     } catch {
-      // It is forgotten when the page is closed.
+      // Storage is unavailable: the choice lasts until the page is closed.
     }
     app.drawFrame();
   };

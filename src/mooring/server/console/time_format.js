@@ -1,11 +1,11 @@
-// Moments: shown by how long ago they are, with the moment itself when pointed at.
+// Formats times and durations. Times are shown relative to now, with the exact time as a title.
 
 import { h } from "./dom.js";
-import { locale, t } from "./words.js";
+import { locale, t } from "./i18n.js";
 
 let skew = 0;
 
-/** The server's clock counts: a laptop's may be minutes off. */
+/** Use the server's clock, because the browser's clock may be wrong. */
 export function learn(date) {
   const theirs = Date.parse(date ?? "");
   if (Number.isNaN(theirs)) return;
@@ -22,7 +22,7 @@ export function when(moment) {
   return h("time", { datetime: at.toISOString(), title: absolute(at) }, ago(at));
 }
 
-/** Words like "3min ago", as the language has them. */
+/** A relative time such as "3min ago", in the current language. */
 export function ago(at) {
   const seconds = (at.getTime() - now()) / 1000;
   if (Math.abs(seconds) < 3) return t("time.now");
@@ -51,7 +51,7 @@ export function clock(at) {
   return new Intl.DateTimeFormat(locale(), { timeStyle: "medium", hour12: false }).format(at);
 }
 
-/** How long something takes: 1.2s, 3m. */
+/** A duration, such as 1.2s or 3m. */
 export function lasting(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const format = (value, unit, digits) =>
@@ -68,7 +68,7 @@ export function lasting(seconds) {
   return format(seconds / 86400, "day", 1);
 }
 
-/** Keep what is on the page true as time goes by. */
+/** Update the relative times on the page. */
 export function tick() {
   for (const node of document.querySelectorAll("time")) {
     const text = ago(new Date(node.dateTime));

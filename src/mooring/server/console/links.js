@@ -1,14 +1,14 @@
-// Where things are in the console, and how their names are shown.
+// Links within the console, and names as they are displayed.
 
 import { h } from "./dom.js";
-import { brief, told } from "./hostile.js";
+import { brief, safeText } from "./untrusted_text.js";
 
 export const serviceHref = (name) => `#/service/${encodeURIComponent(name)}`;
 export const instanceHref = (service, id) =>
   `#/instance/${encodeURIComponent(service)}/${encodeURIComponent(id)}`;
 export const tenantHref = (id) => `#/tenant/${encodeURIComponent(id)}`;
 
-/** A service's name, its group held back. */
+/** The name of a service, with its group in muted colour. */
 export function serviceName(name) {
   const slash = name.lastIndexOf("/");
   if (slash < 0) return brief(name, 120);
@@ -28,19 +28,19 @@ export function instanceLink(service, id, attributes = {}) {
   return h("a", { href: instanceHref(service, id), class: "mono", ...attributes }, brief(id, 120));
 }
 
-/** Names with values, each hostile. */
+/** A list of untrusted names and values. */
 export function pairs(entries) {
   return h(
     "dl",
     { class: "pairs" },
     entries.map(([name, value]) => [
-      h("dt", {}, name instanceof Node ? name : told(name)),
+      h("dt", {}, name instanceof Node ? name : safeText(name)),
       h(
         "dd",
         {},
         value instanceof Node || Array.isArray(value)
           ? value
-          : told(value ?? "–", { links: true, name: String(name) }),
+          : safeText(value ?? "–", { links: true, name: String(name) }),
       ),
     ]),
   );
@@ -54,7 +54,7 @@ export function crumbs(...parts) {
   );
 }
 
-/** A segment of a path as it was meant. */
+/** A decoded path segment, or the segment itself if it is malformed. */
 export function decoded(part) {
   try {
     return decodeURIComponent(part);

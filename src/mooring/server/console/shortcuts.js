@@ -1,8 +1,8 @@
-// Everything by keyboard: what each key does, and walking through lists with the arrows.
+// Keyboard shortcuts, and moving through lists with the arrow keys.
 
 import { show } from "./dialogs.js";
 import { h } from "./dom.js";
-import { t } from "./words.js";
+import { t } from "./i18n.js";
 
 const PLACES = { o: "#/", t: "#/tenants", l: "#/locks", a: "#/audit", k: "#/tokens" };
 
@@ -29,7 +29,7 @@ export function help() {
     h(
       "dt",
       {},
-      key.split(" ").map((each) => [h("kbd", {}, each), " "]),
+      key.split(" ").map((name) => [h("kbd", {}, name), " "]),
     ),
     h("dd", {}, t(words)),
   ]);
@@ -60,7 +60,7 @@ function pressed(event) {
   }
 }
 
-/** From item to item: each row of a list has one link or button that stands for it. */
+/** Move to the next item. Each row of a list has one link or button marked as its item. */
 function walk(event, from) {
   const items = [...document.querySelectorAll("main [data-item]")];
   if (!items.length) return;
