@@ -38,6 +38,7 @@ class App {
   stale = null;
   failure = "";
   place = "";
+  #hash = "";
   #page = null;
   #frame;
   #stream;
@@ -147,11 +148,16 @@ class App {
     this.#abort = new AbortController();
     this.place = module;
     this.drawFrame();
-    if (same) return this.#read();
+    const hash = location.hash || "#/";
+    if (same) {
+      this.#hash = hash;
+      return this.#read();
+    }
     const { signal } = this.#abort;
     const { page } = await import(`./pages/${module}.js`);
     if (signal.aborted) return; // the user navigated away
     this.#page = page(this, params);
+    this.#hash = hash;
     this.#stream.open(this.#page.service ?? "");
     await this.#read();
   }
@@ -160,7 +166,7 @@ class App {
    * not, so that the first Tab reaches the skip link. */
   #show(page, ...content) {
     fill(this.#frame.main, content);
-    this.#frame.main.dataset.shown = location.hash || "#/";
+    this.#frame.main.dataset.shown = this.#hash;
     if (page === this.#shown) return;
     const first = this.#shown === null;
     this.#shown = page;
