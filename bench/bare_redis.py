@@ -16,7 +16,7 @@ from bench.processes import output
 from mooring.model import Instance
 from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis.connection import Argument, Connection
-from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.layout import Keys
 from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings.connections import RedisConnectionSettings

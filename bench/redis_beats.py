@@ -21,7 +21,7 @@ from bench.bare_redis import (
 from bench.load import in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, per_second, ratio
 from bench.population import SERVICE, instance
-from mooring.registry.redis import codec as fields
+from mooring.registry.redis import layout as fields
 from mooring.registry.redis.live_service import Beat, HeartbeatBatches, message_head, send
 from mooring.registry.redis.pipeline import HEARTBEAT
 from mooring.registry.redis.registry import RedisRegistry

@@ -10,7 +10,7 @@ from bench.bare_redis import driver, fresh_redis, register, registry_at, slow_lo
 from bench.measure import Line, Plan, Section, Target, interleaved, milliseconds, per_second, ratio
 from bench.population import SERVICE
 from mooring.model import Instance
-from mooring.registry.redis import codec as fields
+from mooring.registry.redis import layout as fields
 from mooring.registry.redis.registry import RedisRegistry
 
 INSTANCES = 10_000

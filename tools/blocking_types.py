@@ -42,7 +42,7 @@ INNER = frozenset(
         "mooring.registry.contract.InstanceFeed",
         "mooring.registry.contract.InstanceRecord",
         "mooring.registry.contract.LeaderLease",
-        "mooring.registry.evictions.Evictions",
+        "mooring.registry.contract.Evictions",
         "mooring.tenants.keys.Keys",
         "mooring.tenants.publish.retention.Sweeper",
     }

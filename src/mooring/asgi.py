@@ -15,7 +15,7 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import describe
 from mooring.hub import Hub, connect
 from mooring.model import Instance
-from mooring.registry.registration import LINGER
+from mooring.registry.shutdown import LINGER
 from mooring.tasks import Tasks
 from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source, acting_for
 from mooring.workers import SharedRegistration

@@ -21,7 +21,7 @@ from mooring.heartbeat.scheduler import Collecting
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of
-from mooring.registry.sigterm import handle_sigterm
+from mooring.registry.shutdown import handle_sigterm
 from mooring.session import Session
 from mooring.settings.registry import RegistrySettings
 from mooring.settings.registry import parse as parse_settings
@@ -157,7 +157,7 @@ def missing_tenants(error: ImportError) -> ImportError:
 def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
     try:
         from mooring.registry.redis.connection import Connection
-        from mooring.registry.redis.keys import Keys
+        from mooring.registry.redis.layout import Keys
         from mooring.registry.redis.registry import RedisRegistry
         from mooring.settings.connections import TLS, RedisConnectionSettings
     except ImportError as error:

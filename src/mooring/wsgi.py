@@ -14,8 +14,7 @@ import mooring.sync
 from mooring.errors import MooringError
 from mooring.hub import Hub
 from mooring.model import Instance
-from mooring.registry.registration import LINGER
-from mooring.registry.sigterm import WITHIN
+from mooring.registry.shutdown import LINGER, WITHIN
 from mooring.sync.proxy import within
 from mooring.tenants.model import Tenant
 from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source, acting_for

@@ -340,9 +340,9 @@ def test_a_process_that_the_signal_does_not_end_exits():
     """The kernel ignores SIGTERM with the default action for PID 1, as a blocked signal is."""
     program = """
     import signal
-    from mooring.registry import sigterm
+    from mooring.registry import shutdown
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    sigterm._end()
+    shutdown._end()
     """
     assert python_program(program).returncode == 128 + signal.SIGTERM
 
@@ -368,14 +368,14 @@ def test_the_process_ends_if_nothing_is_left_to_close(program: str):
 def test_the_process_ends_if_leaving_the_registry_is_cancelled():
     program = """
     import asyncio, os, signal
-    from mooring.registry import sigterm
+    from mooring.registry import shutdown
     class Hanging:
         async def aclose(self):
             self.task = asyncio.current_task()
             await asyncio.sleep(60)
     async def main():
         hanging = Hanging()
-        sigterm.close_on_sigterm(hanging, asyncio.get_running_loop())
+        shutdown.close_on_sigterm(hanging, asyncio.get_running_loop())
         os.kill(os.getpid(), signal.SIGTERM)
         while not hasattr(hanging, "task"):
             await asyncio.sleep(0.01)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import mooring
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
+from mooring.registry.json_values import Malformed, check_config
 from mooring.registry.kv.layouts import CARRIES, File, Layout, layout_of
-from mooring.registry.kv.layouts.json_values import check_config
-from mooring.registry.kv.layouts.layout import Malformed
 from mooring.registry.kv.removal import tombstone_key
 from mooring.store import Entry, everything
 

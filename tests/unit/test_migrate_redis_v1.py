@@ -23,8 +23,7 @@ from mooring.migrate.redis_v1.format import (
 )
 from mooring.migrate.redis_v1.plan import InstancePlan, V1Service, V2Service, compared, pardoned
 from mooring.model import Config, Instance, Status
-from mooring.registry.redis.codec import encode
-from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.layout import Keys, encode
 
 NOW = 1_700_000_000_000
 TIMEOUT = 120_000

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.registry.evictions import Brake
-from mooring.registry.kv.layouts.layout import Malformed
-from mooring.registry.redis import codec as fields
-from mooring.registry.redis.keys import Keys
+from mooring.registry.contract import Brake
+from mooring.registry.json_values import Malformed
+from mooring.registry.redis import layout as fields
+from mooring.registry.redis.layout import Keys
 from mooring.registry.redis.liveness import brake_of
 
 NUMBERS = ["9" * 5000, "9" * 400, "inf", "nan", "-1", "1e5", "²", "\\xff"]

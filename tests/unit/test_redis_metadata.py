@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.model import JSON, Instance, Status, check_json
-from mooring.registry.redis import codec as fields
+from mooring.registry.redis import layout as fields
 
 names = st.sampled_from(["_", ".", "a_b", "a.b", "a__b", "metadata_", "Json", "名", "é ü", ""])
 numbers = st.integers(-(10**15), 10**15) | st.floats(allow_nan=False, allow_infinity=False)

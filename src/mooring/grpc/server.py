@@ -21,8 +21,8 @@ from mooring.formatting import quoted
 from mooring.grpc.health import Health
 from mooring.hub import Hub
 from mooring.model import Instance
-from mooring.registry.registration import LINGER, Registration
-from mooring.registry.shutdown import until_stopped
+from mooring.registry.registration import Registration
+from mooring.registry.shutdown import LINGER, until_stopped
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.sync.proxy import Blocking
 from mooring.tasks import cleanup

@@ -14,17 +14,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Set
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mooring.errors import Removed, Superseded
+from mooring.errors import InvalidRequest, Removed, Superseded
 from mooring.mirror import Feed
-from mooring.model import JSON, Config, Group, Instance, Service, State
-from mooring.registry.kv.layouts.layout import Problem
+from mooring.model import JSON, Config, Group, Instance, Service, State, Status, check_json, now
+from mooring.settings.registry import CleanupSettings
 
-if TYPE_CHECKING:
-    from mooring.registry.evictions import Evictions
+
+class Problem(NamedTuple):
+    """Something in the store that cannot be understood and was left out."""
+
+    key: bytes
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key.decode(errors='backslashreplace')}: {self.reason}"
 
 
 class InstanceFeed(Feed[str, Instance], Protocol):
@@ -155,6 +163,44 @@ def removed(service: str, id: str) -> Removed:
     )
 
 
+class StatusReport(NamedTuple):
+    """What an instance says of its status with a beat. None: as it was."""
+
+    healthy: bool | None = None
+    state: State | None = None
+    metrics: Mapping[str, JSON] | None = None
+
+    def check(self, service: str) -> None:
+        """Raise `InvalidRequest` for what cannot be report."""
+        if self.metrics is not None:
+            check_json(f"the metrics of {service}", self.metrics, finite=False)
+
+    @property
+    def nothing(self) -> bool:
+        return self == _NOTHING
+
+    def over(self, status: Status) -> Status:
+        """The status as it is from now on."""
+        return Status(
+            state=status.state if self.state is None else self.state,
+            healthy=status.healthy if self.healthy is None else self.healthy,
+            registered_at=status.registered_at,
+            updated_at=now(),
+            metrics=status.metrics if self.metrics is None else self.metrics,
+        )
+
+
+_NOTHING = StatusReport()
+
+
+def check_incarnation(service: str, id: str, incarnation: str) -> None:
+    if not incarnation:
+        raise InvalidRequest(
+            f"{service} {id}: say which incarnation it is: the one that it was given when it "
+            "registered"
+        )
+
+
 class Registrar(ABC):
     """Registers instances: those of this process, and those that send heartbeats through it."""
 
@@ -280,6 +326,94 @@ class Operations(ABC):
         """Delete what is kept of a service that has no instances: its description, and what the
         operator said of it and of those that it had. Whether that could be: not while somebody is
         registered there. Whom an operator took out stays out."""
+
+
+class Brake(NamedTuple):
+    """Why expiry of a service is paused."""
+
+    silent: int
+    total: int
+    since: int
+    """On the server's clock, in ms, as is `until`."""
+    until: int
+
+    @property
+    def unheard(self) -> bool:
+        """Redis itself takes no writes, and so hears nobody."""
+        return not self.total
+
+    def __str__(self) -> str:
+        if self.unheard:
+            return (
+                "Redis takes no writes (a replica without its master, too few replicas, or a disk "
+                "that fails it): it hears no heartbeat, and the last list is kept until it does"
+            )
+        return (
+            f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
+            "elsewhere, and the last list is kept until they beat again"
+        )
+
+
+@dataclass(slots=True)
+class CleanupReport:
+    """What one cleanup pass did."""
+
+    services: int = 0
+    removed: list[tuple[str, str]] = field(default_factory=list)
+    """Service and id, as in the next three."""
+    unhealthy: list[tuple[str, str]] = field(default_factory=list)
+    orphans: list[tuple[str, str]] = field(default_factory=list)
+    lowered: list[tuple[str, str]] = field(default_factory=list)
+    """Those whose heartbeat lay ahead of Redis' clock, which stepped back."""
+    brakes: dict[str, Brake] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        looked_at = "1 service" if self.services == 1 else f"{self.services} services"
+        out = "1 instance" if len(self.removed) == 1 else f"{len(self.removed)} instances"
+        parts = [f"{looked_at} looked at", f"{out} taken out"]
+        if self.unhealthy:
+            parts.append(f"{len(self.unhealthy)} marked unhealthy")
+        if self.orphans:
+            parts.append(f"{len(self.orphans)} remains cleared away")
+        if self.lowered:
+            count = len(self.lowered)
+            heartbeats = "1 heartbeat" if count == 1 else f"{count} heartbeats"
+            parts.append(f"{heartbeats} ahead of Redis' clock lowered")
+        parts += [f"the brake holds for {name}: {brake}" for name, brake in self.brakes.items()]
+        return "; ".join([*parts, *self.problems])
+
+
+class Evictions(ABC):
+    """Evicts instances without a heartbeat. Any number of processes may do so at once.
+
+    A brake pauses the eviction of a service if too many of its instances fall silent at once: the
+    cause is then probably not the instances.
+    """
+
+    settings: CleanupSettings
+
+    @abstractmethod
+    async def run(self, report: Callable[[CleanupReport], None] = lambda _: None) -> None:
+        """Sweep at the configured interval until cancelled. If the store did not answer, rejected
+        writes or its clock jumped, evict nothing until every instance had time for a heartbeat."""
+
+    @abstractmethod
+    async def sweep(self, *, orphans: bool = True) -> CleanupReport:
+        """Make one pass over all services. Raises `StoreError`."""
+
+    @abstractmethod
+    async def brakes(self) -> Mapping[str, Brake]:
+        """The brakes that are on, by service. Leaves out a service that cannot be read, with a
+        warning."""
+
+    @abstractmethod
+    async def release(self, service: str) -> bool:
+        """Release a brake: the next pass evicts the silent instances. Returns whether it was on."""
+
+    @abstractmethod
+    async def clock(self, service: str) -> int:
+        """The time that the brake of a service is measured with, in ms since the epoch."""
 
 
 class LeaderLease(Protocol):

@@ -27,7 +27,7 @@ from mooring.heartbeat.policy import Beats, Decision
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registry
 from mooring.registry.published_state import Metrics, PublishedState
-from mooring.registry.sigterm import close_on_sigterm
+from mooring.registry.shutdown import LINGER, close_on_sigterm
 from mooring.settings.registry import Policy
 from mooring.tasks import Backoff, Tasks, cleanup
 
@@ -39,8 +39,6 @@ _CROWDED = 1.0
 theirs in the same moment."""
 _SEED = random.getrandbits(64)
 """Of the jitter of heartbeats: other processes have another."""
-LINGER = 2.0
-"""Seconds after which every consumer that can hear of it has heard that an instance drains."""
 _STANDING: tuple[RegistrationState, ...] = ("registering", "registered", "suspended", "draining")
 """The states in which it may have a record."""
 

@@ -15,7 +15,7 @@ from mooring.durations import show
 from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
 from mooring.hub import Hub, connect, open_runner
-from mooring.registry.evictions import Evictions
+from mooring.registry.contract import Evictions
 from mooring.server.alerts import Alerts, Duty, DutyOnRedis, DutyOnStore
 from mooring.server.api import endpoints
 from mooring.server.api.health import Readiness, questions

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.held import BEHIND
-from mooring.registry.registration import LINGER
-from mooring.registry.shutdown import SIGNAL_CHECK, listening
-from mooring.registry.sigterm import close_all, close_on_sigterm
+from mooring.registry.shutdown import LINGER, SIGNAL_CHECK, close_all, close_on_sigterm, listening
 from mooring.tasks import Tasks
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, 
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.hub import Hub
 from mooring.model import JSON
-from mooring.registry.evictions import Brake, CleanupReport, Evictions
+from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
 from mooring.tasks import Tasks
 

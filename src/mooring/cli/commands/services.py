@@ -13,8 +13,7 @@ from mooring.errors import RegistryError, StoreError
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.model import JSON, Group, Service
-from mooring.registry.contract import ServiceCount
-from mooring.registry.evictions import Evictions
+from mooring.registry.contract import Evictions, ServiceCount
 
 
 def groups(

@@ -25,7 +25,7 @@ from mooring.migrate.redis_v1.format import (
 )
 from mooring.migrate.redis_v1.plan import V1Service, V2Service, different, started_anew
 from mooring.model import Config
-from mooring.registry.redis import codec as fields
+from mooring.registry.redis import layout as fields
 from mooring.registry.redis.reader import with_config
 
 V1_TIMEOUT = 90_000

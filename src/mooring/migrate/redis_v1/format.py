@@ -29,9 +29,9 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import Instance, RecordedMetadata, Status
-from mooring.registry.kv.layouts import json_values as values
-from mooring.registry.redis import codec as tiers
-from mooring.registry.redis.keys import Keys
+from mooring.registry import json_values as values
+from mooring.registry.redis import layout as tiers
+from mooring.registry.redis.layout import Keys
 
 INCARNATION = "v1"
 """Of what was copied: a process that speaks v2 has a unique one, and this one never."""

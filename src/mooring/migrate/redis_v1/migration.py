@@ -25,7 +25,7 @@ from mooring.migrate.redis_v1.plan import (
 )
 from mooring.migrate.redis_v1.reader import BRING, FORGET, Reading, Unreadable, raw, text
 from mooring.registry.redis.connection import Argument
-from mooring.registry.redis.keys import ServiceKeys
+from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.live_service import KEPT, message_head
 from mooring.registry.redis.registry import RedisRegistry
 

@@ -20,7 +20,7 @@ from mooring.migrate.redis_v1.format import (
     registered,
     understood,
 )
-from mooring.registry.redis.codec import FLAT
+from mooring.registry.redis.layout import FLAT
 
 Verdict: TypeAlias = Literal[
     "missing",

@@ -13,7 +13,7 @@ from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, V1Keys, of_v2
 from mooring.migrate.redis_v1.plan import V1Service, V2Service
 from mooring.model import Config
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.layout import Keys
 from mooring.registry.redis.live_service import KEPT
 from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.reader import Reader

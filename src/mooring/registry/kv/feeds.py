@@ -12,7 +12,9 @@ from mooring.errors import StoreError
 from mooring.formatting import describe
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.registry.contract import Problem
+from mooring.registry.json_values import Malformed
+from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
 from mooring.registry.kv.removal import tombstone_key, tombstones_of
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks

@@ -20,10 +20,10 @@ from mooring.errors import (
     TooLarge,
 )
 from mooring.model import NO_CONFIG, Config, Instance
+from mooring.registry import json_values as values
 from mooring.registry.contract import InstanceRecord
 from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.registry.kv.host_watch import HostWatch
-from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import Layout
 from mooring.registry.kv.removal import tombstone_key
 from mooring.registry.kv.shared_lease import Revisions, SharedLease

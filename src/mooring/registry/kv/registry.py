@@ -15,6 +15,7 @@ from mooring.errors import Conflict, InUse, InvalidRequest
 from mooring.mirror import Feed, Mirror, RangeFeed
 from mooring.model import JSON, Group, Instance, Service, State, new_incarnation
 from mooring.names import check_name
+from mooring.registry import json_values as values
 from mooring.registry.contract import (
     InstanceFeed,
     InstanceRecord,
@@ -23,14 +24,15 @@ from mooring.registry.contract import (
     RegistryGuarantees,
     RemoteRegistration,
     ServiceCount,
+    StatusReport,
 )
+from mooring.registry.json_values import Malformed
 from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.registry.kv.feeds import AllInstances, ServiceFeed, ServiceInstances, everything_feed
 from mooring.registry.kv.host_watch import HostWatch
 from mooring.registry.kv.instance_record import SharedState, StoreInstanceRecord
-from mooring.registry.kv.layouts import json_values as values
-from mooring.registry.kv.layouts.layout import Layout, Malformed, Place
-from mooring.registry.kv.remote_registrations import BEATS, StatusReport, StoreRemoteRegistrations
+from mooring.registry.kv.layouts.layout import Layout, Place
+from mooring.registry.kv.remote_registrations import BEATS, StoreRemoteRegistrations
 from mooring.registry.kv.removal import KEPT, forget, tombstone_key, tombstone_value
 from mooring.registry.kv.shared_lease import Revisions, SharedLease
 from mooring.store.contract import (

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from mooring import addresses
-from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, StoreError
-from mooring.model import JSON, Instance, State, Status, check_json, now
-from mooring.registry.contract import removed, superseded
+from mooring.errors import Conflict, LeaseNotFound, StoreError
+from mooring.model import Instance, now
+from mooring.registry import json_values as values
+from mooring.registry.contract import StatusReport, check_incarnation, removed, superseded
 from mooring.registry.kv.instance_record import describe_service, repair
-from mooring.registry.kv.layouts import json_values as values
 from mooring.registry.kv.layouts.layout import File, Layout
 from mooring.registry.kv.removal import tombstone_key
 from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
@@ -28,44 +28,6 @@ _GIVE_UP_WITHIN = 5.0
 
 BEATS = 3
 """So many beats fit into the time that one stays without: two may be lost."""
-
-
-class StatusReport(NamedTuple):
-    """What an instance says of its status with a beat. None: as it was."""
-
-    healthy: bool | None = None
-    state: State | None = None
-    metrics: Mapping[str, JSON] | None = None
-
-    def check(self, service: str) -> None:
-        """Raise `InvalidRequest` for what cannot be report."""
-        if self.metrics is not None:
-            check_json(f"the metrics of {service}", self.metrics, finite=False)
-
-    @property
-    def nothing(self) -> bool:
-        return self == _NOTHING
-
-    def over(self, status: Status) -> Status:
-        """The status as it is from now on."""
-        return Status(
-            state=status.state if self.state is None else self.state,
-            healthy=status.healthy if self.healthy is None else self.healthy,
-            registered_at=status.registered_at,
-            updated_at=now(),
-            metrics=status.metrics if self.metrics is None else self.metrics,
-        )
-
-
-_NOTHING = StatusReport()
-
-
-def check_incarnation(service: str, id: str, incarnation: str) -> None:
-    if not incarnation:
-        raise InvalidRequest(
-            f"{service} {id}: say which incarnation it is: the one that it was given when it "
-            "registered"
-        )
 
 
 class _Present(NamedTuple):

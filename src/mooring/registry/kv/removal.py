@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from mooring.errors import Conflict, OutcomeUnknown
 from mooring.model import Instance, now
-from mooring.registry.kv.layouts import json_values as values
+from mooring.registry import json_values as values
 from mooring.registry.kv.layouts.layout import Layout
 from mooring.store.contract import (
     Delete,

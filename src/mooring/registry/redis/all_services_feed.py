@@ -19,7 +19,7 @@ from typing import TypeAlias
 from mooring.errors import Closed, StoreError, Unavailable
 from mooring.mirror import Step, Steps
 from mooring.model import Instance
-from mooring.registry.kv.layouts.layout import Problem
+from mooring.registry.contract import Problem
 from mooring.registry.redis.pubsub import STALL
 from mooring.registry.redis.service_feed import (
     LOOK,

@@ -16,9 +16,9 @@ from prometheus_client import Counter, Gauge
 
 from mooring.durations import show
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
-from mooring.registry.evictions import Brake, CleanupReport, Evictions
+from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.keys import Keys, ServiceKeys, check_service
+from mooring.registry.redis.layout import Keys, ServiceKeys, check_service
 from mooring.registry.redis.live_service import drop_service, message_head
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, of_each

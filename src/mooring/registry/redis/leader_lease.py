@@ -7,7 +7,7 @@ is good enough for work that may be done twice.
 from __future__ import annotations
 
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.layout import Keys
 from mooring.registry.redis.pipeline import LEAD, NOTE
 
 _KEPT = 7 * 86400

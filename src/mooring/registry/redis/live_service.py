@@ -13,7 +13,7 @@ from mooring.errors import OutcomeUnknown, StoreError, Unavailable
 from mooring.model import Config, Instance
 from mooring.registry.contract import removed, superseded
 from mooring.registry.redis.connection import Argument, Connection
-from mooring.registry.redis.keys import Keys, ServiceKeys
+from mooring.registry.redis.layout import Keys, ServiceKeys
 from mooring.registry.redis.pipeline import DEREGISTER, HEARTBEAT, REGISTER
 from mooring.registry.redis.pubsub import Changes, Message
 from mooring.registry.redis.reader import Reader

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Set
 
 from mooring.model import Instance
-from mooring.registry.evictions import Brake
+from mooring.registry.contract import Brake
 
 _STEPS = 16
 """Steps of a clock that are remembered."""

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from mooring.errors import StoreError
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import LOST, code_of
-from mooring.registry.redis.keys import Keys
+from mooring.registry.redis.layout import Keys
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)

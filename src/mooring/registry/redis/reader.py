@@ -14,12 +14,12 @@ from mooring.durations import show
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import quoted
 from mooring.model import NO_CONFIG, Config, Instance, applied
-from mooring.registry.evictions import Brake
-from mooring.registry.kv.layouts import json_values as values
-from mooring.registry.kv.layouts.layout import Malformed, Problem
-from mooring.registry.redis import codec as fields
+from mooring.registry import json_values as values
+from mooring.registry.contract import Brake, Problem
+from mooring.registry.json_values import Malformed
+from mooring.registry.redis import layout as fields
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.keys import Keys, ServiceKeys
+from mooring.registry.redis.layout import Keys, ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, brake_of
 from mooring.registry.redis.pipeline import LIST, STATE
 

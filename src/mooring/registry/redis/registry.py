@@ -14,31 +14,32 @@ from mooring.formatting import quoted
 from mooring.mirror import Feed
 from mooring.model import JSON, Group, Instance, Service, State, check_text, new_incarnation
 from mooring.names import check_name, split_service
+from mooring.registry import json_values as values
 from mooring.registry.contract import (
     InstanceFeed,
     InstanceRecord,
     Listing,
+    Problem,
     Registry,
     RegistryGuarantees,
     RemoteRegistration,
     ServiceCount,
+    StatusReport,
 )
-from mooring.registry.kv.layouts import json_values as values
-from mooring.registry.kv.layouts.layout import Malformed, Problem, said_by_the_operator
-from mooring.registry.kv.remote_registrations import StatusReport
-from mooring.registry.redis import codec as fields
+from mooring.registry.json_values import Malformed
+from mooring.registry.kv.layouts.layout import said_by_the_operator
+from mooring.registry.redis import layout as fields
 from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.instance_record import RedisInstanceRecord
-from mooring.registry.redis.keys import Keys, check_service
+from mooring.registry.redis.layout import Keys, check_service
 from mooring.registry.redis.leader_lease import RedisLeaderLease
 from mooring.registry.redis.live_service import LiveService, drop_service, message_head
 from mooring.registry.redis.liveness import overdue, standing
 from mooring.registry.redis.pipeline import EDIT, FORGET
 from mooring.registry.redis.pubsub import Changes
 from mooring.registry.redis.reader import Reader, of_each, with_config
-from mooring.registry.redis.remote_registrations import RedisRemoteRegistrations
+from mooring.registry.redis.registrations import RedisInstanceRecord, RedisRemoteRegistrations
 from mooring.registry.redis.service_feed import LastAnswer, ServiceFeed
 from mooring.settings.registry import RegistrySettings
 from mooring.store.validation import check_ttl

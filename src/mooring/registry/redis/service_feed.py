@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 
 from mooring.mirror import Step, Steps
 from mooring.model import Config, Instance
-from mooring.registry.kv.layouts.layout import Problem
-from mooring.registry.redis.keys import ServiceKeys
+from mooring.registry.contract import Problem
+from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, overdue, standing
 from mooring.registry.redis.pubsub import STALL, Changes, Message
 from mooring.registry.redis.reader import Reader, State, with_config

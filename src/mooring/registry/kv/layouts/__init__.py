@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.names import nearest
+from mooring.registry.contract import Problem
 from mooring.registry.kv.layouts.hprose import Hprose
-from mooring.registry.kv.layouts.layout import CARRIES, Assembled, File, Layout, Place, Problem
+from mooring.registry.kv.layouts.layout import CARRIES, Assembled, File, Layout, Place
 from mooring.registry.kv.layouts.rooted import Endpoints, Plain
 from mooring.registry.kv.layouts.tree import Tree
 

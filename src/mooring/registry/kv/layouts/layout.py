@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import NO_CONFIG, Config, Group, Instance, Service
+from mooring.registry.contract import Problem
 from mooring.store.contract import Entry, Range
 
 File = Literal["data", "status", "config", "info"]
@@ -72,23 +73,9 @@ class Place(NamedTuple):
     file: File
 
 
-class Problem(NamedTuple):
-    """Something in the store that cannot be understood and was left out."""
-
-    key: bytes
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.key.decode(errors='backslashreplace')}: {self.reason}"
-
-
 class Assembled(NamedTuple):
     instance: Instance | None
     problems: tuple[Problem, ...] = ()
-
-
-class Malformed(InvalidRequest):
-    """A value that cannot be read; the message says why."""
 
 
 def said_by_the_operator(instance: Instance) -> list[str]:

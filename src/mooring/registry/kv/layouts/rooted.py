@@ -15,8 +15,10 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import JSON, Instance, RecordedMetadata
 from mooring.names import DEFAULT_GROUP, split_service
-from mooring.registry.kv.layouts import json_values as values
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.registry import json_values as values
+from mooring.registry.contract import Problem
+from mooring.registry.json_values import Malformed
+from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
 from mooring.store.contract import Entry, Range, key, prefix
 
 

@@ -28,8 +28,10 @@ from mooring.model import (
 )
 from mooring.model import Status as InstanceStatus
 from mooring.names import check_name, is_service, join_service, split_service
-from mooring.registry.kv.layouts import json_values as values
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Malformed, Place, Problem
+from mooring.registry import json_values as values
+from mooring.registry.contract import Problem
+from mooring.registry.json_values import Malformed
+from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
 from mooring.store.contract import Entry, Range, prefix
 
 ROOT = "/registry/"

@@ -21,11 +21,15 @@ from mooring.model import (
     check_metadata_size,
     check_text,
 )
-from mooring.registry.kv.layouts.layout import Malformed
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Malformed(InvalidRequest):
+    """A value that cannot be read; the message says why."""
+
 
 Fields = dict[str, Any]
 _decoder = msgspec.json.Decoder()
