@@ -28,8 +28,8 @@ from mooring.addresses import reachable_host
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
 from mooring.model import Instance, RegistrationState
-from mooring.registry.shutdown import LINGER
 from mooring.registry.registration import Registration
+from mooring.registry.shutdown import LINGER
 from mooring.tasks import Tasks, cleanup, in_thread
 
 log = logging.getLogger(__name__)
