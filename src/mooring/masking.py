@@ -104,7 +104,7 @@ def holds_secret(value: JSON, deep: int = DEEPEST) -> bool:
     return bool(_secrets(value)) or holds_secret(_structure(value), deep)
 
 
-def clear_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator[str]:
+def cleartext_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator[str]:
     """The fields whose secrets are in clear text and not masked, by their names with dots. A list
     is one field."""
     if not isinstance(value, dict):
@@ -123,26 +123,28 @@ def clear_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator
             if inner not in (None, "", MASK):
                 yield field
         elif deep > 0:
-            yield from clear_secrets(inner, field, deep - 1)
+            yield from cleartext_secrets(inner, field, deep - 1)
 
 
-def clear_secrets_of(name: str, value: JSON) -> tuple[str, ...]:
+def cleartext_secrets_of(name: str, value: JSON) -> tuple[str, ...]:
     """The same for a value with a name of its own; an empty field stands for all of it."""
     if isinstance(value, dict) and not is_hidden(name):
-        return tuple(clear_secrets(value))
-    return ("",) if any(clear_secrets({name or "value": value})) else ()
+        return tuple(cleartext_secrets(value))
+    return ("",) if any(cleartext_secrets({name or "value": value})) else ()
 
 
 def _is_clear(value: JSON, deep: int) -> bool:
     if isinstance(value, list):
         return deep <= 0 or any(
-            _is_clear(inner, deep - 1) or any(clear_secrets(inner, "", deep - 1)) for inner in value
+            _is_clear(inner, deep - 1) or any(cleartext_secrets(inner, "", deep - 1))
+            for inner in value
         )
     if not isinstance(value, str):
         return False
     structure = _structure(value)
     return any(each != MASK for each in _secrets(value)) or (
-        structure is not None and (any(clear_secrets(structure)) or _is_clear(structure, deep - 1))
+        structure is not None
+        and (any(cleartext_secrets(structure)) or _is_clear(structure, deep - 1))
     )
 
 

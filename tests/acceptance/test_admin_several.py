@@ -20,7 +20,7 @@ import pytest
 
 import mooring
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.server.alerts import DutyOnRedis, DutyOnStore
+from mooring.server.alerts import RedisElection, StoreElection
 from tests.acceptance.serving import Served
 from tests.features.test_admin_webhook import receiving
 from tests.waiting import eventually, until
@@ -376,9 +376,9 @@ async def left_to_a_successor(store: str, problem: str) -> None:
     """Wait until the server that calls the webhook has noted that it reported a problem."""
     async with mooring.connect(store) as hub:
         duty = (
-            DutyOnRedis(hub.registry.leader_lease)
+            RedisElection(hub.registry.leader_lease)
             if isinstance(hub.registry, RedisRegistry)
-            else DutyOnStore(hub)
+            else StoreElection(hub)
         )
 
         async def noted() -> bool:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mooring.hub import open_store
 from mooring.server.auth import audit_store
-from mooring.server.auth.audit import Audit, Entry
+from mooring.server.auth.audit import Audit, AuditEntry
 from mooring.server.auth.audit_store import AuditStore, surplus
-from mooring.server.auth.data_dir import Folder
+from mooring.server.auth.data_dir import DataDir
 from mooring.store import Put, Store, prefix
 from tests.backends import USUAL, usual
 from tests.waiting import eventually
@@ -35,15 +35,15 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 
 def audit_in(folder: Path) -> Audit:
-    made = Folder(folder)
+    made = DataDir(folder)
     made.prepare()
     return Audit(made)
 
 
-def entry(number: int, token: str = "t", **named: object) -> Entry:
+def entry(number: int, token: str = "t", **named: object) -> AuditEntry:
     fields = {"role": "operator", "status": 200, **named}
     id = f"{number:014x}0000"
-    return Entry(id=id, time="", who=token, token=token, method="POST", path="/", **fields)  # type: ignore[arg-type]
+    return AuditEntry(id=id, time="", who=token, token=token, method="POST", path="/", **fields)  # type: ignore[arg-type]
 
 
 async def read(

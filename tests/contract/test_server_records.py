@@ -11,7 +11,7 @@ import pytest
 
 from mooring.errors import Conflict
 from mooring.hub import open_store
-from mooring.server.auth.signed_records import Records, ServerKey, is_key_of, seal, unseal
+from mooring.server.auth.signed_records import ServerKey, SignedRecords, is_key_of, seal, unseal
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from tests.backends import USUAL, usual
 from tests.waiting import eventually
@@ -42,9 +42,9 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 @contextlib.asynccontextmanager
 async def reading(
     store: Store, server_key: ServerKey = KEY, purpose: str = "rights"
-) -> AsyncIterator[Records[Right]]:
+) -> AsyncIterator[SignedRecords[Right]]:
     """What a server that starts now knows."""
-    async with Records(store, server_key, purpose, Right) as records:
+    async with SignedRecords(store, server_key, purpose, Right) as records:
         await records.ready()
         yield records
 
@@ -78,7 +78,7 @@ async def test_what_one_server_writes_the_others_know(store: Store):
 
 
 async def test_a_record_that_another_server_made_a_moment_ago_is_found(store: Store):
-    behind = Records(store, KEY, "rights", Right)  # it follows nothing yet
+    behind = SignedRecords(store, KEY, "rights", Right)  # it follows nothing yet
     async with reading(store) as one:
         await one.create("a", Right("viewer"))
         assert behind.get("a") is None

@@ -432,7 +432,7 @@ async def test_services_without_instances_are_known_where_the_registry_knows_the
     admin: Admin,
 ):
     await admin.hub.registry.describe(service="idle", set={"description": "sleeps"})
-    admin.fleet.take_names([each.name for each in await admin.hub.registry.services()])
+    admin.fleet.update_names([each.name for each in await admin.hub.registry.services()])
     await admin.fleet.ready()
     assert [each["serviceName"] for each in await told(admin, "services")] == ["idle"]
 

@@ -21,9 +21,9 @@ from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.server import alerts as duty_module
 from mooring.server import alerts as running
-from mooring.server.alerts import Alerts, Duty, DutyOnRedis, DutyOnStore
+from mooring.server.alerts import Alerts, NotifierElection, RedisElection, StoreElection
 from mooring.server.api.prometheus import NOTICES
-from mooring.server.live.problems import Outlook, Problem
+from mooring.server.live.problems import CurrentProblems, Problem
 from mooring.server.settings import AlertSettings
 from mooring.store import Delete, Put, prefix
 from tests.unit.test_fleet_problems import Seen
@@ -91,7 +91,7 @@ def sent() -> float:
     return count
 
 
-class Wrong(Outlook):
+class Wrong(CurrentProblems):
     """What is wrong, as the test says."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ def problem(service: str, severity: Any = "critical") -> Problem:
     return Problem(f"no_instances:{service}", severity, "no_instances", service, "", None, text, "")
 
 
-class Alone(Duty):
+class Alone(NotifierElection):
     """Of a server that has no others beside it."""
 
     def __init__(self) -> None:
@@ -131,9 +131,11 @@ class Alone(Duty):
         self._left = reported
 
 
-def alerts(wrong: Outlook, url: str, duty: Duty | None = None, **settings: Any) -> Alerts:
+def alerts(
+    wrong: CurrentProblems, url: str, duty: NotifierElection | None = None, **settings: Any
+) -> Alerts:
     told = AlertSettings(webhook=url, after=0.05, **settings)
-    return Alerts(wrong, told, duty or Alone(), look=0.02)
+    return Alerts(wrong, told, duty or Alone(), interval=0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +177,7 @@ async def test_a_problem_does_not_last_because_it_is_reported_from_the_cache():
     fleet = Seen(stale=True)
     with receiving() as receiver:
         url = f"http://127.0.0.1:{receiver.server_port}/"
-        async with alerts(Outlook(fleet, clock=problems_asked_for), url):
+        async with alerts(CurrentProblems(fleet, clock=problems_asked_for), url):
             await eventually(lambda: asked >= 10)
             fleet.stale, clock = False, 1.0
             await eventually(lambda: asked >= 20)
@@ -252,13 +254,15 @@ async def test_leaving_waits_for_no_webhook():
 
 
 @contextlib.asynccontextmanager
-async def alerting(url: str, wrong: Outlook, hook: str, *, ttl: float = 6.0) -> AsyncIterator[Duty]:
+async def alerting(
+    url: str, wrong: CurrentProblems, hook: str, *, ttl: float = 6.0
+) -> AsyncIterator[NotifierElection]:
     """A server with a hub of its own, as in a process of its own."""
     async with mooring.connect(url) as hub:
-        duty: Duty = (
-            DutyOnRedis(cast(RedisRegistry, hub.registry).leader_lease, ttl=ttl)
+        duty: NotifierElection = (
+            RedisElection(cast(RedisRegistry, hub.registry).leader_lease, ttl=ttl)
             if url.startswith("redis")
-            else DutyOnStore(hub, ttl=ttl)
+            else StoreElection(hub, ttl=ttl)
         )
         async with duty, alerts(wrong, hook, duty):
             yield duty
@@ -315,17 +319,17 @@ class TestOfSeveralServers:
         async with mooring.connect(store_url) as hub:
             if store_url.startswith("redis"):
                 lease = cast(RedisRegistry, hub.registry).leader_lease
-                async with DutyOnRedis(lease, ttl=60.0) as before:
+                async with RedisElection(lease, ttl=60.0) as before:
                     await eventually(lambda: before.mine)
                     assert not await lease.lead("another", 2.0)
                     await before.leave(b"new")
-                    former = DutyOnRedis(lease)
+                    former = RedisElection(lease)
                     with pytest.raises(StoreError, match="another server has the duty"):
                         await former.leave(b"old")
                     assert await former.reported() == b"new"
                 assert await lease.lead("another", 2.0), "it resigns when it stops"
                 return
-            async with DutyOnStore(hub, ttl=60.0) as duty:
+            async with StoreElection(hub, ttl=60.0) as duty:
                 await eventually(lambda: duty.mine)
                 await duty.leave(b"new")
                 leadership = duty._leadership
@@ -351,7 +355,7 @@ async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_
     assert receiver.problems == [("firing", "no_instances:orders"), ("firing", "no_instances:cart")]
 
 
-class Confirming(DutyOnStore):
+class Confirming(StoreElection):
     """Records the results of `confirm`."""
 
     def __init__(self, hub: mooring.Hub, *, ttl: float) -> None:
@@ -371,7 +375,7 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
         duty._mine = True
         old, other = (each.election(duty_module._ELECTION) for each in (hub, other_hub))
         reported = msgspec.json.encode([problem("orders")])
-        await hub.store.commit(Put(duty_module._NOTIFIED, reported))
+        await hub.store.commit(Put(duty_module._REPORTED, reported))
 
         async def standing(count: int) -> None:
             async def stand() -> bool:
@@ -403,7 +407,7 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
     assert receiver.problems == [("resolved", "no_instances:orders")]
 
 
-async def _left(duty: Duty, text: bytes) -> None:
+async def _left(duty: NotifierElection, text: bytes) -> None:
     """Wait until the successor of a server would know that something was told."""
 
     async def is_known() -> bool:

@@ -1,4 +1,4 @@
-"""Checks at work: who is probed, when, how often at once, and what is told of it."""
+"""HealthChecks at work: who is probed, when, how often at once, and what is told of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from mooring.model import Instance
-from mooring.server.health_checks.checkers import Checkers, HTTPChecker, Outcome, Target, choose
-from mooring.server.health_checks.scheduler import Checks, Key
-from mooring.server.health_checks.target_policy import Policy, Resolver
+from mooring.server.health_checks.checkers import (
+    Checkers,
+    HTTPChecker,
+    Outcome,
+    Target,
+    load_checkers,
+)
+from mooring.server.health_checks.scheduler import HealthChecks, Key
+from mooring.server.health_checks.target_policy import Resolver, TargetPolicy
 from mooring.server.settings import CheckSettings
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
@@ -21,7 +27,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.virtual_time
 
-LAPTOP = Policy(loopback=True)
+LAPTOP = TargetPolicy(loopback=True)
 OFTEN = CheckSettings(enabled=True, interval=0.05, failures=2, timeout=10.0)
 
 
@@ -125,10 +131,10 @@ def running(
     settings: CheckSettings = OFTEN,
     *,
     checkers: Checkers | None = None,
-    policy: Policy = LAPTOP,
+    policy: TargetPolicy = LAPTOP,
     resolve: Resolver | None = None,
-) -> Checks:
-    return Checks(fleet, settings, policy=policy, checkers=checkers, resolve=resolve)
+) -> HealthChecks:
+    return HealthChecks(fleet, settings, policy=policy, checkers=checkers, resolve=resolve)
 
 
 async def test_one_that_is_well_falls_ill_and_recovers():
@@ -153,7 +159,9 @@ async def test_every_protocol_of_the_contract_is_probed_but_udp():
         protocol: Instance("orders", "127.0.0.1", free_port(), protocol) for protocol in protocols
     }
     fleet = Picture(*instances.values())
-    probed = [instance for name, instance in instances.items() if name in choose().protocols()]
+    probed = [
+        instance for name, instance in instances.items() if name in load_checkers().protocols()
+    ]
     assert len(probed) == 7
     async with running(fleet):
         await eventually(

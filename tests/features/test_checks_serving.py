@@ -1,4 +1,4 @@
-"""Checks on what is really registered: on the live picture, and under `mooring serve`."""
+"""HealthChecks on what is really registered: on the live picture, and under `mooring serve`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import mooring
 from mooring import addresses
 from mooring.errors import InvalidRequest
 from mooring.model import Instance
-from mooring.server.health_checks.scheduler import Checks
+from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import policy
 from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings, load
@@ -47,7 +47,7 @@ async def test_the_live_picture_has_the_response_time_and_the_failure():
         rules = policy([], [("127.0.0.1", free_port())])
         well = Instance("orders", "127.0.0.1", port, "http")
         ill = Instance("orders", "127.0.0.1", free_port(), "http")
-        async with Checks(fleet, OFTEN, policy=rules), hub.register(well):
+        async with HealthChecks(fleet, OFTEN, policy=rules), hub.register(well):
             async with hub.register(ill):
                 await eventually(lambda: (fleet.response_time("orders", well.id) or 0) > 0)
                 await eventually(lambda: "refused" in fleet.check_failure("orders", ill.id))

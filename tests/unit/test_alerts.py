@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.errors import InvalidRequest
-from mooring.server.alerts import Ledger
+from mooring.server.alerts import AlertState
 from mooring.server.live.problems import Problem
 from mooring.server.settings import parse_alerts
 
@@ -22,7 +22,7 @@ A, B = problem("a"), problem("b")
 
 
 def test_a_problem_is_told_once_it_has_lasted():
-    ledger = Ledger(after=30)
+    ledger = AlertState(after=30)
     assert not ledger.look([A], 0)
     assert not ledger.look([A], 29)
     notice = ledger.look([A], 30)
@@ -32,13 +32,13 @@ def test_a_problem_is_told_once_it_has_lasted():
 
 
 def test_one_that_comes_and_goes_is_not_told():
-    ledger = Ledger(after=30)
+    ledger = AlertState(after=30)
     for second in range(0, 600, 20):
         assert not ledger.look([A] if second % 40 else [], second)
 
 
 def test_it_is_over_once_it_has_been_gone():
-    ledger = Ledger(after=30)
+    ledger = AlertState(after=30)
     ledger.look([A], 0)
     ledger.told(ledger.look([A], 30))
     assert not ledger.look([], 31)
@@ -51,7 +51,7 @@ def test_it_is_over_once_it_has_been_gone():
 
 
 def test_what_could_not_be_told_is_due_again_as_it_is_then():
-    ledger = Ledger(after=30)
+    ledger = AlertState(after=30)
     ledger.look([A], 0)
     assert ledger.look([A], 30).firing == (A,)
     worse = problem("a", "worse")
@@ -61,7 +61,7 @@ def test_what_could_not_be_told_is_due_again_as_it_is_then():
 
 @given(some.lists(some.sets(some.sampled_from("abc")), max_size=30), some.integers(0, 3))
 def test_who_hears_everything_knows_what_holds(states: list[set[str]], after: int):
-    ledger, heard = Ledger(after=after), set[str]()
+    ledger, heard = AlertState(after=after), set[str]()
     states += [states[-1] if states else set()] * (after + 1)
     for second, names in enumerate(states):
         notice = ledger.look(map(problem, sorted(names)), second)

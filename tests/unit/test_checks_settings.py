@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.server.health_checks import checkers as choosing
-from mooring.server.health_checks.checkers import Outcome, Target, choose
+from mooring.server.health_checks.checkers import Outcome, Target, load_checkers
 from mooring.server.settings import CheckSettings, is_path, parse_checks
 
 
@@ -71,16 +71,16 @@ class Own:
 
 
 def test_each_protocol_of_the_contract_has_a_checker_but_udp():
-    checkers = choose()
+    checkers = load_checkers()
     assert checkers.protocols() == ["grpc", "grpcs", "http", "https", "tcp", "ws", "wss"]
-    assert checkers.of("udp") is None
-    assert checkers.of("redis") is None
+    assert checkers.get("udp") is None
+    assert checkers.get("redis") is None
 
 
 def test_a_protocol_can_share_anothers_checker_or_have_none():
-    checkers = choose({"redis": "tcp", "grpc": "none"})
-    assert checkers.of("redis") is checkers.of("tcp")
-    assert checkers.of("grpc") is None
+    checkers = load_checkers({"redis": "tcp", "grpc": "none"})
+    assert checkers.get("redis") is checkers.get("tcp")
+    assert checkers.get("grpc") is None
 
 
 def test_off_without_quotes_is_none():
@@ -91,13 +91,13 @@ def test_a_checker_that_nobody_has_is_named():
     with pytest.raises(
         InvalidRequest, match=r"checks.protocols.redis: no checker 'htttp', did you"
     ):
-        choose({"redis": "htttp"})
+        load_checkers({"redis": "htttp"})
 
 
 def test_one_of_ones_own_can_be_registered():
-    checkers, own = choose(), Own()
+    checkers, own = load_checkers(), Own()
     checkers.register("redis", own)
-    assert checkers.of("redis") is own
+    assert checkers.get("redis") is own
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
@@ -111,12 +111,12 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
 
 def test_a_package_can_bring_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(tmp_path, monkeypatch, f"redis = {__name__}:Own")
-    checkers = choose({"valkey": "redis"})
-    assert type(checkers.of("redis")).__name__ == "Own"
-    assert checkers.of("valkey") is checkers.of("redis")
+    checkers = load_checkers({"valkey": "redis"})
+    assert type(checkers.get("redis")).__name__ == "Own"
+    assert checkers.get("valkey") is checkers.get("redis")
 
 
 def test_one_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(tmp_path, monkeypatch, "redis = nowhere.at_all:Own")
     with pytest.raises(InvalidRequest, match=r"health checker 'redis' of the entry point nowhere"):
-        choose()
+        load_checkers()

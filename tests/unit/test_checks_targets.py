@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from mooring.model import Instance
 from mooring.server.health_checks.target_policy import (
-    Lookups,
-    NotProbed,
-    Policy,
-    means,
+    CheckSkipped,
+    HostLookups,
+    TargetPolicy,
+    effective_addresses,
     own_addresses,
     policy,
     targets,
@@ -44,7 +44,7 @@ NEVER = [
     "fe80::1%lo",
     "fd12::1%lo",
 ]
-WIDE = Policy(
+WIDE = TargetPolicy(
     networks=tuple(map(ipaddress.ip_network, ("0.0.0.0/0", "::/0", "127.0.0.0/8", "::1/128")))
 )
 """Allows what can be allowed."""
@@ -72,7 +72,7 @@ def disguises(address: IPv4Address) -> list[IPv6Address]:
 
 @pytest.mark.parametrize("address", NEVER)
 def test_some_addresses_are_never_probed(address: str):
-    for one in (Policy(), Policy(loopback=True), WIDE):
+    for one in (TargetPolicy(), TargetPolicy(loopback=True), WIDE):
         assert one.objection(address, 80)
 
 
@@ -86,17 +86,17 @@ def test_what_is_forbidden_is_so_in_every_form(address: IPv4Address):
 
 @given(st.ip_addresses(v=4, network="127.0.0.0/8"))
 def test_loopback_is_loopback_in_every_form(address: IPv4Address):
-    on_a_laptop = Policy(loopback=True)
+    on_a_laptop = TargetPolicy(loopback=True)
     assert on_a_laptop.objection(str(address), 80) == ""
     for each in (address, *disguises(address)):
-        assert "loopback" in Policy().objection(str(each), 80)
+        assert "loopback" in TargetPolicy().objection(str(each), 80)
 
 
 @given(st.ip_addresses(v=4), st.integers(1, 65535))
 def test_a_form_of_an_address_is_never_allowed_where_the_address_is_not(
     address: IPv4Address, port: int
 ):
-    for one in (Policy(), Policy(loopback=True), policy(["10.0.0.0/8", "::/0"], [])):
+    for one in (TargetPolicy(), TargetPolicy(loopback=True), policy(["10.0.0.0/8", "::/0"], [])):
         if one.objection(str(address), port):
             for disguised in disguises(address):
                 assert one.objection(str(disguised), port), disguised
@@ -105,7 +105,7 @@ def test_a_form_of_an_address_is_never_allowed_where_the_address_is_not(
 @given(st.ip_addresses())
 def test_what_is_allowed_is_an_address_that_one_may_call(address: IPv4Address | IPv6Address):
     if WIDE.objection(str(address), 80) == "":
-        for meant in means(address):
+        for meant in effective_addresses(address):
             kinds = [meant.is_unspecified, meant.is_multicast, meant.is_link_local]
             assert not any(kinds)
             assert not isinstance(meant, IPv4Address) or not meant.is_reserved
@@ -114,7 +114,7 @@ def test_what_is_allowed_is_an_address_that_one_may_call(address: IPv4Address | 
 @given(st.ip_addresses(v=4), st.ip_addresses(v=4), st.integers(0, 32))
 def test_networks_narrow(address: IPv4Address, other: IPv4Address, bits: int):
     network = IPv4Network((other, bits), strict=False)
-    narrow = Policy(networks=(network,))
+    narrow = TargetPolicy(networks=(network,))
     if narrow.objection(str(address), 80) == "":
         assert address in network
     if address not in network:
@@ -170,7 +170,7 @@ def test_loopback_is_probed_by_a_server_that_listens_on_nothing_else(
 )
 def test_the_server_itself_is_not_probed(address: str):
     own = frozenset({ipaddress.ip_address("10.1.1.1")})
-    one = Policy(loopback=True, ports=frozenset({7480}), own=lambda: own)
+    one = TargetPolicy(loopback=True, ports=frozenset({7480}), own=lambda: own)
     assert one.objection(address, 7480) == "is this server itself"
     assert one.objection(address, 7481) == ""
     assert one.objection("10.1.1.2", 7480) == ""
@@ -196,7 +196,7 @@ SETTINGS = CheckSettings(enabled=True)
 async def test_a_name_is_looked_up_once_and_its_addresses_are_the_targets():
     resolve, asked = resolver("10.0.0.1", "fd12::1")
     instance = Instance("orders", "orders.internal", 80, "http")
-    found = await targets(instance, SETTINGS, Policy(), resolve)
+    found = await targets(instance, SETTINGS, TargetPolicy(), resolve)
     assert [(each.host, each.address, each.port) for each in found] == [
         ("orders.internal", "10.0.0.1", 80),
         ("orders.internal", "fd12::1", 80),
@@ -208,7 +208,7 @@ async def test_a_name_is_looked_up_once_and_its_addresses_are_the_targets():
 async def test_an_address_is_not_looked_up():
     resolve, asked = resolver("10.0.0.1")
     instance = Instance("orders", "10.9.9.9", 80)
-    (found,) = await targets(instance, SETTINGS, Policy(), resolve)
+    (found,) = await targets(instance, SETTINGS, TargetPolicy(), resolve)
     assert (found.address, asked) == ("10.9.9.9", [])
 
 
@@ -218,24 +218,24 @@ async def test_an_address_is_not_looked_up():
 async def test_a_name_of_which_one_address_is_forbidden_is_not_probed(found: list[str]):
     resolve, _ = resolver(*found)
     instance = Instance("orders", "orders.internal", 80)
-    with pytest.raises(NotProbed) as refused:
-        await targets(instance, SETTINGS, Policy(), resolve)
+    with pytest.raises(CheckSkipped) as refused:
+        await targets(instance, SETTINGS, TargetPolicy(), resolve)
     assert not any(address in str(refused.value) for address in found), "a lookup is not revealed"
 
 
 async def test_a_name_of_loopback_is_seen_through():
-    with pytest.raises(NotProbed, match="loopback"):
-        await targets(Instance("orders", "localhost", 80), SETTINGS, Policy(), Lookups())
+    with pytest.raises(CheckSkipped, match="loopback"):
+        await targets(Instance("orders", "localhost", 80), SETTINGS, TargetPolicy(), HostLookups())
 
 
 async def test_a_name_that_is_none_is_an_error_of_the_lookup():
     with pytest.raises(OSError, match=r"."):
-        await Lookups()("nobody.invalid")
+        await HostLookups()("nobody.invalid")
 
 
 async def test_a_port_named_health_is_probed_in_place_of_the_main_one():
     instance = Instance("orders", "10.0.0.1", 80, ports={"health": 81, "admin": 82})
-    (found,) = await targets(instance, SETTINGS, Policy(), Lookups())
+    (found,) = await targets(instance, SETTINGS, TargetPolicy(), HostLookups())
     assert found.port == 81
 
 
@@ -247,7 +247,7 @@ async def test_the_path_is_the_servers_unless_it_lets_instances_choose():
         (CheckSettings(paths={"shop/*": "/c", "*": "/d"}), "/d"),
         (CheckSettings(metadata_path=True), "/up?deep=1"),
     ):
-        (found,) = await targets(instance, settings, Policy(), Lookups())
+        (found,) = await targets(instance, settings, TargetPolicy(), HostLookups())
         assert found.path == path
 
 
@@ -257,13 +257,13 @@ async def test_the_path_is_the_servers_unless_it_lets_instances_choose():
 )
 async def test_a_path_that_is_none_is_not_asked_for(path: str):
     instance = Instance("orders", "10.0.0.1", 80, metadata={"healthPath": path})
-    with pytest.raises(NotProbed, match="healthPath"):
-        await targets(instance, CheckSettings(metadata_path=True), Policy(), Lookups())
+    with pytest.raises(CheckSkipped, match="healthPath"):
+        await targets(instance, CheckSettings(metadata_path=True), TargetPolicy(), HostLookups())
 
 
 def test_the_networks_that_are_never_probed_leave_room():
     """Private and public addresses, with and without a translator, can be probed."""
     for address in ("10.0.0.1", "192.168.1.1", "100.64.0.1", "8.8.8.8", "2001:db8::1", "fd00::1"):
-        assert Policy().objection(address, 443) == ""
+        assert TargetPolicy().objection(address, 443) == ""
     assert IPv6Address("64:ff9b::808:808") in IPv6Network("64:ff9b::/96")
-    assert Policy().objection("64:ff9b::808:808", 443) == ""
+    assert TargetPolicy().objection("64:ff9b::808:808", 443) == ""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooring import Instance
 from mooring.model import Status
-from mooring.server.live.history import Signs
+from mooring.server.live.history import LivenessSignals
 from mooring.server.live.polling import EVERY
 
 ONE = Instance("a", "h", 1, incarnation="x")
@@ -30,12 +30,12 @@ def lived(
     died: float = float("inf"),
     rounding: float = 0.0,
     said: float | None = None,
-) -> Signs:
+) -> LivenessSignals:
     """The signs, up to a moment, of one whose lease is renewed at a third of its time until it
     dies."""
-    signs, renewal, at = Signs(), ttl / 3, 0.3
+    signs, renewal, at = LivenessSignals(), ttl / 3, 0.3
     if said is not None:
-        signs.said(AT, said)
+        signs.reported(AT, said)
     while at < until:
         lives = min(at, died)
         signs.sampled(AT, at - (lives - lives % renewal) + rounding, at)
@@ -45,39 +45,39 @@ def lived(
 
 @pytest.mark.parametrize(("state", "how"), [("draining", "drained"), ("down", "down")])
 def test_one_that_said_so_went_in_order(state: str, how: str):
-    assert Signs().gone(AT, being(state=state), 1000.0) == how
+    assert LivenessSignals().classify_departure(AT, being(state=state), 1000.0) == how
 
 
 def test_one_that_somebody_takes_out_here_went_in_order_for_a_moment():
-    signs = Signs()
-    signs.expect(AT, "taken_out", 100.0)
-    assert signs.gone(AT, ONE, 101.0) == "taken_out"
-    signs.expect(AT, "left", 100.0)
-    assert signs.gone(AT, ONE, 200.0) == "lost"
+    signs = LivenessSignals()
+    signs.expect_departure(AT, "taken_out", 100.0)
+    assert signs.classify_departure(AT, ONE, 101.0) == "taken_out"
+    signs.expect_departure(AT, "left", 100.0)
+    assert signs.classify_departure(AT, ONE, 200.0) == "lost"
 
 
 def test_one_of_which_nothing_is_known_is_taken_for_lost():
-    assert Signs().gone(AT, ONE, 5.0) == "lost"
+    assert LivenessSignals().classify_departure(AT, ONE, 5.0) == "lost"
 
 
 def test_one_that_came_or_said_something_just_now_left():
-    signs = Signs()
-    signs.said(AT, 10.0)
-    assert signs.gone(AT, ONE, 11.0) == "left"
-    signs.said(AT, 10.0)
-    assert signs.gone(AT, ONE, 14.0) == "lost"
+    signs = LivenessSignals()
+    signs.reported(AT, 10.0)
+    assert signs.classify_departure(AT, ONE, 11.0) == "left"
+    signs.reported(AT, 10.0)
+    assert signs.classify_departure(AT, ONE, 14.0) == "lost"
 
 
 def test_what_was_known_of_one_that_went_says_nothing_of_the_next():
     signs = lived(15.0, 100.0, chance=Random(1), said=99.0)
-    assert signs.gone(AT, ONE, 99.5) == "left"
-    assert signs.gone(AT, ONE, 99.6) == "lost"
+    assert signs.classify_departure(AT, ONE, 99.5) == "left"
+    assert signs.classify_departure(AT, ONE, 99.6) == "lost"
 
 
 @pytest.mark.parametrize("ttl", [15.0, 30.0, 60.0])
 def test_hardly_one_that_leaves_while_it_renews_is_taken_for_lost(ttl: float):
     moments = [150.0 + number / 3 for number in range(200)]
-    ways = [lived(ttl, at, chance=Random(at)).gone(AT, ONE, at) for at in moments]
+    ways = [lived(ttl, at, chance=Random(at)).classify_departure(AT, ONE, at) for at in moments]
     assert ways.count("left") > 190
 
 
@@ -94,13 +94,13 @@ def test_one_whose_time_ran_out_is_lost_whatever_it_said_before(
     ends = died - died % (ttl / 3) + ttl
     said = max(died - spoke, 0.0)
     signs = lived(ttl, ends, chance=Random(seed), died=died, rounding=rounding, said=said)
-    assert signs.gone(AT, ONE, ends) == "lost"
+    assert signs.classify_departure(AT, ONE, ends) == "lost"
 
 
 def test_the_time_of_one_counts_where_it_is_known():
     for ttl, how in ((2.0, "lost"), (60.0, "left")):
-        signs = Signs()
-        signs.lasts(AT, ttl)
-        signs.said(AT, 100.0)
+        signs = LivenessSignals()
+        signs.set_ttl(AT, ttl)
+        signs.reported(AT, 100.0)
         signs.sampled(AT, 1.0, 101.0)
-        assert signs.gone(AT, ONE, 102.0) == how
+        assert signs.classify_departure(AT, ONE, 102.0) == how

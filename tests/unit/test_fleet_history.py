@@ -10,7 +10,7 @@ from mooring.messages import message
 from mooring.model import Status, now
 from mooring.server.live import history as histories
 from mooring.server.live import history as timelines
-from mooring.server.live.history import Event, MetricHistory, Timeline, events_of
+from mooring.server.live.history import MetricHistory, Timeline, TimelineEvent, events_of
 
 ONE = Instance("a", "h", 1, incarnation="x")
 
@@ -47,8 +47,8 @@ def test_metrics_come_without_a_word():
     assert list(events_of(ONE, changed(status=Status(metrics={"cpu": {"load": 1}})))) == []
 
 
-def event(service: str, id: str = "h:1") -> Event:
-    return Event(now(), service, id, "added", message("came_up"))
+def event(service: str, id: str = "h:1") -> TimelineEvent:
+    return TimelineEvent(now(), service, id, "added", message("came_up"))
 
 
 def test_the_newest_events_of_a_service_are_kept():

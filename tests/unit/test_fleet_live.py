@@ -19,7 +19,7 @@ from mooring.registry.contract import Registry
 from mooring.server.live import services
 from mooring.server.live import state as live
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import NUMBERS, Tally
+from mooring.server.live.summary import NUMBERS, HealthCounts
 from tests.waiting import eventually
 
 
@@ -115,10 +115,10 @@ async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: H
     async with hub.register(at("a")):
         await eventually(lambda: fleet.silence("a", "h:1") is not None)
         version = fleet.version
-        fleet.take_silence("a", {"h:1": 31.0, "unknown": 99.0})
+        fleet.update_silence("a", {"h:1": 31.0, "unknown": 99.0})
         assert fleet.observed("a")["h:1"].late
         assert fleet.version == version + 1
-        fleet.take_silence("a", {"h:1": 1.0})
+        fleet.update_silence("a", {"h:1": 1.0})
         assert not fleet.observed("a")["h:1"].late
         late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
         assert late == ["heartbeat late: silent for 31 s", "heartbeats resumed"]
@@ -139,10 +139,10 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
         assert known is not None
         await eventually(lambda: fleet.observed("a")["h:1"].missing)
         first = fleet.observed("a")["h:1"]
-        assert (first.late, fleet.rendering.tally(known)) == (True, Tally(1, 1, 0, 0))
+        assert (first.late, fleet.rendering.counts(known)) == (True, HealthCounts(1, 1, 0, 0))
         (abnormal,) = fleet.rendering.summary(known).abnormal_instances
         assert abnormal.reason == "missing from the registry"
-        fleet.take_silence("a", {})
+        fleet.update_silence("a", {})
         later = fleet.observed("a")["h:1"]
         assert later.silence is not None
         assert later.silence > (first.silence or 0)
@@ -157,9 +157,9 @@ async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub
     impatient(hub.registry, late=30.0)
     async with hub.register(at("a")):
         await eventually(lambda: fleet.silence("a", "h:1") is not None)
-        fleet.take_silence("a", {})
-        fleet.take_silence("a", {"h:1": 1.0})
-        fleet.take_silence("a", {})
+        fleet.update_silence("a", {})
+        fleet.update_silence("a", {"h:1": 1.0})
+        fleet.update_silence("a", {})
         assert not fleet.observed("a")["h:1"].late
         assert not [event for event in fleet.timeline("a") if event.kind == "late"]
 
@@ -170,7 +170,7 @@ async def test_a_sample_is_no_change_but_shows(hub: Hub, fleet: Fleet):
         known = fleet.service("a")
         assert known is not None
         version, stamp = fleet.version, known.stamp
-        fleet.take_silence("a", {"h:1": 0.5})
+        fleet.update_silence("a", {"h:1": 0.5})
         assert fleet.version == version
         assert known.stamp != stamp
         assert fleet.rendering.summary(known).avg_heartbeat_delay == 500
@@ -207,10 +207,10 @@ async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
 
 
 async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
-    fleet.take_brakes({"a": "3 of 4 are silent"})
-    fleet.take_brakes({"a": "4 of 4 are silent"})
+    fleet.update_brakes({"a": "3 of 4 are silent"})
+    fleet.update_brakes({"a": "4 of 4 are silent"})
     assert fleet.brake("a") == "4 of 4 are silent"
-    fleet.take_brakes({})
+    fleet.update_brakes({})
     assert fleet.brake("a") == ""
     assert [event.text for event in fleet.timeline("a")] == [
         'the brake holds: "3 of 4 are silent"',
@@ -223,19 +223,19 @@ async def test_a_service_that_only_has_a_name_is_forgotten_after_a_while(
 ):
     async with hub.register(at("lives")):
         await eventually(lambda: fleet.service("lives") is not None)
-        fleet.take_names(["described", "lives", "short"])
+        fleet.update_names(["described", "lives", "short"])
         assert fleet.names() == ["described", "lives", "short"]
-        fleet.take_names(["described", "lives"])
+        fleet.update_names(["described", "lives"])
         assert fleet.names() == ["described", "lives", "short"]
         for name in fleet.names():
             known = fleet.service(name)
             assert known is not None
             known.since = now() - datetime.timedelta(seconds=services.FORGOTTEN + 1)
-        fleet.take_names(["described"])
+        fleet.update_names(["described"])
         assert fleet.names() == ["described", "lives"]
         monkeypatch.setattr(live, "_EMPTY", 1)
-        fleet.take_names(["described", "x", "y", "z"])
-        fleet.take_names(["described"])
+        fleet.update_names(["described", "x", "y", "z"])
+        fleet.update_names(["described"])
         assert fleet.names() == ["described", "lives", "z"]
 
 
@@ -247,10 +247,10 @@ async def test_a_service_that_another_server_had_forgotten_is_forgotten_here_too
     known = fleet.service("a")
     assert known is not None
     await eventually(lambda: known.emptied is not None, within=30)
-    await fleet._sampling._names()
+    await fleet._poller._names()
     assert fleet.names() == ["a"]  # its description is still there
     assert await hub.registry.forget("a")
-    await fleet._sampling._names()
+    await fleet._poller._names()
     assert not fleet.names()
 
 
@@ -259,16 +259,16 @@ async def test_a_service_that_was_listed_for_its_instances_alone_stays_when_they
 ):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
-        fleet.take_names(["a"], kept=["a"])  # read before it came
+        fleet.update_names(["a"], kept=["a"])  # read before it came
     await eventually(lambda: not instances(fleet, "a"))
-    fleet.take_names(["a"])  # read before it went
-    fleet.take_names([])
+    fleet.update_names(["a"])  # read before it went
+    fleet.update_names([])
     assert fleet.names() == ["a"]
-    fleet.take_names(["a"], kept=["a"])
+    fleet.update_names(["a"], kept=["a"])
     async with hub.register(at("a")):
         await eventually(lambda: len(instances(fleet, "a")) == 1)
     await eventually(lambda: not instances(fleet, "a"))
-    fleet.take_names([])
+    fleet.update_names([])
     assert fleet.names() == ["a"]
 
 
@@ -277,9 +277,9 @@ async def test_where_a_list_also_names_the_silent_it_does_not_tell_who_was_forgo
 ):
     hub.registry.guarantees = msgspec.structs.replace(hub.registry.guarantees, keeps_names=False)
     await hub.registry.describe(service="a", set={"description": "as if its last one were silent"})
-    await fleet._sampling._names()
+    await fleet._poller._names()
     assert await hub.registry.forget("a")  # as if cleanup had taken it out
-    await fleet._sampling._names()
+    await fleet._poller._names()
     assert fleet.names() == ["a"]
 
 
@@ -359,10 +359,10 @@ async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, flee
 async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fleet):
     entered = await hub.registry.enter(at("a"), ttl=60.0)
     await eventually(lambda: fleet.silence("a", "h:1") is not None)
-    fleet.take_silence("a", {"h:1": 50.0})
-    fleet._signs.said(("a", "h:1"), 0.0)
-    fleet.expect("a", "h:1", "taken_out")
-    fleet.expect("a", "unknown", "taken_out")
+    fleet.update_silence("a", {"h:1": 50.0})
+    fleet._signals.reported(("a", "h:1"), 0.0)
+    fleet.expect_departure("a", "h:1", "taken_out")
+    fleet.expect_departure("a", "unknown", "taken_out")
     await hub.registry.leave("a", "h:1", entered.instance.incarnation)
     known = fleet.service("a")
     assert known is not None
@@ -379,13 +379,13 @@ async def test_a_service_without_anybody_at_the_start_is_absent_until_somebody_c
     async with hub.register(at("b")):
         fleet = Fleet(hub.registry)
         if names_first:
-            fleet.take_names(["a", "b"])
+            fleet.update_names(["a", "b"])
         async with fleet:
             await fleet.ready()
             await eventually(lambda: fleet.names() == ["a", "b"])
             known = [fleet.service(name) for name in "ab"]
             assert [each and each.absent for each in known] == [True, False]
-            fleet.take_names(["a", "b", "just described"])
+            fleet.update_names(["a", "b", "just described"])
             assert not fleet.service("just described").absent  # type: ignore[union-attr]
             async with hub.register(at("a")):
                 await eventually(lambda: not fleet.service("a").absent)  # type: ignore[union-attr]
@@ -407,10 +407,10 @@ async def test_a_service_that_shall_be_forgotten_is_so_until_somebody_comes_agai
     assert not fleet.names()
     assert not fleet.timeline("a")
     assert not fleet.forget("a")
-    fleet.take_names(["a", "b"])  # its description is still there
+    fleet.update_names(["a", "b"])  # its description is still there
     assert fleet.names() == ["b"]
-    fleet.take_names(["b"])
-    fleet.take_names(["a", "b"])  # somebody described it anew
+    fleet.update_names(["b"])
+    fleet.update_names(["a", "b"])  # somebody described it anew
     assert fleet.names() == ["a", "b"]
     assert fleet.forget("a")
     async with hub.register(at("a")):
@@ -442,5 +442,5 @@ async def test_a_service_whose_last_instance_left_in_order_is_forgotten_sooner(
         assert each is not None
         each.emptied = now() - datetime.timedelta(seconds=services.FORGOTTEN_IN_ORDER + 1)
         each.lost = each.name == "lost"
-    fleet.take_names([])
+    fleet.update_names([])
     assert fleet.names() == ["lost"]

@@ -13,8 +13,8 @@ import pytest
 from mooring.messages import TEXTS, message
 from mooring.model import Instance, Status, Time
 from mooring.server.http.response import shown
-from mooring.server.live.history import Event
-from mooring.server.live.problems import KINDS, Patience, Problem, problems, seen_by
+from mooring.server.live.history import TimelineEvent
+from mooring.server.live.problems import KINDS, GracePeriods, Problem, problems, visible_problems
 from mooring.server.live.summary import Observed
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
@@ -44,7 +44,7 @@ class Seen:
     error: str = ""
     observations: dict[str, dict[str, Observed]] = field(default_factory=dict)
     brakes: dict[str, str] = field(default_factory=dict)
-    events: dict[str, list[Event]] = field(default_factory=dict)
+    events: dict[str, list[TimelineEvent]] = field(default_factory=dict)
 
     def names(self) -> Sequence[str]:
         return sorted(self.services)
@@ -58,7 +58,7 @@ class Seen:
     def brake(self, service: str) -> str:
         return self.brakes.get(service, "")
 
-    def timeline(self, service: str) -> Sequence[Event]:
+    def timeline(self, service: str) -> Sequence[TimelineEvent]:
         return self.events.get(service, [])
 
 
@@ -146,7 +146,7 @@ def test_a_brake_is_told_in_its_own_words():
     seen = of(
         having("orders", WELL),
         brakes={"orders": "9 of 10 fell silent at once: none is taken out"},
-        events={"orders": [Event(since, "orders", "", "brake", message("brake_off"))]},
+        events={"orders": [TimelineEvent(since, "orders", "", "brake", message("brake_off"))]},
     )
     problem = only(problems(seen, NOW))
     assert (problem.kind, problem.since) == ("brake", shown(since))
@@ -155,7 +155,7 @@ def test_a_brake_is_told_in_its_own_words():
 
 
 def test_one_that_is_unwell_is_named():
-    told = Event(ago(5), "orders", "10.0.0.1:81", "health", message("unhealthy"))
+    told = TimelineEvent(ago(5), "orders", "10.0.0.1:81", "health", message("unhealthy"))
     problem = only(problems(of(having("orders", WELL, UNWELL), events={"orders": [told]}), NOW))
     assert problem.id == "10.0.0.1:81"
     assert problem.text == "orders: 10.0.0.1:81 reports itself unhealthy"
@@ -193,10 +193,10 @@ def test_silence_and_failing_checks_are_told_apart():
 
 @pytest.mark.parametrize(("seconds", "told"), [(599, []), (601, ["draining"])])
 def test_draining_is_a_problem_only_where_it_does_not_end(seconds: float, told: list[str]):
-    began = Event(ago(seconds), "orders", "10.0.0.1:81", "state", message("is_draining"))
+    began = TimelineEvent(ago(seconds), "orders", "10.0.0.1:81", "state", message("is_draining"))
     service = having("orders", WELL, Status(state="draining"))
     seen = of(service, events={"orders": [began]})
-    assert [each.kind for each in problems(seen, NOW, patience=Patience(600.0))] == told
+    assert [each.kind for each in problems(seen, NOW, grace=GracePeriods(600.0))] == told
 
 
 def test_the_worst_comes_first_and_services_in_order():
@@ -224,7 +224,7 @@ def test_a_problem_keeps_its_key_though_its_numbers_change():
 
 def test_its_words_do_not_change_with_the_time_alone():
     later = NOW + datetime.timedelta(minutes=30)
-    began = Event(ago(5000), "orders", "10.0.0.1:80", "state", message("is_draining"))
+    began = TimelineEvent(ago(5000), "orders", "10.0.0.1:80", "state", message("is_draining"))
     late = Observed(silence=60.0, sampled=NOW, late=True)
     seen = of(
         having("orders", Status(state="draining"), WELL),
@@ -239,7 +239,7 @@ def test_its_words_do_not_change_with_the_time_alone():
 
 def test_everybody_hears_of_the_store_and_of_their_own_services_alone():
     seen = of(having("a/x", WELL, UNWELL), having("b/y", WELL, UNWELL), stale=True)
-    told = seen_by(problems(seen, NOW), lambda service: service.startswith("a/"))
+    told = visible_problems(problems(seen, NOW), lambda service: service.startswith("a/"))
     assert [each.key for each in told] == ["stale:", "unhealthy:a/x"]
 
 

@@ -16,11 +16,12 @@ from mooring.model import JSON, Config, State, Status, applied
 from mooring.server.http.response import encode
 from mooring.server.live import summary as summary_module
 from mooring.server.live.summary import (
-    Check,
+    CheckResult,
+    HealthCounts,
     Observed,
-    Tally,
     aggregate,
     aggregates,
+    count_health,
     health,
     healthy,
     instance_detail,
@@ -31,7 +32,6 @@ from mooring.server.live.summary import (
     reasons,
     service_detail,
     service_summary,
-    tally,
 )
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
@@ -133,20 +133,22 @@ def test_who_fails_its_check_is_not_healthy_whatever_it_says():
 @pytest.mark.parametrize("state", ["up", "draining", "down"])
 def test_who_may_be_called_is_active(state: State):
     one = at(1, status=Status(state=state))
-    assert tally({one.id: one}, {}) == Tally(1, 1, 1, int(state == "up"))
+    assert count_health({one.id: one}, {}) == HealthCounts(1, 1, 1, int(state == "up"))
 
 
 def test_who_is_late_disabled_or_without_weight_is_not_active():
     some = [at(1), at(2), at(3, enabled=False), at(4, weight=0)]
-    told = tally({each.id: each for each in some}, {some[1].id: Observed(silence=99, late=True)})
-    assert told == Tally(1, 4, 3, 1)
+    told = count_health(
+        {each.id: each for each in some}, {some[1].id: Observed(silence=99, late=True)}
+    )
+    assert told == HealthCounts(1, 4, 3, 1)
 
 
 def test_a_silent_instance_is_shown_so_and_is_not_healthy():
     silent = Observed(silence=99, late=True)
     detail = instance_detail(at(1), silent)
     assert (detail.state, detail.healthy) == ("silent", False)
-    assert tally({"a": at(1)}, {"a": silent}) == Tally(1, 1, 0, 0)
+    assert count_health({"a": at(1)}, {"a": silent}) == HealthCounts(1, 1, 0, 0)
 
 
 def test_a_private_key_in_metrics_is_masked():
@@ -169,13 +171,13 @@ def test_an_instance_that_is_not_checked_is_healthy():
     refused = Observed(unchecked="its address is link-local")
     detail = instance_detail(at(1), refused)
     assert detail.healthy
-    assert detail.check == Check("not_checked", "its address is link-local")
+    assert detail.check == CheckResult("not_checked", "its address is link-local")
     assert reasons(at(1), refused) == []
-    assert tally({"a": at(1)}, {"a": refused}) == Tally(1, 1, 1, 1)
+    assert count_health({"a": at(1)}, {"a": refused}) == HealthCounts(1, 1, 1, 1)
 
 
 def test_the_shape_of_health():
-    told = msgspec.json.decode(encode(health(Tally(2, 4, 3, 1) + Tally(), MOMENT)))
+    told = msgspec.json.decode(encode(health(HealthCounts(2, 4, 3, 1) + HealthCounts(), MOMENT)))
     assert told == {
         "totalServices": 2,
         "totalInstances": 4,

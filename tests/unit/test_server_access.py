@@ -34,9 +34,9 @@ from mooring.server.auth.authorization import (
     objection,
     scope,
 )
-from mooring.server.auth.data_dir import Folder, is_trusted
-from mooring.server.auth.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Issued, Sessions
-from mooring.server.auth.signed_records import Records, ServerKey
+from mooring.server.auth.data_dir import DataDir, is_trusted
+from mooring.server.auth.sessions import CODE_LASTS, COOKIE, SESSION_LASTS, Login, Sessions
+from mooring.server.auth.signed_records import ServerKey, SignedRecords
 from mooring.server.auth.tokens import ADMIN, Token, Tokens, digest
 from mooring.store import Delete, Put, Store, everything, key
 from tests.waiting import eventually
@@ -57,8 +57,8 @@ class Clock:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    made = Folder(tmp_path / "data")
+def folder(tmp_path: Path) -> DataDir:
+    made = DataDir(tmp_path / "data")
     made.prepare()
     return made
 
@@ -75,25 +75,25 @@ async def store() -> AsyncIterator[Store]:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Folder, store: Store, clock: Clock) -> AsyncIterator[Tokens]:
+async def opened(folder: DataDir, store: Store, clock: Clock) -> AsyncIterator[Tokens]:
     tokens = Tokens(folder, clock=clock.wall)
     tokens.open()
-    async with Records(store, KEY, "tokens", Token, changed=tokens.changed) as records:
+    async with SignedRecords(store, KEY, "tokens", Token, changed=tokens.changed) as records:
         await records.ready()
-        await tokens.use(records)
+        await tokens.attach(records)
         yield tokens
 
 
 @pytest.fixture
 async def tokens(
-    folder: Folder, clock: Clock, store: Store, monkeypatch: pytest.MonkeyPatch
+    folder: DataDir, clock: Clock, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Tokens]:
     monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
     async with opened(folder, store, clock) as made:
         yield made
 
 
-def former(folder: Folder, *tokens: Token) -> None:
+def former(folder: DataDir, *tokens: Token) -> None:
     """`tokens.json`, as an earlier version wrote it."""
     folder.tokens.write_bytes(msgspec.json.encode({"tokens": tokens, "version": 1}))
     folder.tokens.chmod(0o600)
@@ -108,10 +108,10 @@ def ids(tokens: Tokens) -> set[str]:
     return {each.id for each in tokens.listed()}
 
 
-class Unanswered(Records[Issued]):
+class Unanswered(SignedRecords[Login]):
     """What it writes arrives, and the reply is lost."""
 
-    async def create(self, id: str, content: Issued, *, ttl: float | None = None) -> None:
+    async def create(self, id: str, content: Login, *, ttl: float | None = None) -> None:
         await super().create(id, content, ttl=ttl)
         raise OutcomeUnknown("the reply was lost")
 
@@ -174,7 +174,7 @@ class TestPrincipals:
 
 
 class TestFolder:
-    def test_it_and_its_files_are_for_the_user_alone(self, folder: Folder):
+    def test_it_and_its_files_are_for_the_user_alone(self, folder: DataDir):
         folder.server_key()
         folder.server_id()
         folder.announce("http://127.0.0.1:1")
@@ -187,7 +187,7 @@ class TestFolder:
             "server.json": 0o600,
         }
 
-    def test_the_admin_token_is_made_once(self, folder: Folder):
+    def test_the_admin_token_is_made_once(self, folder: DataDir):
         token = folder.read_admin_token()
         folder.prepare()
         assert folder.read_admin_token() == token
@@ -197,7 +197,7 @@ class TestFolder:
         found: list[str] = []
 
         def start() -> None:
-            folder = Folder(tmp_path / "shared")
+            folder = DataDir(tmp_path / "shared")
             folder.prepare()
             found.append(folder.read_admin_token())
 
@@ -210,7 +210,7 @@ class TestFolder:
         assert len(set(found)) == 1
 
     @pytest.mark.parametrize("writable", [0o777, 0o770, 0o720, 0o702, 0o2775, 0o1777])
-    def test_one_that_others_may_write_to_is_refused(self, folder: Folder, writable: int):
+    def test_one_that_others_may_write_to_is_refused(self, folder: DataDir, writable: int):
         folder.path.chmod(writable)
         with pytest.raises(InvalidRequest, match="chmod 700"):
             folder.prepare()
@@ -237,7 +237,7 @@ class TestFolder:
         assert is_trusted(owner, me=me, of_folder=of_folder) is trusted
 
     def test_what_belongs_to_somebody_else_is_refused(
-        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+        self, folder: DataDir, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(folder_module, "is_trusted", lambda owner, **_: False)
         with pytest.raises(InvalidRequest, match="belongs to another user"):
@@ -249,7 +249,7 @@ class TestFolder:
                 folder.read(file, closed=0o022)
 
     @pytest.mark.parametrize("name", ["admin-token", "tokens.json"])
-    def test_what_is_no_file_of_ours_is_refused(self, folder: Folder, name: str):
+    def test_what_is_no_file_of_ours_is_refused(self, folder: DataDir, name: str):
         former(folder)
         file, elsewhere = folder.path / name, folder.path / "elsewhere"
         file.rename(elsewhere)
@@ -262,7 +262,7 @@ class TestFolder:
             Tokens(folder).open()
 
     @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
-    def test_former_tokens_that_others_may_write_are_refused(self, folder: Folder, writable: int):
+    def test_former_tokens_that_others_may_write_are_refused(self, folder: DataDir, writable: int):
         former(folder)
         folder.tokens.chmod(0o644)  # as a copy has it
         Tokens(folder).open()
@@ -271,7 +271,7 @@ class TestFolder:
             Tokens(folder).open()
 
     def test_the_server_key_is_made_once_and_for_the_user_alone(
-        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+        self, folder: DataDir, monkeypatch: pytest.MonkeyPatch
     ):
         made = folder.server_key()
         assert len(made) >= 43
@@ -289,7 +289,7 @@ class TestFolder:
 
     @pytest.mark.parametrize("readable", [0o644, 0o640, 0o604])
     def test_an_admin_token_that_others_may_read_is_refused(
-        self, folder: Folder, tokens: Tokens, readable: int
+        self, folder: DataDir, tokens: Tokens, readable: int
     ):
         text = folder.read_admin_token()
         assert tokens.bearer(text) is not None
@@ -299,7 +299,7 @@ class TestFolder:
         assert tokens.bearer(text) is None
 
     @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"two words " * 10])
-    def test_an_admin_token_that_is_none_is_refused(self, folder: Folder, content: bytes):
+    def test_an_admin_token_that_is_none_is_refused(self, folder: DataDir, content: bytes):
         folder.admin_token.write_bytes(content)
         with pytest.raises(InvalidRequest, match="remove it"):
             folder.prepare()
@@ -307,15 +307,15 @@ class TestFolder:
     def test_one_that_cannot_be_made_says_what_to_do(self, tmp_path: Path):
         (tmp_path / "file").write_text("")
         with pytest.raises(InvalidRequest, match="--data"):
-            Folder(tmp_path / "file" / "data").prepare()
+            DataDir(tmp_path / "file" / "data").prepare()
 
-    def test_where_the_server_is_nobody_else_says(self, folder: Folder):
+    def test_where_the_server_is_nobody_else_says(self, folder: DataDir):
         folder.announce("http://127.0.0.1:1")
         (folder.path / "server.json").chmod(0o666)
         with pytest.raises(InvalidRequest, match="others may write to it"):
             folder.running()
 
-    def test_only_our_own_word_is_retracted(self, folder: Folder):
+    def test_only_our_own_word_is_retracted(self, folder: DataDir):
         folder.announce("http://127.0.0.1:1")
         folder.retract("http://127.0.0.1:2")
         running = folder.running()
@@ -334,7 +334,7 @@ class TestTokens:
         for wrong in ("", text[:-1], text + "x", made.id, made.sha256, "ü", "\ud800"):
             assert tokens.bearer(wrong) is None
 
-    def test_the_admin_token_is_the_file(self, tokens: Tokens, folder: Folder):
+    def test_the_admin_token_is_the_file(self, tokens: Tokens, folder: DataDir):
         text = folder.read_admin_token()
         assert tokens.bearer(text) == Principal("admin", "admin", token=ADMIN)
         folder.admin_token.unlink()
@@ -379,14 +379,14 @@ class TestTokens:
     @pytest.mark.parametrize(
         "content", ["", "{", "[]", '{"tokens": [{"id": "x"}]}', '{"tokens": [], "more": 1}']
     )
-    def test_a_damaged_file_of_former_tokens_is_refused(self, folder: Folder, content: str):
+    def test_a_damaged_file_of_former_tokens_is_refused(self, folder: DataDir, content: str):
         former(folder)
         folder.tokens.write_text(content)
         with pytest.raises(InvalidRequest, match=r"tokens\.json"):
             Tokens(folder).open()
 
     async def test_former_tokens_are_moved_into_the_store(
-        self, folder: Folder, store: Store, clock: Clock
+        self, folder: DataDir, store: Store, clock: Clock
     ):
         created = clock.wall()
         ann = Token(id="1", name="ann", role="viewer", created=created, sha256=digest("a"))
@@ -405,7 +405,7 @@ class TestTokens:
             assert not folder.tokens.exists()
 
     async def test_another_server_of_the_store_knows_it_and_its_end(
-        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock
+        self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock
     ):
         async with opened(folder, store, clock) as other:
             made, text = await other.create("ann", "viewer")
@@ -415,7 +415,7 @@ class TestTokens:
             await eventually(lambda: other.bearer(text) is None)
 
     async def test_servers_that_write_at_once_lose_nothing(
-        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock
+        self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock
     ):
         async with opened(folder, store, clock) as other:
             made = await asyncio.gather(
@@ -427,9 +427,9 @@ class TestTokens:
             assert all(tokens.bearer(text) is None for _, text in made)
 
     async def test_the_admin_token_of_a_server_is_known_to_the_others(
-        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock, tmp_path: Path
+        self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock, tmp_path: Path
     ):
-        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere = DataDir(tmp_path / "elsewhere")
         elsewhere.prepare()
         async with opened(elsewhere, store, clock) as other:
             text = folder.read_admin_token()
@@ -458,7 +458,7 @@ class TestTokens:
 
     async def test_a_writer_cannot_undo_the_revocation_of_a_shared_admin_token(
         self,
-        folder: Folder,
+        folder: DataDir,
         store: Store,
         clock: Clock,
         tmp_path: Path,
@@ -466,7 +466,7 @@ class TestTokens:
         caplog: pytest.LogCaptureFixture,
     ):
         monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
-        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere = DataDir(tmp_path / "elsewhere")
         elsewhere.prepare()
         async with opened(elsewhere, store, clock) as other:
             async with opened(folder, store, clock) as tokens:
@@ -489,9 +489,9 @@ class TestTokens:
                 await eventually(lambda: other.bearer(folder.read_admin_token()) is not None)
 
     async def test_an_admin_token_that_was_out_of_use_is_shared_again(
-        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock, tmp_path: Path
+        self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock, tmp_path: Path
     ):
-        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere = DataDir(tmp_path / "elsewhere")
         elsewhere.prepare()
         async with opened(elsewhere, store, clock) as other:
             text = folder.read_admin_token()
@@ -505,9 +505,9 @@ class TestTokens:
             await eventually(lambda: other.bearer(text) is not None)
 
     async def test_the_revocation_of_an_admin_token_is_kept_for_ever(
-        self, tokens: Tokens, folder: Folder, store: Store, clock: Clock, tmp_path: Path
+        self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock, tmp_path: Path
     ):
-        elsewhere = Folder(tmp_path / "elsewhere")
+        elsewhere = DataDir(tmp_path / "elsewhere")
         elsewhere.prepare()
         async with opened(elsewhere, store, clock) as other:
             await tokens.share_admin("one")
@@ -535,7 +535,7 @@ class TestTokens:
         assert "/mooring/tokens/admin-one is deleted" in caplog.text
 
     async def test_a_token_is_revoked_also_if_the_store_is_full(
-        self, folder: Folder, clock: Clock, caplog: pytest.LogCaptureFixture
+        self, folder: DataDir, clock: Clock, caplog: pytest.LogCaptureFixture
     ):
         async with (
             open_store("memory://?quota=50KiB") as store,
@@ -575,7 +575,7 @@ class TestPatience:
                 raise answer
             return answer
 
-        assert await sharing_module._patiently(ask) == "back"
+        assert await sharing_module._retried(ask) == "back"
         (line,) = caplog.messages
         assert "only the admin token is accepted until the store answers: gone" in line
 
@@ -584,7 +584,7 @@ class TestPatience:
             raise AccessDenied("no")
 
         with pytest.raises(AccessDenied):
-            await sharing_module._patiently(ask)
+            await sharing_module._retried(ask)
 
 
 class TestSessions:
@@ -594,13 +594,13 @@ class TestSessions:
     ) -> AsyncIterator[Sessions]:
         made = Sessions(tokens, secure=True, clock=clock)
         async with (
-            Records(store, KEY, "sessions", Issued) as sessions,
-            Records(store, KEY, "login-links", Issued) as codes,
+            SignedRecords(store, KEY, "sessions", Login) as sessions,
+            SignedRecords(store, KEY, "login-links", Login) as codes,
         ):
             if request.param == "in the store":
                 await sessions.ready()
                 await codes.ready()
-                made.use(sessions, codes)
+                made.attach(sessions, codes)
             yield made
 
     async def cookie(self, sessions: Sessions, token: str = ADMIN) -> str:
@@ -647,11 +647,11 @@ class TestSessions:
             "SameSite=Strict",
             "Secure",
         }
-        assert "Secure" not in Sessions(tokens, secure=False).farewell
+        assert "Secure" not in Sessions(tokens, secure=False).removal_cookie
 
     async def test_with_tls_no_other_host_can_set_it(self, sessions: Sessions, tokens: Tokens):
         assert sessions.cookie == f"__Host-{COOKIE}"
-        assert sessions.farewell.startswith(f"__Host-{COOKIE}=;")
+        assert sessions.removal_cookie.startswith(f"__Host-{COOKIE}=;")
         cookie = await self.cookie(sessions)
         assert sessions.principal(request(cookie=cookie)) is not None
         assert sessions.principal(request(cookie=cookie.removeprefix("__Host-"))) is None
@@ -694,7 +694,7 @@ class TestSessions:
         assert await sessions.begin(text) is None
 
     async def test_it_ends_when_the_admin_token_is_another(
-        self, sessions: Sessions, folder: Folder
+        self, sessions: Sessions, folder: DataDir
     ):
         cookie = await self.cookie(sessions)
         folder.admin_token.unlink()
@@ -705,7 +705,7 @@ class TestSessions:
         cookie = await self.cookie(sessions)
         await sessions.end(request(cookie=cookie))
         assert sessions.principal(request(cookie=cookie)) is None
-        assert "Max-Age=0" in sessions.farewell
+        assert "Max-Age=0" in sessions.removal_cookie
 
     async def test_memory_is_bounded(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sessions_module, "MOST", 3)
@@ -729,12 +729,12 @@ class TestSessions:
     ):
         made = Sessions(tokens, secure=True, clock=clock)
         async with (
-            Unanswered(store, KEY, "sessions", Issued) as sessions,
-            Unanswered(store, KEY, "login-links", Issued) as codes,
+            Unanswered(store, KEY, "sessions", Login) as sessions,
+            Unanswered(store, KEY, "login-links", Login) as codes,
         ):
             await sessions.ready()
             await codes.ready()
-            made.use(sessions, codes)
+            made.attach(sessions, codes)
             code = await made.issue(ADMIN)
             begun = await made.redeem(code)
             assert begun is not None

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from mooring.server.auth.audit import Audit, _backwards
 from mooring.server.auth.authorization import OPEN, Principal, Role
-from mooring.server.auth.data_dir import Folder
+from mooring.server.auth.data_dir import DataDir
 from mooring.server.context import ServerContext
 from mooring.server.http.request import NOBODY, ApiCall
 from mooring.server.http.response import Response
@@ -51,13 +51,13 @@ def call(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    made = Folder(tmp_path / "data")
+def folder(tmp_path: Path) -> DataDir:
+    made = DataDir(tmp_path / "data")
     made.prepare()
     return made
 
 
-def test_it_says_who_did_what_and_no_secret(folder: Folder):
+def test_it_says_who_did_what_and_no_secret(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(reason="because"), 200)
     text = folder.audit.read_text()
@@ -86,7 +86,7 @@ def test_it_says_who_did_what_and_no_secret(folder: Folder):
 def test_one_line_for_each_whatever_it_says(
     tmp_path_factory: pytest.TempPathFactory, name: str, note: str
 ):
-    folder = Folder(tmp_path_factory.mktemp("audit"))
+    folder = DataDir(tmp_path_factory.mktemp("audit"))
     audit = Audit(folder)
     name, note = (text.encode("utf-8", "replace").decode() for text in (name, note))
     audit.write(call(Principal(name, "operator", token="t"), note=note), 200)
@@ -96,7 +96,7 @@ def test_one_line_for_each_whatever_it_says(
     assert len(folder.audit.read_bytes().splitlines()) == 2
 
 
-def test_the_newest_come_first_by_page_and_filter(folder: Folder):
+def test_the_newest_come_first_by_page_and_filter(folder: DataDir):
     audit = Audit(folder)
     for n in range(25):
         audit.write(call(VIC if n % 3 else ANN, number=n), 200 if n % 2 else 409)
@@ -108,7 +108,7 @@ def test_the_newest_come_first_by_page_and_filter(folder: Folder):
     assert [entry.notes["number"] for entry in failed] == [24, 22, 20]
 
 
-def test_it_goes_on_in_another_file_and_keeps_some(folder: Folder):
+def test_it_goes_on_in_another_file_and_keeps_some(folder: DataDir):
     audit = Audit(folder, largest=2000, kept=3)
     for n in range(100):
         audit.write(call(number=n), 200)
@@ -128,7 +128,7 @@ def stranger(address: str) -> ApiCall:
 
 
 @pytest.mark.parametrize(("who", "status"), [(NOBODY, 401), (VIC, 403), (VIC, 429), (ANN, 404)])
-def test_who_is_refused_over_and_over_is_counted(folder: Folder, who: Principal, status: int):
+def test_who_is_refused_over_and_over_is_counted(folder: DataDir, who: Principal, status: int):
     audit = Audit(folder)
     for _ in range(500):
         audit.write(call(who), status)
@@ -139,7 +139,7 @@ def test_who_is_refused_over_and_over_is_counted(folder: Folder, who: Principal,
     assert sum(entry.left_out for entry in entries) + len(entries) == 501
 
 
-def test_who_is_refused_over_and_over_hides_nobody_else(folder: Folder):
+def test_who_is_refused_over_and_over_hides_nobody_else(folder: DataDir):
     audit = Audit(folder)
     for _ in range(500):
         audit.write(stranger("192.0.2.1"), 401)
@@ -153,14 +153,14 @@ def test_who_is_refused_over_and_over_hides_nobody_else(folder: Folder):
     ]
 
 
-def test_many_strangers_together_are_counted(folder: Folder):
+def test_many_strangers_together_are_counted(folder: DataDir):
     audit = Audit(folder)
     for n in range(3000):
         audit.write(stranger(f"2001:db8:0:{n:x}::1"), 401)
     assert 100 < len(audit.read(limit=3000)) < 1000
 
 
-def test_what_is_refused_pushes_out_nothing_that_was_done(folder: Folder):
+def test_what_is_refused_pushes_out_nothing_that_was_done(folder: DataDir):
     audit = Audit(folder, largest=2000, kept=2)
     audit.write(call(number=1), 200)
     audit.write(call(VIC, number=2), 201)
@@ -172,7 +172,7 @@ def test_what_is_refused_pushes_out_nothing_that_was_done(folder: Folder):
 
 
 @pytest.mark.parametrize("role", ["viewer", "service"])
-def test_what_they_may_do_pushes_out_nothing_that_operators_did(folder: Folder, role: Role):
+def test_what_they_may_do_pushes_out_nothing_that_operators_did(folder: DataDir, role: Role):
     audit = Audit(folder, largest=2000, kept=2)
     audit.write(call(number=1), 200)
     for _ in range(100):
@@ -180,7 +180,7 @@ def test_what_they_may_do_pushes_out_nothing_that_operators_did(folder: Folder, 
     assert [each.notes for each in audit.read(limit=1000) if each.who == "ann"] == [{"number": 1}]
 
 
-def test_of_what_is_refused_little_is_written(folder: Folder):
+def test_of_what_is_refused_little_is_written(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(VIC, path="/" + "x" * 60_000, service="\U0001f600" * 15_000), 403)
     (entry,) = audit.read(limit=10)
@@ -189,7 +189,7 @@ def test_of_what_is_refused_little_is_written(folder: Folder):
     assert folder.refused.stat().st_size < 1000
 
 
-def test_it_waits_for_nobody_who_holds_the_folder(folder: Folder):
+def test_it_waits_for_nobody_who_holds_the_folder(folder: DataDir):
     audit = Audit(folder, largest=2000, kept=3)
     with folder.locked():
         for n in range(30):
@@ -201,7 +201,7 @@ def test_it_waits_for_nobody_who_holds_the_folder(folder: Folder):
     assert audit.failures == 0
 
 
-def test_a_failure_is_told_and_counted(folder: Folder, caplog: pytest.LogCaptureFixture):
+def test_a_failure_is_told_and_counted(folder: DataDir, caplog: pytest.LogCaptureFixture):
     audit = Audit(folder)
     folder.audit.mkdir()
     audit.write(call(), 200)
@@ -212,7 +212,7 @@ def test_a_failure_is_told_and_counted(folder: Folder, caplog: pytest.LogCapture
     assert len(audit.read(limit=10)) == 1
 
 
-def test_what_is_no_entry_is_passed_over(folder: Folder):
+def test_what_is_no_entry_is_passed_over(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(number=1), 200)
     with folder.audit.open("ab") as file:
@@ -223,7 +223,7 @@ def test_what_is_no_entry_is_passed_over(folder: Folder):
     assert [entry.notes["number"] for entry in audit.read(limit=10)] == [2, 1]
 
 
-def test_what_is_too_long_is_cut(folder: Folder):
+def test_what_is_too_long_is_cut(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(path="/" + "x" * 100_000, text="y" * 100_000), 200)
     audit.write(call(what=object()), 200)
@@ -246,7 +246,7 @@ def test_a_line_longer_than_a_block_is_whole(tmp_path: Path):
     assert list(_backwards(tmp_path / "file")) == [b"b", long, b"a"]
 
 
-def test_of_notes_that_are_long_every_name_is_kept(folder: Folder):
+def test_of_notes_that_are_long_every_name_is_kept(folder: DataDir):
     audit = Audit(folder)
     names = [f"n{n:02}" for n in range(99)]
     before: dict[str, Any] = {"weight": 1.5, **dict.fromkeys(names)}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.server.auth.authorization import Principal
-from mooring.server.auth.rate_limits import Buckets, Limits, Rates, network
+from mooring.server.auth.rate_limits import RateLimits, Rates, TokenBuckets, network
 from mooring.server.http.request import NOBODY
 from mooring.server.http.response import HTTPError
 
@@ -28,7 +28,7 @@ def test_no_more_come_through_than_the_rate_and_the_burst(
     rate: float, burst: int, gaps: list[float]
 ):
     clock = Clock()
-    buckets = Buckets(rate, burst, clock=clock)
+    buckets = TokenBuckets(rate, burst, clock=clock)
     taken = 0
     for gap in gaps:
         clock.seconds += gap
@@ -38,7 +38,7 @@ def test_no_more_come_through_than_the_rate_and_the_burst(
 
 def test_after_the_wait_there_is_one():
     clock = Clock()
-    buckets = Buckets(0.5, 1, clock=clock)
+    buckets = TokenBuckets(0.5, 1, clock=clock)
     assert buckets.take("a") == 0
     assert buckets.take("a") == pytest.approx(2)
     assert buckets.take("b") == 0
@@ -47,13 +47,13 @@ def test_after_the_wait_there_is_one():
 
 
 def test_a_rate_of_zero_is_no_limit():
-    buckets = Buckets(0, 0)
+    buckets = TokenBuckets(0, 0)
     assert not any(buckets.take("a") for _ in range(1000))
     assert len(buckets) == 0
 
 
 def test_memory_is_bounded():
-    buckets = Buckets(1, 1, most=10)
+    buckets = TokenBuckets(1, 1, most=10)
     for n in range(1000):
         buckets.take(str(n))
     assert len(buckets) == 10
@@ -77,7 +77,7 @@ def test_what_counts_as_one_client(client: str, counted: str):
 
 def test_each_kind_is_counted_by_itself():
     clock = Clock()
-    limits = Limits(Rates(reads=1, writes=1, failures=60), clock=clock)
+    limits = RateLimits(Rates(reads=1, writes=1, failures=60), clock=clock)
     ann, bob = Principal("ann", "viewer", token="a"), Principal("bob", "viewer", token="b")
     for _ in range(2):
         limits.check("x")
@@ -93,16 +93,16 @@ def test_each_kind_is_counted_by_itself():
     for _ in range(10):
         limits.check_write(NOBODY)
     for _ in range(60):
-        limits.failed("x")
+        limits.count_failure("x")
     with pytest.raises(HTTPError, match="wrong tokens"):
-        limits.failed("x")
+        limits.count_failure("x")
     clock.seconds = 1
-    limits.failed("x")
+    limits.count_failure("x")
 
 
 def test_by_default_thousands_of_reads_a_second_pass():
     clock = Clock()
-    limits = Limits(Rates(), clock=clock)
+    limits = RateLimits(Rates(), clock=clock)
     for n in range(50_000):
         clock.seconds = n / 9_000
         limits.check("x")

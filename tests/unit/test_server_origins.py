@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from mooring.server.auth.authorization import Principal
-from mooring.server.auth.csrf import Origins, parse
+from mooring.server.auth.csrf import Origins, parse_host
 from mooring.server.http.request import NOBODY
 from mooring.server.http.response import HTTPError
 
@@ -112,7 +112,7 @@ def test_two_hosts_are_none_and_so_is_nothing():
 @given(st.text(alphabet=st.characters(max_codepoint=255)))
 def test_any_host_is_read_or_refused(text: str):
     assert status(ORIGINS.check_host, request(text)) in (200, 421)
-    place = parse(text)
+    place = parse_host(text)
     assert place is None or place.host
 
 

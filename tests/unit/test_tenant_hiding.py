@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooring.masking import (
     MASK,
-    clear_secrets,
+    cleartext_secrets,
     holds_mask,
     holds_secret,
     is_hidden,
@@ -63,7 +63,7 @@ def test_a_private_key_is_masked_in_any_format_and_at_any_place(pem: str):
     within = masked({"json": encoded({"a": [pem]})})
     assert within == {"json": f'{{"a":["{MASK}"]}}'}
     assert holds_secret([{"a": pem}])
-    assert [*clear_secrets({"a": {"b": pem}})] == ["a.b"]
+    assert [*cleartext_secrets({"a": {"b": pem}})] == ["a.b"]
 
 
 @pytest.mark.parametrize("pem", KEYS.values(), ids=KEYS)
@@ -71,7 +71,7 @@ def test_a_private_key_that_is_the_name_of_a_field_is_masked(pem: str):
     told: JSON = {"a": {pem: {"b": 1}}}
     assert masked(told) == {"a": {MASK: {"b": 1}}}
     assert holds_secret(told)
-    assert [*clear_secrets(told)] == [f"a.{MASK}"]
+    assert [*cleartext_secrets(told)] == [f"a.{MASK}"]
     assert holds_mask(masked(told)), "written back, it would cost the key"
 
 
@@ -94,8 +94,8 @@ def test_a_private_key_whose_lines_are_elements_is_masked(pem: str):
         "none": None,
         "more": MASK,
     }
-    assert [*clear_secrets({"a": lines, "b": {"c": by_number}})] == ["a", "b.c"]
-    assert [*clear_secrets(by_number)] == [*by_number]
+    assert [*cleartext_secrets({"a": lines, "b": {"c": by_number}})] == ["a", "b.c"]
+    assert [*cleartext_secrets(by_number)] == [*by_number]
 
 
 def test_a_mask_is_found_under_any_name():
@@ -287,4 +287,4 @@ def test_a_text_of_a_map_in_a_map_is_looked_into():
     ],
 )
 def test_secrets_in_clear_text_are_found_by_their_fields(value: JSON, fields: list[str]):
-    assert list(clear_secrets(value)) == fields
+    assert list(cleartext_secrets(value)) == fields

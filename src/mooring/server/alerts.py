@@ -26,14 +26,14 @@ from mooring.registry.contract import LeaderLease
 from mooring.server.api.prometheus import NOTICES
 from mooring.server.auth.signed_records import ROOT
 from mooring.server.http.response import encode, shown
-from mooring.server.live.problems import SEVERITIES, Outlook, Problem
+from mooring.server.live.problems import SEVERITIES, CurrentProblems, Problem
 from mooring.server.settings import AlertSettings
 from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup, in_thread
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notification:
     """What is to be told."""
 
     firing: tuple[Problem, ...] = ()
@@ -44,7 +44,7 @@ class Notice:
 
 
 @dataclass(slots=True)
-class Ledger:
+class AlertState:
     after: float
     """Seconds that a problem must last to be told, and be gone to be over."""
     _since: dict[str, float] = field(default_factory=dict)
@@ -56,13 +56,13 @@ class Ledger:
     _left: frozenset[str] = frozenset()
     """The keys that a successor would know."""
 
-    def look(self, problems: Iterable[Problem], now: float) -> Notice:
+    def look(self, problems: Iterable[Problem], now: float) -> Notification:
         """What is due, given what is wrong now. The same again until it is `told`."""
         self._now = {each.key: each for each in problems}
         self._since = {key: self._since.get(key, now) for key in self._now}
         missing = [key for key in self._told if key not in self._now]
         self._gone = {key: self._gone.get(key, now) for key in missing}
-        return Notice(
+        return Notification(
             firing=tuple(
                 problem
                 for key, problem in self._now.items()
@@ -92,18 +92,18 @@ class Ledger:
         self.left(known)
         self._told = {each.key: each for each in known} | self._told
 
-    def told(self, notice: Notice) -> None:
+    def told(self, notice: Notification) -> None:
         """That notice arrived."""
         self._told.update({each.key: each for each in notice.firing})
         for each in notice.resolved:
             self._told.pop(each.key, None)
 
 
-class NotTold(Exception):
+class WebhookError(Exception):
     """The webhook did not take it; the message says why, without what may be secret."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class AlertPayload(msgspec.Struct, frozen=True):
     """The body of the POST. A problem that is told again, by another server or after a restart, has
     the same `key`."""
 
@@ -127,13 +127,15 @@ class Webhook:
             else None
         )
 
-    async def tell(self, notice: Notice, time: Time) -> None:
-        """Raises `NotTold`."""
-        body = encode(Told(socket.gethostname(), shown(time) or "", notice.firing, notice.resolved))
+    async def tell(self, notice: Notification, time: Time) -> None:
+        """Raises `WebhookError`."""
+        body = encode(
+            AlertPayload(socket.gethostname(), shown(time) or "", notice.firing, notice.resolved)
+        )
         # A thread of its own: names are looked up in it, and the loop waits for none of that.
         outcome = await in_thread(lambda: self._post(body), name="mooring webhook")
         if isinstance(outcome, BaseException):
-            raise NotTold(self._why(outcome)) from outcome
+            raise WebhookError(self._why(outcome)) from outcome
 
     def _post(self, body: bytes) -> None:
         host, timeout = self._url.hostname or "", self._settings.timeout
@@ -157,11 +159,11 @@ class Webhook:
         finally:
             connection.close()
         if not 200 <= status < 300:
-            raise NotTold(f"it answered {status}")
+            raise WebhookError(f"it answered {status}")
 
     def _why(self, error: BaseException) -> str:
         match error:
-            case NotTold():
+            case WebhookError():
                 return str(error)
             case TimeoutError():
                 return f"no answer within {self._settings.timeout:g} s"
@@ -175,7 +177,7 @@ class Webhook:
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0
+INTERVAL = 1.0
 """Seconds between two looks."""
 _FIRST, _MOST = 2.0, 300.0
 """Seconds between two tries, at first and at the most."""
@@ -189,11 +191,11 @@ _LEFT = 2_000
 TTL = 10.0
 """Seconds after which another server takes over from one that died."""
 _ELECTION = f"{ROOT}alerts/leader"
-_NOTIFIED = f"{ROOT}alerts/notified".encode()
+_REPORTED = f"{ROOT}alerts/notified".encode()
 _ASK_WITHIN = _CLOSE_WITHIN = 2.0
 
 
-class Duty(ABC):
+class NotifierElection(ABC):
     """Entering does not wait for the store."""
 
     def __init__(self) -> None:
@@ -245,7 +247,7 @@ class Duty(ABC):
             self._set(True)
 
 
-class DutyOnStore(Duty):
+class StoreElection(NotifierElection):
     def __init__(self, hub: Hub, *, ttl: float = TTL) -> None:
         super().__init__()
         self._store, self._election = hub.store, hub.election(_ELECTION, ttl=ttl)
@@ -292,19 +294,19 @@ class DutyOnStore(Duty):
         return False
 
     async def reported(self) -> bytes:
-        found = (await self._store.read(key(_NOTIFIED))).first
+        found = (await self._store.read(key(_REPORTED))).first
         return b"" if found is None else found.value
 
     async def leave(self, reported: bytes) -> None:
         if self._leadership is None:
             raise StoreError("it is not known whether another server has the duty")
         try:
-            await self._store.commit(Put(_NOTIFIED, reported), require=[self._leadership.check])
+            await self._store.commit(Put(_REPORTED, reported), require=[self._leadership.check])
         except Conflict as error:
             raise StoreError("another server has the duty") from error
 
 
-class DutyOnRedis(Duty):
+class RedisElection(NotifierElection):
     def __init__(self, lease: LeaderLease, *, ttl: float = TTL) -> None:
         super().__init__()
         self._lease, self._ttl = lease, ttl
@@ -349,13 +351,18 @@ class Alerts:
     Leaving waits for no webhook."""
 
     def __init__(
-        self, outlook: Outlook, settings: AlertSettings, duty: Duty, *, look: float = LOOK
+        self,
+        problems: CurrentProblems,
+        settings: AlertSettings,
+        election: NotifierElection,
+        *,
+        interval: float = INTERVAL,
     ) -> None:
-        self._outlook, self._settings, self._look = outlook, settings, look
-        self._duty = duty
+        self._problems, self._settings, self._interval = problems, settings, interval
+        self._election = election
         self._on_duty = self._left = False
         self._term = 0
-        self._ledger = Ledger(settings.after)
+        self._ledger = AlertState(settings.after)
         self._webhook = Webhook(settings)
         self._failing = ""
         self._tasks = Tasks()
@@ -366,12 +373,12 @@ class Alerts:
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.aclose()
-        if self._duty.mine and not self._left:
+        if self._election.mine and not self._left:
             await cleanup(self._leave(), within=_LEAVE_WITHIN)
 
     def _grave(self) -> list[Problem]:
         grave = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
-        return [each for each in self._outlook.problems() if each.severity in grave]
+        return [each for each in self._problems.problems() if each.severity in grave]
 
     async def _run(self) -> None:
         loop, backoff, again = asyncio.get_running_loop(), Backoff(_FIRST, _MOST), 0.0
@@ -379,12 +386,12 @@ class Alerts:
             await self._change_duty()
             grave = self._grave()
             # They may be a second old. A problem has lasted until then, not until now.
-            notice = self._ledger.look(grave, self._outlook.looked_at)
-            if self._duty.mine and not self._left:
+            notice = self._ledger.look(grave, self._problems.looked_at)
+            if self._election.mine and not self._left:
                 await self._leave()
-            mine = self._duty.mine
+            mine = self._election.mine
             if not mine:  # what was reported while the store was away, only this server knows
-                notice = Notice(resolved=notice.resolved)
+                notice = Notification(resolved=notice.resolved)
             if notice and mine is self._on_duty and loop.time() >= again:
                 if mine and not await self._confirm():
                     pass  # at the next look it is known who reports this
@@ -392,22 +399,22 @@ class Alerts:
                     backoff.reset()
                 else:
                     again = loop.time() + backoff.next()
-            await asyncio.sleep(self._look)
+            await asyncio.sleep(self._interval)
 
     async def _confirm(self) -> bool:
-        return await self._duty.confirm() and self._duty.term == self._term
+        return await self._election.confirm() and self._election.term == self._term
 
     async def _change_duty(self) -> None:
         """Go on where the server stopped that had the duty before, or let another one go on."""
-        before, self._on_duty = self._on_duty, self._duty.mine
-        term, self._term = self._term, self._duty.term
+        before, self._on_duty = self._on_duty, self._election.mine
+        term, self._term = self._term, self._election.term
         if before and not self._on_duty:
             self._ledger.hand_over()
         if not self._on_duty or (before and term == self._term):
             return
         self._left = not self._ledger.known()
         try:
-            reported = await self._duty.reported()
+            reported = await self._election.reported()
             known = msgspec.json.decode(reported, type=list[Problem]) if reported else []
         except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("earlier reports cannot be read, so problems are reported again: %s", error)
@@ -421,16 +428,16 @@ class Alerts:
         self._left = False
         try:
             known = self._ledger.known()[:_LEFT]
-            await self._duty.leave(msgspec.json.encode(known))
+            await self._election.leave(msgspec.json.encode(known))
             self._ledger.left(known)
             self._left = True
         except StoreError as error:
             log.debug("what was told is known here alone: %s", error)
 
-    async def _tell(self, notice: Notice) -> bool:
+    async def _tell(self, notice: Notification) -> bool:
         try:
             await self._webhook.tell(notice, now())
-        except NotTold as error:
+        except WebhookError as error:
             NOTICES.labels("failed").inc()
             if str(error) != self._failing:
                 self._failing = str(error)
@@ -438,7 +445,7 @@ class Alerts:
             return False
         NOTICES.labels("sent").inc()
         self._ledger.told(notice)
-        if self._duty.mine:
+        if self._election.mine:
             await self._leave()
         if self._failing:
             self._failing = ""

@@ -135,7 +135,7 @@ class Application:
             if not self._server.tokens.loaded and (headers or call.request.cookies):
                 raise _unknown_yet("the server cannot read its tokens")
             if headers:  # who says nothing, or has a session that is over, tries nothing
-                self._server.limits.failed(call.client)
+                self._server.limits.count_failure(call.client)
             raise HTTPError(
                 401,
                 "unauthenticated",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from mooring.server.api.health import Readiness
 from mooring.server.auth.audit import Audit
-from mooring.server.auth.credential_store import Sharing
+from mooring.server.auth.credential_store import CredentialStore
 from mooring.server.auth.csrf import Origins
-from mooring.server.auth.data_dir import Folder
-from mooring.server.auth.rate_limits import Limits
+from mooring.server.auth.data_dir import DataDir
+from mooring.server.auth.rate_limits import RateLimits
 from mooring.server.auth.sessions import Sessions
 from mooring.server.auth.tokens import Tokens
 from mooring.server.http.response import HTTPError
@@ -19,7 +19,7 @@ from mooring.server.settings import ServerSettings, split
 if TYPE_CHECKING:
     from mooring.hub import Hub
     from mooring.server.event_stream import Stream
-    from mooring.server.live.problems import Outlook, StoreAlarms
+    from mooring.server.live.problems import CurrentProblems, StoreAlarms
     from mooring.server.live.state import Fleet
     from mooring.store import Store
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 class ServerContext:
     settings: ServerSettings
     readiness: Readiness
-    folder: Folder
+    folder: DataDir
     tokens: Tokens
     sessions: Sessions
     origins: Origins
-    limits: Limits
+    limits: RateLimits
     audit: Audit
-    shared: Sharing | None = field(default=None)
+    shared: CredentialStore | None = field(default=None)
     _hub: Hub | None = field(default=None)
     _fleet: Fleet | None = field(default=None)
     alarms: StoreAlarms | None = field(default=None)
     """Those of the store; None if there is only Redis."""
-    outlook: Outlook | None = field(default=None)
+    outlook: CurrentProblems | None = field(default=None)
     """What is wrong with the fleet."""
     stream: Stream | None = field(default=None)
     """Who tells of its changes."""
@@ -58,9 +58,9 @@ class ServerContext:
             raise self._not_open()
         return self._fleet
 
-    def sharing(self, store: Store | None) -> Sharing:
+    def sharing(self, store: Store | None) -> CredentialStore:
         """Where what this server keeps for itself is, while it is entered."""
-        self.shared = Sharing(self.folder, self.tokens, self.sessions, self.audit, store)
+        self.shared = CredentialStore(self.folder, self.tokens, self.sessions, self.audit, store)
         return self.shared
 
     def open(self, hub: Hub, fleet: Fleet | None) -> None:
@@ -81,7 +81,7 @@ class ServerContext:
 def prepare(settings: ServerSettings, readiness: Readiness) -> ServerContext:
     """All but the hub and what hangs on it. Makes the data folder and the admin token where they
     are not there. Raises `StoreError` or `InvalidRequest` for a folder that cannot be used."""
-    folder = Folder(settings.folder())
+    folder = DataDir(settings.folder())
     folder.prepare()
     tokens = Tokens(folder)
     tokens.open()
@@ -93,6 +93,6 @@ def prepare(settings: ServerSettings, readiness: Readiness) -> ServerContext:
         tokens,
         Sessions(tokens, secure=settings.tls is not None),
         Origins([host, *settings.hosts]),
-        Limits(settings.rates),
+        RateLimits(settings.rates),
         Audit(folder),
     )

@@ -23,22 +23,22 @@ from mooring.model import now
 from mooring.names import split_service
 from mooring.server.api.prometheus import RESETS
 from mooring.server.http.response import encode
-from mooring.server.live.problems import Problem, seen_by
+from mooring.server.live.problems import Problem, visible_problems
 from mooring.server.live.summary import (
     UNOBSERVED,
-    Health,
+    HealthCounts,
+    HealthSummary,
     InstanceDetail,
     ServiceSummary,
-    Tally,
+    count_health,
     health,
     instance_detail,
     service_summary,
-    tally,
 )
 from mooring.tasks import Tasks
 
 if TYPE_CHECKING:
-    from mooring.server.live.problems import Outlook
+    from mooring.server.live.problems import CurrentProblems
     from mooring.server.live.state import Fleet
 
 K = TypeVar("K", bound=Hashable)
@@ -141,9 +141,9 @@ class _Scope:
 class Shapes:
     """A fleet, told as the API shows it."""
 
-    def __init__(self, fleet: Fleet, outlook: Outlook) -> None:
+    def __init__(self, fleet: Fleet, outlook: CurrentProblems) -> None:
         self._fleet, self._outlook = fleet, outlook
-        self._tallies: dict[str, tuple[int, Tally]] = {}
+        self._tallies: dict[str, tuple[int, HealthCounts]] = {}
 
     def service(self, name: str) -> ServiceSummary | None:
         known = self._fleet.service(name)
@@ -160,18 +160,18 @@ class Shapes:
             return None
         return instance_detail(instance, self._fleet.observed(service).get(id, UNOBSERVED))
 
-    def health(self, sees: Callable[[str], bool]) -> Health:
+    def health(self, sees: Callable[[str], bool]) -> HealthSummary:
         seen = (name for name in self._fleet.names() if sees(name))
-        return health(sum(map(self._tally, seen), start=Tally()), now())
+        return health(sum(map(self._tally, seen), start=HealthCounts()), now())
 
-    def _tally(self, name: str) -> Tally:
+    def _tally(self, name: str) -> HealthCounts:
         """What health is reckoned from, anew only for what changed: this is done all the time."""
         known = self._fleet.service(name)
         if known is None:
-            return Tally()
-        version, told = self._tallies.get(name, (-1, Tally()))
+            return HealthCounts()
+        version, told = self._tallies.get(name, (-1, HealthCounts()))
         if version != known.version:
-            told = tally(known.instances, self._fleet.observed(name))
+            told = count_health(known.instances, self._fleet.observed(name))
             self._tallies[name] = known.version, told
         return told
 
@@ -273,7 +273,7 @@ class Stream:
 
     def _look_at(self, ask: Ask, scope: _Scope, position: int) -> bool:
         health = self._shown.health(ask.sees)
-        problems = seen_by(self._shown.problems(), ask.sees)
+        problems = visible_problems(self._shown.problems(), ask.sees)
         counts, texts = _without_time(health), [(p.key, p.severity, p.text) for p in problems]
         news = False
         if counts != scope.counts:
@@ -456,6 +456,6 @@ def _delta(start: bytes, told: Iterable[tuple[str, bytes | None]]) -> bytes:
 
 
 def _without_time(health: object) -> object:
-    """Health, without the moment at which it was looked at."""
+    """HealthSummary, without the moment at which it was looked at."""
     told = msgspec.to_builtins(health)
     return {name: told[name] for name in told if name != "timestamp"}

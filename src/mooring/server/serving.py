@@ -16,18 +16,18 @@ from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
 from mooring.hub import Hub, connect, open_runner
 from mooring.registry.contract import Evictions
-from mooring.server.alerts import Alerts, Duty, DutyOnRedis, DutyOnStore
+from mooring.server.alerts import Alerts, NotifierElection, RedisElection, StoreElection
 from mooring.server.api import endpoints
 from mooring.server.api.health import Readiness, questions
 from mooring.server.app import Application
-from mooring.server.auth.data_dir import Folder
+from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.tokens import ADMIN
 from mooring.server.context import ServerContext, prepare
 from mooring.server.event_stream import Shapes, Stream
-from mooring.server.health_checks.scheduler import Checks
+from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import policy
 from mooring.server.http_listener import GRACE, listen, names
-from mooring.server.live.problems import Outlook, StoreAlarms
+from mooring.server.live.problems import CurrentProblems, StoreAlarms
 from mooring.server.live.service_history import ServiceHistory, scope_of
 from mooring.server.live.state import Fleet
 from mooring.server.settings import ServerSettings, split
@@ -37,10 +37,10 @@ from mooring.tasks import Tasks
 from mooring.xds.server import ControlPlane
 
 
-def _duty(server: ServerContext) -> Duty:
+def _duty(server: ServerContext) -> NotifierElection:
     """The election runs where the registry is."""
     lease = server.hub.registry.leader_lease
-    return DutyOnStore(server.hub) if lease is None else DutyOnRedis(lease)
+    return StoreElection(server.hub) if lease is None else RedisElection(lease)
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +50,7 @@ async def watching(server: ServerContext) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         if server.settings.url().scheme not in REDIS:
             server.alarms = await stack.enter_async_context(StoreAlarms(server.hub.store))
-        outlook = Outlook(fleet, alerts.patience, alarms=server.alarms)
+        outlook = CurrentProblems(fleet, alerts.grace_periods, alarms=server.alarms)
         server.outlook = outlook
         server.stream = await stack.enter_async_context(Stream(fleet, Shapes(fleet, outlook)))
         if server.shared is not None:
@@ -75,7 +75,7 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         tls.check()
     async with contextlib.AsyncExitStack() as stack:
         if settings.http != "off" or not settings.store:
-            stack.enter_context(Folder(settings.folder()).claimed())
+            stack.enter_context(DataDir(settings.folder()).server_lock())
         # First up and last down, so that probes are answered all the while.
         face = None
         if settings.http != "off":
@@ -247,13 +247,13 @@ def _name(settings: ServerSettings, near: str) -> str:
     return next(iter((*settings.hosts, *told.dns)), near)
 
 
-def _checks(face: _Face, beside: Sequence[str]) -> Checks:
+def _checks(face: _Face, beside: Sequence[str]) -> HealthChecks:
     """Active checks by a server that listens for HTTP, and at the addresses beside it."""
     settings = face.server.settings
     host, _ = split("--http", settings.http)
     listening = [(host, split("--http", face.url)[1]), *(split("", place) for place in beside)]
     rules = policy(settings.checks.networks, listening)
-    return Checks(face.server.fleet, settings.checks, policy=rules)
+    return HealthChecks(face.server.fleet, settings.checks, policy=rules)
 
 
 @contextlib.asynccontextmanager

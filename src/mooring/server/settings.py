@@ -19,10 +19,10 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import in_words, quoted, yaml_in_words
 from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
-from mooring.server.auth.csrf import parse as parse_host
+from mooring.server.auth.csrf import parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
 from mooring.server.auth.rate_limits import Rates
-from mooring.server.live.problems import Patience, Severity
+from mooring.server.live.problems import GracePeriods, Severity
 from mooring.settings import loader as configuration
 from mooring.settings.loader import Seconds
 from mooring.settings.registry import RegistrySettings
@@ -64,8 +64,8 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return urllib.parse.urlsplit(self.webhook).netloc.rpartition("@")[2]
 
     @property
-    def patience(self) -> Patience:
-        return Patience(self.draining, self.emptied)
+    def grace_periods(self) -> GracePeriods:
+        return GracePeriods(self.draining, self.emptied)
 
 
 def parse_alerts(told: object) -> AlertSettings:

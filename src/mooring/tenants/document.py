@@ -13,7 +13,7 @@ import yaml
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted, yaml_in_words, yaml_place
-from mooring.masking import clear_secrets, holds_secret, is_secret, is_split_key, masked
+from mooring.masking import cleartext_secrets, holds_secret, is_secret, is_split_key, masked
 from mooring.model import JSON
 from mooring.names import nearest
 from mooring.tenants.keys import MANY, check_id, kind_of, name_of
@@ -202,7 +202,7 @@ class Document(msgspec.Struct, frozen=True):
         return f"<document of tenant {self.tenant}: {masked(dict(self.sections))!r}>"
 
     @property
-    def clear_secrets(self) -> Resent:
+    def cleartext_secrets(self) -> Resent:
         """The secrets that it has in clear text, by path and field."""
         return {
             path: fields
@@ -225,7 +225,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def _clear(value: JSON) -> Iterator[str]:
-    for field in clear_secrets(value):
+    for field in cleartext_secrets(value):
         yield field.removeprefix(f"{EXTRA}.")  # which is written beside the known fields
 
 

@@ -23,7 +23,7 @@ import typer
 from mooring import addresses
 from mooring.errors import AccessDenied, InvalidRequest, MooringError, StoreError, Unavailable
 from mooring.formatting import describe, quoted
-from mooring.server.auth.data_dir import Folder, data_folder
+from mooring.server.auth.data_dir import DataDir, data_folder
 
 DataOption = Annotated[
     Path | None,
@@ -221,7 +221,7 @@ class Server:
 def reach(data: Path | None, server: str, tls: TLS, *, insecure: bool) -> Server:
     """The server that is meant. Raises `InvalidRequest` or `Unavailable` where there is none."""
     tls.context()  # wrong files are reported before anything else is looked for
-    folder = Folder(data.absolute() if data else data_folder())
+    folder = DataDir(data.absolute() if data else data_folder())
     token = os.environ.get("MOORING_TOKEN", "").strip()
     if not token.isascii() or not token.isprintable():
         raise InvalidRequest("MOORING_TOKEN is no token")

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from mooring.errors import StoreError
-from mooring.server.auth.audit import Entry
+from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import need
 from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
@@ -33,7 +33,7 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool | None = None
     """Only what was refused, or only what was done."""
 
-    def matches(self, entry: Entry) -> bool:
+    def matches(self, entry: AuditEntry) -> bool:
         return (
             (not self.who or entry.who == self.who)
             and (not self.token or entry.token == self.token)
@@ -60,7 +60,7 @@ async def audit(call: ApiCall) -> Response:
     return Response(some, headers=headers)
 
 
-async def _read(call: ApiCall, query: AuditQuery) -> tuple[list[Entry], str]:
+async def _read(call: ApiCall, query: AuditQuery) -> tuple[list[AuditEntry], str]:
     """One entry more than wanted, and of which servers: of this one alone if the store is away."""
     limit = query.limit + 1
     shared = None if call.server.shared is None else call.server.shared.audit
@@ -88,6 +88,6 @@ ENDPOINTS = (
         audit,
         "List audit entries, newest first",
         query=AuditQuery,
-        answers={200: list[Entry]},
+        answers={200: list[AuditEntry]},
     ),
 )

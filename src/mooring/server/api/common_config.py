@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mooring.errors import NotConfigured
-from mooring.masking import clear_secrets_of, is_hidden, masked_field
+from mooring.masking import cleartext_secrets_of, is_hidden, masked_field
 from mooring.server.api.tenant_history import history_endpoints
 from mooring.server.api.tenants import (
     NO_STORE,
@@ -156,7 +156,7 @@ def _wanted(call: ApiCall, path: str, there: Parts) -> Any:
 def _resent(call: ApiCall, path: str) -> Resent:
     if may_unmask(call):
         return NOTHING_RESENT
-    fields = clear_secrets_of(field_of(path), call.body.value)
+    fields = cleartext_secrets_of(field_of(path), call.body.value)
     return {path: fields} if fields else NOTHING_RESENT
 
 

@@ -82,7 +82,7 @@ async def page(call: ApiCall) -> Response:
 async def login(call: ApiCall) -> Response:
     begun = await call.server.sessions.redeem(call.query.code)
     if begun is None:
-        call.server.limits.failed(call.client)
+        call.server.limits.count_failure(call.client)
         return _page(_SPENT, 401)
     call.principal, cookie = begun
     return Response(
@@ -93,7 +93,7 @@ async def login(call: ApiCall) -> Response:
 async def login_with_token(call: ApiCall) -> Response:
     begun = await call.server.sessions.begin(call.body.token)
     if begun is None:
-        call.server.limits.failed(call.client)
+        call.server.limits.count_failure(call.client)
         raise HTTPError(401, "unauthenticated", "this token is unknown, revoked or expired")
     call.principal, cookie = begun
     return Response(status=204, headers={"Set-Cookie": cookie})
@@ -101,7 +101,7 @@ async def login_with_token(call: ApiCall) -> Response:
 
 async def logout(call: ApiCall) -> Response:
     await call.server.sessions.end(call.request)
-    headers = {"Set-Cookie": call.server.sessions.farewell, "Clear-Site-Data": '"cache"'}
+    headers = {"Set-Cookie": call.server.sessions.removal_cookie, "Clear-Site-Data": '"cache"'}
     return Response(status=204, headers=headers)
 
 

@@ -121,7 +121,9 @@ def _record(
 ) -> None:
     """Add an action to the timeline: what was done, by which token, and the reason given."""
     by, reason = call.principal.name, getattr(call.query, "reason", "")
-    call.server.fleet.act(service, id, message(kind, **(params or {}), by=by, reason=reason))
+    call.server.fleet.record_action(
+        service, id, message(kind, **(params or {}), by=by, reason=reason)
+    )
 
 
 def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
@@ -158,9 +160,9 @@ async def deregister(call: ApiCall) -> Response:
             "version": instance.version,
             "incarnation": instance.incarnation,
         }
-    call.server.fleet.expect(service, id, "taken_out")
+    call.server.fleet.expect_departure(service, id, "taken_out")
     if not await registry.deregister(service, id):
-        call.server.fleet.expect(service, id, None)
+        call.server.fleet.expect_departure(service, id, None)
         await instance_of(call)  # says what is wrong with the name
         raise not_found(f"{service} has no instance {quoted(id)} any more", id, ())
     _record(call, service, id, "deregistered_by")

@@ -15,11 +15,18 @@ from mooring.server.auth.authorization import READING, Principal
 from mooring.server.http.request import ApiCall
 from mooring.server.http.response import Response, encode, shown, tag
 from mooring.server.http.routing import ApiRoute
-from mooring.server.live.history import Event
-from mooring.server.live.problems import Problem, problems, seen_by
-from mooring.server.live.services import Page
+from mooring.server.live.history import TimelineEvent
+from mooring.server.live.problems import Problem, problems, visible_problems
+from mooring.server.live.services import RenderedPage
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import Health, Observed, Tally, health, percentile, tally
+from mooring.server.live.summary import (
+    HealthCounts,
+    HealthSummary,
+    Observed,
+    count_health,
+    health,
+    percentile,
+)
 
 RECENT = 50
 """So many events are shown."""
@@ -54,7 +61,7 @@ class EventShown(msgspec.Struct, frozen=True):
     """The same as data."""
 
     @classmethod
-    def of(cls, event: Event) -> EventShown:
+    def of(cls, event: TimelineEvent) -> EventShown:
         time = shown(event.time) or ""
         return cls(time, event.service, event.id, event.kind, event.text, event.message)
 
@@ -64,7 +71,7 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     stale: bool
     """Whether what is shown may be old."""
     error: str
-    health: Health
+    health: HealthSummary
     problems: Sequence[Problem]
     """The worst first."""
     groups: Sequence[GroupCounts]
@@ -75,7 +82,7 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 def overview(fleet: Fleet, told: Iterable[Problem], principal: Principal, at: Time) -> Overview:
     """What a principal may see of a fleet."""
-    by_group: dict[str, Tally] = {}
+    by_group: dict[str, HealthCounts] = {}
     silences: list[float] = []
     names = [name for name in fleet.names() if principal.sees_service(name)]
     for name in names:
@@ -84,15 +91,17 @@ def overview(fleet: Fleet, told: Iterable[Problem], principal: Principal, at: Ti
             continue
         observed = fleet.observed(name)
         group = split_service(name)[0]
-        by_group[group] = by_group.get(group, Tally()) + tally(known.instances, observed)
+        by_group[group] = by_group.get(group, HealthCounts()) + count_health(
+            known.instances, observed
+        )
         silences += _delays(known.instances, observed)
     silences.sort()
     return Overview(
         version=fleet.version,
         stale=fleet.stale,
         error=fleet.error,
-        health=health(sum(by_group.values(), start=Tally()), at),
-        problems=seen_by(told, principal.sees_service),
+        health=health(sum(by_group.values(), start=HealthCounts()), at),
+        problems=visible_problems(told, principal.sees_service),
         groups=[_counts(group, by_group[group]) for group in sorted(by_group)],
         heartbeat_lag=lag(silences),
         events=[EventShown.of(event) for event in recent(fleet, names)],
@@ -106,7 +115,7 @@ def lag(ordered: Sequence[float]) -> Lag:
     return Lag(ordered[-1], percentile(ordered, 0.99), len(ordered))
 
 
-def recent(fleet: Fleet, names: Iterable[str]) -> list[Event]:
+def recent(fleet: Fleet, names: Iterable[str]) -> list[TimelineEvent]:
     """The last events of some services and of the picture as a whole, the newest first."""
     events = list(fleet.timeline()[-_OF_ONE:])
     for name in names:
@@ -119,7 +128,7 @@ def _delays(instances: Iterable[str], observed: Mapping[str, Observed]) -> list[
     return [delay for delay in delays if delay is not None]
 
 
-def _counts(group: str, told: Tally) -> GroupCounts:
+def _counts(group: str, told: HealthCounts) -> GroupCounts:
     return GroupCounts(group, told.services, told.instances, told.healthy, told.active)
 
 
@@ -129,10 +138,10 @@ async def _overview(call: ApiCall) -> Response:
     fleet, outlook = call.server.fleet, call.server.outlook
     told = problems(fleet, now()) if outlook is None else outlook.problems()
 
-    def write() -> Page:
+    def write() -> RenderedPage:
         seen = overview(fleet, told, call.principal, now())
         timeless = structs.replace(seen, health=structs.replace(seen.health, timestamp=""))
-        return Page(encode(seen), {"ETag": tag(encode(timeless)).strip('"')})
+        return RenderedPage(encode(seen), {"ETag": tag(encode(timeless)).strip('"')})
 
     stamp = (fleet.version, fleet.sampled, fleet.stale, fleet.error, tuple(told))
     page = fleet.rendering.page(("overview", call.principal.groups), stamp, write)

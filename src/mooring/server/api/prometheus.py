@@ -22,7 +22,7 @@ from mooring.server.context import ServerContext
 from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import ApiRoute
-from mooring.server.live.problems import SEVERITIES, seen_by
+from mooring.server.live.problems import SEVERITIES, visible_problems
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
 
@@ -101,7 +101,7 @@ class Exposed(Collector):
 
     def _problems(self) -> Iterator[Metric]:
         outlook = self._server.outlook
-        told = [] if outlook is None else seen_by(outlook.problems(), self._sees)
+        told = [] if outlook is None else visible_problems(outlook.problems(), self._sees)
         family = GaugeMetricFamily("mooring_problems", "What is wrong now", labels=["severity"])
         for severity in SEVERITIES:
             count = sum(each.severity == severity for each in told)

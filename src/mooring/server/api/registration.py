@@ -147,7 +147,7 @@ async def register(call: ApiCall) -> Response:
     entered = await call.server.hub.registry.enter(instance, ttl=_seconds(told.ttl))
     made = entered.instance
     call.notes["instance"] = made.id
-    call.server.fleet.lasts(made.service, made.id, entered.ttl)
+    call.server.fleet.set_ttl(made.service, made.id, entered.ttl)
     registered = Registered(
         service=made.service,
         id=made.id,
@@ -203,11 +203,11 @@ def _word(call: ApiCall, service: str, incarnation: str) -> Heard:
 async def withdraw(call: ApiCall) -> Response:
     registry, fleet = call.server.hub.registry, call.server.fleet
     service, id = registry.canonical(call.service), call.path["id"]
-    fleet.expect(service, id, "left")
+    fleet.expect_departure(service, id, "left")
     if await registry.leave(service, id, call.query.incarnation):
-        fleet.act(service, id, message("deregistered_itself"))
+        fleet.record_action(service, id, message("deregistered_itself"))
         return Response(status=204)
-    fleet.expect(service, id, None)
+    fleet.expect_departure(service, id, None)
     raise HTTPError(
         404, "not_registered", f"{service} {id} is not registered, or not as that incarnation"
     )

@@ -24,19 +24,18 @@ from mooring.server.auth.authorization import DISCOVERING, READING, need
 from mooring.server.http.request import ApiCall, Page, cut
 from mooring.server.http.response import HTTPError, Response, shown
 from mooring.server.http.routing import ApiRoute
-from mooring.server.live.history import Event
-from mooring.server.live.services import Known, array
-from mooring.server.live.services import Page as Written
+from mooring.server.live.history import TimelineEvent
+from mooring.server.live.services import KnownService, RenderedPage, array
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import (
     UNOBSERVED,
-    Health,
+    HealthCounts,
+    HealthSummary,
     InstanceDetail,
     InstanceMetrics,
     ServiceDetail,
     ServiceSummary,
     ShownState,
-    Tally,
     health,
     healthy,
     instance_metrics,
@@ -108,7 +107,7 @@ def fleet_of(call: ApiCall) -> Fleet:
     return fleet
 
 
-def known_of(call: ApiCall) -> Known:
+def known_of(call: ApiCall) -> KnownService:
     """The service that the path names. Raises `HTTPError` (404) where it is not known."""
     fleet = fleet_of(call)
     try:
@@ -121,7 +120,7 @@ def known_of(call: ApiCall) -> Known:
     return known
 
 
-def instance_of(call: ApiCall) -> tuple[Known, Instance]:
+def instance_of(call: ApiCall) -> tuple[KnownService, Instance]:
     """The instance that the path names. Raises `HTTPError` (404) where it is not there."""
     known, id = known_of(call), call.path["id"]
     instance = known.instances.get(id)
@@ -151,7 +150,7 @@ def _tag(told: Iterable[str]) -> str:
     return f"{digest:016x}"
 
 
-def _stamp(known: Known) -> Hashable:
+def _stamp(known: KnownService) -> Hashable:
     """Another one whenever something else is shown of a service, also of one that was forgotten and
     came again."""
     return known.since.timestamp(), *known.stamp
@@ -165,48 +164,48 @@ def _everything(call: ApiCall, fleet: Fleet) -> Hashable:
     return hash(tuple((known.name, _stamp(known)) for known in _visible(call, fleet)))
 
 
-def _visible(call: ApiCall, fleet: Fleet) -> list[Known]:
+def _visible(call: ApiCall, fleet: Fleet) -> list[KnownService]:
     return [known for known in map(fleet.service, _seen(call, fleet)) if known is not None]
 
 
 async def whole_health(call: ApiCall) -> Response:
     fleet = fleet_of(call)
-    told = sum(map(fleet.rendering.tally, _visible(call, fleet)), start=Tally())
+    told = sum(map(fleet.rendering.counts, _visible(call, fleet)), start=HealthCounts())
     return _answer(call, fleet, _everything(call, fleet), health(told, now()))
 
 
 async def service_health(call: ApiCall) -> Response:
     fleet, known = fleet_of(call), known_of(call)
-    return _answer(call, fleet, _stamp(known), health(fleet.rendering.tally(known), now()))
+    return _answer(call, fleet, _stamp(known), health(fleet.rendering.counts(known), now()))
 
 
 async def services(call: ApiCall) -> Response:
     fleet, query = fleet_of(call), call.query
 
-    def write() -> Written:
+    def write() -> RenderedPage:
         found = [known for known in _visible(call, fleet) if _is_wanted(fleet, known, query)]
         some, headers = cut(found, query, lambda known: known.name, path=call.here)
-        return Written(array(map(fleet.rendering.summary_text, some)), headers)
+        return RenderedPage(array(map(fleet.rendering.summary_text, some)), headers)
 
     return _page(call, fleet, ("services",), _everything(call, fleet), write)
 
 
-def _is_wanted(fleet: Fleet, known: Known, query: ServicesQuery) -> bool:
+def _is_wanted(fleet: Fleet, known: KnownService, query: ServicesQuery) -> bool:
     if query.group and split_service(known.name)[0] != query.group:
         return False
     if query.name and query.name.casefold() not in known.name.casefold():
         return False
     if query.healthy is None:
         return True
-    told = fleet.rendering.tally(known)
+    told = fleet.rendering.counts(known)
     return (0 < told.healthy == told.instances) is query.healthy
 
 
 async def service(call: ApiCall) -> Response:
     fleet, known = fleet_of(call), known_of(call)
 
-    def write() -> Written:
-        return Written(fleet.rendering.detail_text(known), {})
+    def write() -> RenderedPage:
+        return RenderedPage(fleet.rendering.detail_text(known), {})
 
     return _page(call, fleet, ("service", known.name), _stamp(known), write)
 
@@ -214,11 +213,11 @@ async def service(call: ApiCall) -> Response:
 async def instances(call: ApiCall) -> Response:
     fleet, known, query = fleet_of(call), known_of(call), call.query
 
-    def write() -> Written:
+    def write() -> RenderedPage:
         found = sorted(_matching(fleet, known, query))
         some, headers = cut(found, query, str, path=call.here)
         texts = (fleet.rendering.instance_text(known, id) for id in some)
-        return Written(array(texts), headers)
+        return RenderedPage(array(texts), headers)
 
     return _page(call, fleet, ("instances", known.name), _stamp(known), write)
 
@@ -228,14 +227,14 @@ def _page(
     fleet: Fleet,
     what: tuple[str, ...],
     stamp: Hashable,
-    write: Callable[[], Written],
+    write: Callable[[], RenderedPage],
 ) -> Response:
     asked = (*what, call.here, call.query, call.principal.groups)
     page = fleet.rendering.page(asked, stamp, write)
     return _answer(call, fleet, stamp, page.body, **page.headers)
 
 
-def _matching(fleet: Fleet, known: Known, query: InstancesQuery) -> list[str]:
+def _matching(fleet: Fleet, known: KnownService, query: InstancesQuery) -> list[str]:
     observed, part = fleet.observed(known.name), query.name.casefold()
     seen = ((id, each, observed.get(id, UNOBSERVED)) for id, each in known.instances.items())
     return [
@@ -277,7 +276,7 @@ async def instance_timeline(call: ApiCall) -> Response:
     return Response(_shown(events))
 
 
-def _shown(events: Iterable[Event]) -> list[EventShown]:
+def _shown(events: Iterable[TimelineEvent]) -> list[EventShown]:
     return [EventShown.of(event) for event in events]
 
 
@@ -306,7 +305,7 @@ ENDPOINTS = (
         READING,
         whole_health,
         "Get the health of all services the caller may see",
-        answers={200: Health},
+        answers={200: HealthSummary},
     ),
     ApiRoute(
         "GET",
@@ -331,7 +330,7 @@ ENDPOINTS = (
         LOOKING,
         service_health,
         "Get the health of a service",
-        answers={200: Health},
+        answers={200: HealthSummary},
     ),
     ApiRoute(
         "GET",

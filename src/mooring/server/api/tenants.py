@@ -210,7 +210,7 @@ async def publish(call: ApiCall) -> Response:
 def _resent(call: ApiCall, document: Document) -> Resent:
     """Secrets that count as changed: the caller sends them in clear text, may not see those that
     are there, and must not learn whether they are the same."""
-    return NOTHING_RESENT if may_unmask(call) else document.clear_secrets
+    return NOTHING_RESENT if may_unmask(call) else document.cleartext_secrets
 
 
 def _restored(call: ApiCall, document: Document, there: Parts) -> Document:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from mooring.server.auth.data_dir import Folder
-from mooring.server.auth.rate_limits import Buckets, network
+from mooring.server.auth.data_dir import DataDir
+from mooring.server.auth.rate_limits import TokenBuckets, network
 from mooring.server.http.response import shown
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _STRANGERS = 600.0
 _BLOCK = 64 * 1024
 
 
-class Entry(
+class AuditEntry(
     msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from", "left_out": "leftOut"}
 ):
     """What somebody did, or tried to."""
@@ -80,13 +80,13 @@ class Entry(
         return "routine" if self.role in ("viewer", "service") else "done"
 
 
-_decoder = msgspec.json.Decoder(Entry)
+_decoder = msgspec.json.Decoder(AuditEntry)
 
 
 class Audit:
     def __init__(
         self,
-        folder: Folder,
+        folder: DataDir,
         *,
         largest: int = LARGEST,
         kept: int = KEPT,
@@ -98,13 +98,13 @@ class Audit:
             "routine": _Journal(folder, folder.routine, largest, kept),
             "refused": _Journal(folder, folder.refused, largest, kept),
         }
-        self._refusals = Buckets(_REFUSALS / 60, _REFUSALS)
-        self._strangers = Buckets(_STRANGERS / 60, _STRANGERS, most=1)
+        self._refusals = TokenBuckets(_REFUSALS / 60, _REFUSALS)
+        self._strangers = TokenBuckets(_STRANGERS / 60, _STRANGERS, most=1)
         self._left_out = 0
         self._last = 0
         self.failures = 0
         """Entries that could not be written."""
-        self.appended: Callable[[Entry], None] | None = None
+        self.appended: Callable[[AuditEntry], None] | None = None
         """Called with each entry, after it was written."""
 
     def write(self, call: ApiCall, status: int) -> None:
@@ -116,7 +116,7 @@ class Audit:
             self._left_out += 1
             return
         most = _LONGEST_REFUSED if refused else _LONGEST
-        entry = Entry(
+        entry = AuditEntry(
             id=self._next(),
             time=shown(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)) or "",
             who=who.name if who.token else "nobody",
@@ -134,7 +134,7 @@ class Audit:
         )
         self.append(entry)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: AuditEntry) -> None:
         journal = self._journals[entry.kind]
         try:
             journal.append(msgspec.json.encode(entry) + b"\n")
@@ -158,11 +158,11 @@ class Audit:
         *,
         limit: int,
         before: str = "",
-        matches: Callable[[Entry], bool] = lambda entry: True,
-    ) -> list[Entry]:
+        matches: Callable[[AuditEntry], bool] = lambda entry: True,
+    ) -> list[AuditEntry]:
         """The newest first, and of those older than `before`, the id of an entry. Blocks on the
         disk. Lines that are no entries are passed over. Raises `OSError`."""
-        found: list[Entry] = []
+        found: list[AuditEntry] = []
         entries = (each.entries() for each in self._journals.values())
         for entry in heapq.merge(*entries, key=attrgetter("id"), reverse=True):
             if before and entry.id >= before:
@@ -191,7 +191,7 @@ def is_refused(status: int, *, stranger: bool) -> bool:
 class _Journal:
     """A file of lines that goes on in another when it is full."""
 
-    def __init__(self, folder: Folder, file: Path, largest: int, kept: int) -> None:
+    def __init__(self, folder: DataDir, file: Path, largest: int, kept: int) -> None:
         self._folder, self.file, self._largest, self._kept = folder, file, largest, kept
         self._torn = False
 
@@ -225,7 +225,7 @@ class _Journal:
     def _numbered(self, number: int) -> Path:
         return self.file.with_name(f"{self.file.name}.{number}")
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[AuditEntry]:
         """All that are kept, the last first."""
         for file in (self.file, *map(self._numbered, range(1, self._kept + 1))):
             with contextlib.suppress(FileNotFoundError):

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from mooring.errors import StoreError
-from mooring.server.auth.audit import Audit, Entry
+from mooring.server.auth.audit import Audit, AuditEntry
 from mooring.server.auth.signed_records import ROOT
 from mooring.store import Delete, Put, Store, between, key, prefix
 from mooring.tasks import Backoff, Tasks
@@ -36,7 +36,7 @@ _BYTES = 512 * 1024
 _PAGE = 200
 _ROOT = f"{ROOT}audit/".encode()
 
-_decoder = msgspec.json.Decoder(Entry)
+_decoder = msgspec.json.Decoder(AuditEntry)
 
 
 class AuditStore:
@@ -44,7 +44,7 @@ class AuditStore:
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store, self._audit = store, audit
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[AuditEntry] = deque()
         self._behind = True
         """Whether the files may hold what is neither in the store nor in memory."""
         self._more = asyncio.Event()
@@ -63,8 +63,8 @@ class AuditStore:
         await self._tasks.aclose()
 
     async def read(
-        self, *, limit: int, before: str = "", matches: Callable[[Entry], bool]
-    ) -> list[Entry]:
+        self, *, limit: int, before: str = "", matches: Callable[[AuditEntry], bool]
+    ) -> list[AuditEntry]:
         """The newest first, and of those older than `before`, the id of an entry. Raises what the
         store raises."""
         ahead = {entry.id: entry for entry in self._waiting}
@@ -72,7 +72,7 @@ class AuditStore:
         ids = sorted({*ahead, *names}, reverse=True)
         if before:
             ids = [id for id in ids if id < before]
-        found: list[Entry] = []
+        found: list[AuditEntry] = []
         for start in range(0, len(ids), _PAGE):
             page = ids[start : start + _PAGE]
             entries = ahead | await self._fetch([names[id] for id in page if id in names])
@@ -81,12 +81,12 @@ class AuditStore:
                 break
         return found[:limit]
 
-    async def _fetch(self, names: Sequence[bytes]) -> dict[str, Entry]:
+    async def _fetch(self, names: Sequence[bytes]) -> dict[str, AuditEntry]:
         """Entries by id. Those of one kind lie side by side."""
         by_kind: dict[str, list[bytes]] = {}
         for name in names:
             by_kind.setdefault(_kind(name), []).append(name)
-        found: dict[str, Entry] = {}
+        found: dict[str, AuditEntry] = {}
         for same in by_kind.values():
             stretch = between(min(same), max(same) + b"\0")
             for stored in (await self._store.read(stretch)).entries:
@@ -101,7 +101,7 @@ class AuditStore:
         snapshot = await self._store.read(prefix(root), keys_only=True)
         return [entry.key for entry in snapshot.entries if entry.key.count(b"/") == 5]
 
-    def _appended(self, entry: Entry) -> None:
+    def _appended(self, entry: AuditEntry) -> None:
         if len(self._waiting) >= _WAITING:
             self._behind = True
         else:
@@ -198,7 +198,7 @@ def surplus(names: Iterable[bytes], most: int) -> list[bytes]:
     return gone
 
 
-def _name(entry: Entry) -> bytes:
+def _name(entry: AuditEntry) -> bytes:
     return f"{ROOT}audit/{entry.kind}/{entry.id}/{entry.token or '-'}".encode()
 
 

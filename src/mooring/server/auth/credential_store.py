@@ -19,9 +19,15 @@ from mooring.errors import AccessDenied, InvalidRequest, StoreError
 from mooring.hub import open_store
 from mooring.server.auth.audit import Audit
 from mooring.server.auth.audit_store import AuditStore
-from mooring.server.auth.data_dir import SERVER_KEY, SERVER_KEY_VARIABLE, Folder
-from mooring.server.auth.sessions import Issued, Sessions
-from mooring.server.auth.signed_records import ROOT, Ended, Records, ServerKey, is_key_of
+from mooring.server.auth.data_dir import SERVER_KEY, SERVER_KEY_VARIABLE, DataDir
+from mooring.server.auth.sessions import Login, Sessions
+from mooring.server.auth.signed_records import (
+    ROOT,
+    EndedRecords,
+    ServerKey,
+    SignedRecords,
+    is_key_of,
+)
 from mooring.server.auth.tokens import Token, Tokens
 from mooring.store import Store
 from mooring.store.url import StoreURL
@@ -33,19 +39,19 @@ T = TypeVar("T")
 
 _WAIT = 5.0
 """Seconds that a start waits for the store to answer."""
-_LOOK = 1.0
+_SHARE_INTERVAL = 1.0
 """Seconds between two looks at whether the others know our admin token."""
 LOCAL = "records"
 """The file of a server that does not share."""
 
 
-class Sharing:
+class CredentialStore:
     """Entering waits a few seconds until the records are read. If the store is away for longer,
     that happens when it is back; until then only the admin token is accepted."""
 
     def __init__(
         self,
-        folder: Folder,
+        folder: DataDir,
         tokens: Tokens,
         sessions: Sessions,
         audit: Audit,
@@ -58,7 +64,7 @@ class Sharing:
         """The audit of all servers, once the records are read."""
         self._store = store if store is not None and store.guarantees.durable else None
         self._key = ServerKey(folder.server_key())
-        self._ended = None if self._store is None else Ended(folder)
+        self._ended = None if self._store is None else EndedRecords(folder)
         self._opened = contextlib.AsyncExitStack()
         self._running = Tasks()
         self.records: Store | None = None
@@ -107,7 +113,7 @@ class Sharing:
         store = self._store
         if store is not None:
             try:
-                if not await _patiently(partial(is_key_of, store, self._key)):
+                if not await _retried(partial(is_key_of, store, self._key)):
                     self.problem = self._another_key(store)
             except AccessDenied as error:
                 self.problem = (
@@ -129,7 +135,7 @@ class Sharing:
 
     async def _use(self, store: Store) -> None:
         ended = self._ended if store is self._store else None
-        tokens = Records(
+        tokens = SignedRecords(
             store,
             self._key,
             "tokens",
@@ -138,14 +144,14 @@ class Sharing:
             ended=ended,
             until=Token.until,
         )
-        sessions = Records(store, self._key, "sessions", Issued)
-        codes = Records(store, self._key, "login-links", Issued)
+        sessions = SignedRecords(store, self._key, "sessions", Login)
+        codes = SignedRecords(store, self._key, "login-links", Login)
         for records in (tokens, sessions, codes):
             await self._opened.enter_async_context(records)
         for records in (tokens, sessions, codes):
             await records.ready()
-        await _patiently(partial(self._tokens.use, tokens))
-        self._sessions.use(sessions, codes)
+        await _retried(partial(self._tokens.attach, tokens))
+        self._sessions.attach(sessions, codes)
 
     async def _share_admin(self) -> None:
         """The file may be replaced at any time."""
@@ -158,10 +164,10 @@ class Sharing:
                 if not known:
                     known = str(error)
                     log.warning("the other servers do not know the admin token: %s", error)
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_SHARE_INTERVAL)
 
 
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+async def _retried(ask: Callable[[], Awaitable[T]]) -> T:
     """What the store answers, however long it is away."""
     backoff, known = Backoff(0.2, 2.0), False
     while True:

@@ -22,7 +22,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PORTS = {"http": 80, "https": 443}
 
 
-class Place(NamedTuple):
+class HostPort(NamedTuple):
     """Where somebody says that something is."""
 
     host: str
@@ -33,17 +33,19 @@ class Origins:
     """`hosts`: the names, beside those of loopback, by which the server is called."""
 
     def __init__(self, hosts: Collection[str]) -> None:
-        self._hosts = frozenset(filter(None, map(normal, (*LOOPBACK, *hosts))))
+        self._hosts = frozenset(filter(None, map(normalized, (*LOOPBACK, *hosts))))
 
     def admit(self, host: str) -> None:
         """The server is called by this name too."""
-        self._hosts |= {normal(host)}
+        self._hosts |= {normalized(host)}
 
     def check_host(self, request: Request) -> None:
         """Raises `HTTPError` (421) for a request that is meant for somebody else."""
         told = request.headers.getlist("host")
-        place = parse(told[0]) if len(told) == 1 else None
-        if place is None or not (place.host in self._hosts or place.host == _here(request)):
+        place = parse_host(told[0]) if len(told) == 1 else None
+        if place is None or not (
+            place.host in self._hosts or place.host == _local_address(request)
+        ):
             named = f"the host {quoted(told[0], 200)}" if len(told) == 1 else "no single host"
             raise HTTPError(
                 421,
@@ -57,25 +59,25 @@ class Origins:
         body that any page may send (415)."""
         origins = request.headers.getlist("origin")
         if origins:
-            if len(origins) > 1 or not self._ours(request, origins[0]):
-                raise _foreign(f"the request comes from a page of {quoted(origins[0], 200)}")
+            if len(origins) > 1 or not self._is_own_origin(request, origins[0]):
+                raise _foreign_origin(f"the request comes from a page of {quoted(origins[0], 200)}")
             site = request.headers.get("sec-fetch-site", "same-origin")
             if site not in ("same-origin", "none"):
-                raise _foreign(f"the browser says that the request is {quoted(site, 20)}")
+                raise _foreign_origin(f"the browser says that the request is {quoted(site, 20)}")
         elif request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise _foreign("the browser says that the request comes from another site")
+            raise _foreign_origin("the browser says that the request comes from another site")
         elif principal.session or not principal.token:
-            raise _foreign("the request does not say which page it comes from")
+            raise _foreign_origin("the request does not say which page it comes from")
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if principal.session and media not in ("", "application/json"):
             raise HTTPError(
                 415, "bad_media", "the body must be JSON: Content-Type: application/json"
             )
 
-    def _ours(self, request: Request, origin: str) -> bool:
+    def _is_own_origin(self, request: Request, origin: str) -> bool:
         scheme, separator, rest = origin.lower().partition("://")
-        theirs = parse(rest)
-        ours = parse(request.headers["host"])
+        theirs = parse_host(rest)
+        ours = parse_host(request.headers["host"])
         if not separator or scheme not in _PORTS or theirs is None or ours is None:
             return False
         # Somebody in front of us may do TLS for us; nobody takes it away.
@@ -85,7 +87,7 @@ class Origins:
         return (theirs.host, theirs.port or default) == (ours.host, ours.port or default)
 
 
-def parse(text: str) -> Place | None:
+def parse_host(text: str) -> HostPort | None:
     """The host of a `Host` header, and its port if it names one; None for what is none."""
     if not text.isascii() or any(letter in text for letter in "/?#@\\ \t,"):
         return None
@@ -94,11 +96,11 @@ def parse(text: str) -> Place | None:
         host, port = parts.hostname, parts.port
     except ValueError:
         return None
-    named = normal(host or "")
-    return Place(named, port) if named and not text.endswith(":") else None
+    named = normalized(host or "")
+    return HostPort(named, port) if named and not text.endswith(":") else None
 
 
-def normal(host: str) -> str:
+def normalized(host: str) -> str:
     """A host's name in the one way of writing it; empty for none."""
     host = host.strip("[]").lower().removesuffix(".")
     try:
@@ -107,7 +109,7 @@ def normal(host: str) -> str:
         return host
 
 
-def _here(request: Request) -> str:
+def _local_address(request: Request) -> str:
     """The address at which this connection arrived: nobody's page but ours is there."""
     server = request.scope.get("server")
     try:
@@ -116,7 +118,7 @@ def _here(request: Request) -> str:
         return ""
 
 
-def _foreign(why: str) -> HTTPError:
+def _foreign_origin(why: str) -> HTTPError:
     return HTTPError(
         403, "foreign_origin", f"{why}: writes are taken from the server's own page only"
     )

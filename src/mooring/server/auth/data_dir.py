@@ -27,7 +27,7 @@ ROUTINE = "routine.jsonl"
 REFUSED = "refused.jsonl"
 SERVER = "server.json"
 _LOCK = ".lock"
-_RUNNING = "server.lock"
+_SERVER_LOCK = "server.lock"
 _SERVER_ID = "server-id"
 _SHARED_ADMIN = "admin-token-shared"
 ENDED_TOKENS = "ended-tokens.json"
@@ -64,7 +64,7 @@ def expanded(folder: str) -> Path:
         ) from error
 
 
-class Running(msgspec.Struct, frozen=True):
+class RunningServer(msgspec.Struct, frozen=True):
     """Where the server of a folder is, for the commands on the same machine."""
 
     url: str
@@ -84,7 +84,7 @@ def new_token() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-class Folder:
+class DataDir:
     """The data folder. One server at a time runs on it."""
 
     def __init__(self, path: Path) -> None:
@@ -244,13 +244,13 @@ class Folder:
             os.close(descriptor)
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def server_lock(self) -> Iterator[None]:
         """While this process is the server of the folder. Raises `StoreError` if another one is,
         which changes nothing, and if the folder cannot be used; `InvalidRequest` for no folder."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self.path / _RUNNING, flags, 0o600)
+            descriptor = os.open(self.path / _SERVER_LOCK, flags, 0o600)
         except OSError as error:
             raise self._no_folder(error) from error
         try:
@@ -281,7 +281,7 @@ class Folder:
         """Write down where the server is. Raises `StoreError`."""
         try:
             with replacing(self.path / SERVER) as out:
-                out.write(msgspec.json.encode(Running(url, os.getpid(), at)) + b"\n")
+                out.write(msgspec.json.encode(RunningServer(url, os.getpid(), at)) + b"\n")
         except OSError as error:
             raise self.unusable(error) from error
 
@@ -291,12 +291,12 @@ class Folder:
             if (told := self.running()) is not None and told.url == url and told.pid == os.getpid():
                 (self.path / SERVER).unlink()
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningServer | None:
         """Where the server of this folder is, or was when it was killed; None where there is none.
         Raises `InvalidRequest` where somebody else may have said so."""
         try:
             told = self.read(self.path / SERVER, closed=0o022)
-            return msgspec.json.decode(told, type=Running)
+            return msgspec.json.decode(told, type=RunningServer)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 

@@ -35,7 +35,7 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of a request's body."""
 
 
-class Buckets:
+class TokenBuckets:
     """A bucket for each key, in bounded memory."""
 
     def __init__(
@@ -77,12 +77,12 @@ class Buckets:
         return min(self._burst, left + (now - at) * self._rate)
 
 
-class Limits:
+class RateLimits:
     def __init__(self, rates: Rates, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.body = rates.body
-        self._reads = Buckets(rates.reads, max(2 * rates.reads, 1), clock=clock)
-        self._writes = Buckets(rates.writes, max(2 * rates.writes, 1), clock=clock)
-        self._failures = Buckets(rates.failures / 60, max(rates.failures, 1), clock=clock)
+        self._reads = TokenBuckets(rates.reads, max(2 * rates.reads, 1), clock=clock)
+        self._writes = TokenBuckets(rates.writes, max(2 * rates.writes, 1), clock=clock)
+        self._failures = TokenBuckets(rates.failures / 60, max(rates.failures, 1), clock=clock)
 
     def check(self, client: str) -> None:
         """Count a request from an address. Raises `HTTPError` (429)."""
@@ -94,7 +94,7 @@ class Limits:
         if principal.token and (wait := self._writes.take(principal.token)):
             raise too_many(f"writes of {principal.name}", wait)
 
-    def failed(self, client: str) -> None:
+    def count_failure(self, client: str) -> None:
         """Count a wrong token or code. Raises `HTTPError` (429) where there were too many."""
         if wait := self._failures.take(network(client)):
             raise too_many("wrong tokens or codes from your address", wait)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from mooring.errors import StoreError
 from mooring.server.auth.authorization import Principal
-from mooring.server.auth.signed_records import Records
+from mooring.server.auth.signed_records import SignedRecords
 from mooring.server.auth.tokens import Token, Tokens, digest
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _PATIENCE = 3.0
 """Seconds for the store to take one, before it is kept here alone."""
 
 
-class Issued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Login(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A session or a code, as it is kept."""
 
     token: str
@@ -53,28 +53,28 @@ class Issued(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     id: str = ""
 
 
-class Kept:
+class Logins:
     """Sessions, or codes, by the digest of what the browser shows."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._here: dict[str, Issued] = {}
-        self.records: Records[Issued] | None = None
+        self._here: dict[str, Login] = {}
+        self.records: SignedRecords[Login] | None = None
 
-    def get(self, sha256: str) -> Issued | None:
+    def get(self, sha256: str) -> Login | None:
         issued = self._here.get(sha256)
         if issued is None and self.records is not None:
             issued = self.records.get(sha256)
         return None if issued is None or self._clock() >= issued.until else issued
 
-    async def find(self, sha256: str) -> Issued | None:
+    async def find(self, sha256: str) -> Login | None:
         """As `get`, also of one that another server made a moment ago. Raises what the store
         raises."""
         if sha256 not in self._here and self.records is not None:
             await self.records.find(sha256)
         return self.get(sha256)
 
-    async def add(self, issued: Issued) -> str:
+    async def add(self, issued: Login) -> str:
         """Keep it in the store, or here if that is away; what the browser shows."""
         await self._make_room()
         secret = secrets.token_urlsafe(32)
@@ -121,9 +121,9 @@ class Sessions:
         self._tokens, self._secure, self._clock = tokens, secure, clock
         self.cookie = HOST_COOKIE if secure else COOKIE
         """The name of the cookie."""
-        self._codes, self._sessions = Kept(clock), Kept(clock)
+        self._codes, self._sessions = Logins(clock), Logins(clock)
 
-    def use(self, sessions: Records[Issued], codes: Records[Issued]) -> None:
+    def attach(self, sessions: SignedRecords[Login], codes: SignedRecords[Login]) -> None:
         """From now on they are kept there."""
         self._sessions.records, self._codes.records = sessions, codes
 
@@ -132,7 +132,7 @@ class Sessions:
         if not (sha256 := self._tokens.sha256(token)):
             return ""
         until = self._clock() + CODE_LASTS
-        return await self._codes.add(Issued(token=token, sha256=sha256, until=until))
+        return await self._codes.add(Login(token=token, sha256=sha256, until=until))
 
     async def redeem(self, code: str) -> tuple[Principal, str] | None:
         """Begin a session with a code, which is used up on every server; its principal and the
@@ -171,14 +171,14 @@ class Sessions:
         return len(self._sessions)
 
     @property
-    def farewell(self) -> str:
+    def removal_cookie(self) -> str:
         """The cookie that removes ours."""
         return self._cookie("", 0)
 
     async def _begin(self, token: Token) -> tuple[Principal, str]:
         id = secrets.token_hex(6)
         until = self._clock() + SESSION_LASTS
-        issued = Issued(token=token.id, sha256=token.sha256, until=until, id=id)
+        issued = Login(token=token.id, sha256=token.sha256, until=until, id=id)
         value = await self._sessions.add(issued)
         return token.principal(session=id), self._cookie(value, int(SESSION_LASTS))
 

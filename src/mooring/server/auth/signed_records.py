@@ -25,7 +25,7 @@ import msgspec
 from mooring.atomic_file import replacing
 from mooring.errors import Conflict, InvalidRequest, LeaseNotFound, OutOfSpace
 from mooring.mirror import Mirror, RangeFeed, Update
-from mooring.server.auth.data_dir import ENDED_TOKENS, Folder
+from mooring.server.auth.data_dir import ENDED_TOKENS, DataDir
 from mooring.store import Delete, Entry, Put, Store, absent, created_at, key, prefix, unchanged
 from mooring.tasks import Tasks
 
@@ -37,7 +37,7 @@ ROOT = "/mooring/"
 """Everything that servers keep for themselves lies below it, with one root for each purpose."""
 _MARK = f"{ROOT}server-key".encode()
 """Says which key the records of a store are authenticated with."""
-_TOLD = 1000
+_MAX_LOGGED = 1000
 """Keys that are not authentic of which the log tells."""
 _RESERVED = b"{}"
 """The value of a key whose record is about to be written."""
@@ -76,7 +76,7 @@ async def is_key_of(store: Store, server_key: ServerKey) -> bool:
     return True
 
 
-class _Sealed(msgspec.Struct, frozen=True):
+class _SealedRecord(msgspec.Struct, frozen=True):
     content: msgspec.Raw
     created: int
     version: int
@@ -87,14 +87,14 @@ def seal(
     server_key: ServerKey, store: str, name: bytes, created: int, version: int, content: bytes
 ) -> bytes:
     mac = server_key.mac(store, name, created, version, content)
-    return msgspec.json.encode(_Sealed(msgspec.Raw(content), created, version, mac))
+    return msgspec.json.encode(_SealedRecord(msgspec.Raw(content), created, version, mac))
 
 
 def unseal(server_key: ServerKey, store: str, entry: Entry) -> tuple[bytes, str]:
     """The content of an authentic record of this store, and its MAC. Raises `ValueError`, which
     says what is wrong."""
     try:
-        sealed = msgspec.json.decode(entry.value, type=_Sealed)
+        sealed = msgspec.json.decode(entry.value, type=_SealedRecord)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ValueError("it is not a record") from None
     content = bytes(sealed.content)
@@ -107,7 +107,7 @@ def unseal(server_key: ServerKey, store: str, entry: Entry) -> tuple[bytes, str]
 
 
 MAX_ENDED = 100_000
-"""Ended tokens of a store that are remembered; of more, the oldest are forgotten."""
+"""EndedRecords tokens of a store that are remembered; of more, the oldest are forgotten."""
 _LONGER = 7 * 86400
 """Seconds for which a token is remembered after it has expired, in case that a clock is wrong."""
 
@@ -123,33 +123,33 @@ class RecordVersion(msgspec.Struct, frozen=True, array_like=True):
     """From when on it grants nothing, in seconds since 1970; None: never."""
 
 
-class _Seen(msgspec.Struct):
+class _StoreRecords(msgspec.Struct):
     live: dict[str, RecordVersion] = {}
     """The valid record that was last found, by id."""
     ended: dict[str, float | None] = {}
     """`until` of those that ended, by their MACs, the oldest first."""
 
-    def without_expired(self) -> _Seen:
+    def without_expired(self) -> _StoreRecords:
         now = time.time() - _LONGER
-        return _Seen(
+        return _StoreRecords(
             {id: it for id, it in self.live.items() if it.until is None or it.until > now},
             {mac: until for mac, until in self.ended.items() if until is None or until > now},
         )
 
 
-class Ended:
+class EndedRecords:
     """What this server knows of the records of each store, by the store's identity. It is written
     in the background; `aclose` waits for that."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: DataDir) -> None:
         """Raises `InvalidRequest` for a file that cannot be used."""
         self._folder, self._file = folder, folder.path / ENDED_TOKENS
-        self._stores: dict[str, _Seen] = {}
+        self._stores: dict[str, _StoreRecords] = {}
         self._tasks, self._changed = Tasks(), False
         self._writing: asyncio.Task[object] | None = None
         try:
             text = folder.read(self._file, closed=0o022)
-            stores = msgspec.json.decode(text, type=dict[str, _Seen])
+            stores = msgspec.json.decode(text, type=dict[str, _StoreRecords])
         except FileNotFoundError:
             return
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -162,18 +162,18 @@ class Ended:
     def has(self, store: str, mac: str) -> bool:
         return store in self._stores and mac in self._stores[store].ended
 
-    def found(self, store: str, id: str, record: RecordVersion) -> None:
+    def add_valid(self, store: str, id: str, record: RecordVersion) -> None:
         """A record is valid. An older one of its id has ended."""
-        live = self._stores.setdefault(store, _Seen()).live
+        live = self._stores.setdefault(store, _StoreRecords()).live
         before = live.get(id)
         if before == record:
             return
         if before and (before.created, before.version) < (record.created, record.version):
-            self.gone(store, id)
+            self.add_ended(store, id)
         live[id] = record
         self._save()
 
-    def gone(self, store: str, id: str) -> None:
+    def add_ended(self, store: str, id: str) -> None:
         """A record was deleted or replaced, so it has ended."""
         seen = self._stores.get(store)
         if seen is None or (before := seen.live.pop(id, None)) is None:
@@ -196,7 +196,7 @@ class Ended:
         while self._changed:
             self._changed = False
             stores = {
-                store: _Seen(seen.live.copy(), seen.ended.copy())
+                store: _StoreRecords(seen.live.copy(), seen.ended.copy())
                 for store, seen in self._stores.items()
             }
             try:
@@ -204,19 +204,19 @@ class Ended:
             except OSError as error:
                 log.error("which tokens ended is not remembered: %s", self._folder.unusable(error))
 
-    def _write(self, stores: dict[str, _Seen]) -> None:
+    def _write(self, stores: dict[str, _StoreRecords]) -> None:
         with replacing(self._file) as out:
             out.write(msgspec.json.encode(stores))
 
 
-class _Held(NamedTuple, Generic[T]):
+class _Record(NamedTuple, Generic[T]):
     content: T
     modified: int
     lease: int
     mac: str = ""
 
 
-class Records(Generic[T]):
+class SignedRecords(Generic[T]):
     """The authentic records of one purpose by id, live and in memory.
 
     Entering does not wait for the store: `loaded` says whether they were read. If the store is
@@ -232,7 +232,7 @@ class Records(Generic[T]):
         type: type[T],
         *,
         changed: Callable[[], None] = lambda: None,
-        ended: Ended | None = None,
+        ended: EndedRecords | None = None,
         until: Callable[[T], float | None] = lambda _: None,
     ) -> None:
         """`ended` remembers those that ended, which are not accepted again; `until` says when a
@@ -241,7 +241,7 @@ class Records(Generic[T]):
         self._ended, self._until = ended, until
         self._root = f"{ROOT}{purpose}/".encode()
         self._decoder = msgspec.json.Decoder(type)
-        self._held: dict[str, _Held[T]] = {}
+        self._records: dict[str, _Record[T]] = {}
         self._rejected: set[str] = set()
         self._mirror = Mirror(RangeFeed(store, prefix(self._root)), wait=False)
         self._mirror.subscribe(self._apply)
@@ -266,24 +266,24 @@ class Records(Generic[T]):
         await self._mirror.ready()
 
     def get(self, id: str) -> T | None:
-        held = self._held.get(id)
+        held = self._records.get(id)
         return None if held is None else held.content
 
     async def find(self, id: str) -> T | None:
         """As `get`; asks the store for one that is unknown here, as it may be a moment old. Raises
         what the store raises."""
-        if id not in self._held:
+        if id not in self._records:
             entry = (await self._store.read(key(self._name(id)))).first
-            found = None if entry is None else self._opened(id, entry)
+            found = None if entry is None else self._unsealed(id, entry)
             if found is not None:
-                self._held[id] = found
+                self._records[id] = found
         return self.get(id)
 
     def all(self) -> Mapping[str, T]:
-        return MappingProxyType({id: held.content for id, held in self._held.items()})
+        return MappingProxyType({id: held.content for id, held in self._records.items()})
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._records)
 
     async def create(self, id: str, content: T, *, ttl: float | None = None) -> None:
         """Write a new record; after `ttl` seconds the store deletes it. Raises `Conflict` if there
@@ -298,7 +298,7 @@ class Records(Generic[T]):
         """Replace a record by what `edit` makes of it, which is returned; None if there is none."""
         while True:
             entry = (await self._store.read(key(self._name(id)))).first
-            found = None if entry is None else self._opened(id, entry)
+            found = None if entry is None else self._unsealed(id, entry)
             if entry is None or found is None:
                 return None
             after = edit(found.content)
@@ -313,18 +313,18 @@ class Records(Generic[T]):
         """Delete a record, whatever version it has; the record, None if there is none."""
         name = self._name(id)
         entry = (await self._store.read(key(name))).first
-        found = None if entry is None else self._opened(id, entry)
+        found = None if entry is None else self._unsealed(id, entry)
         if found is None:
             return None
         await self._store.commit(Delete(key(name)))
-        self._held.pop(id, None)
+        self._records.pop(id, None)
         self._changed()
         return found.content
 
     async def remove(self, id: str) -> bool:
         """Delete a record; whether this call did. Of several servers, one does, but for a record
         without a `ttl` in a store that is out of space."""
-        held = self._held.get(id)
+        held = self._records.get(id)
         if held is None:
             return False
         name, removed = self._name(id), True
@@ -338,15 +338,15 @@ class Records(Generic[T]):
             removed = False
         except OutOfSpace:
             removed = await self.revoke(id) is not None
-        if self._held.get(id) is held:
-            del self._held[id]
+        if self._records.get(id) is held:
+            del self._records[id]
             self._changed()
         return removed
 
     async def discard(self, id: str) -> bool:
         """Delete what is in the place of a record and is not authentic; whether there was any."""
         entry = (await self._store.read(key(self._name(id)))).first
-        if entry is None or self._opened(id, entry) is not None:
+        if entry is None or self._unsealed(id, entry) is not None:
             return False
         try:
             checks = [unchanged(entry.key, entry.modified)]
@@ -364,7 +364,7 @@ class Records(Generic[T]):
         put = Put(name, sealed, lease)
         checks = [created_at(name, created), unchanged(name, modified)]
         committed = await self._store.commit(put, require=checks)
-        self._held[id] = _Held(content, committed.revision, lease)
+        self._records[id] = _Record(content, committed.revision, lease)
         self._changed()
 
     def _name(self, id: str) -> bytes:
@@ -373,32 +373,32 @@ class Records(Generic[T]):
     def _apply(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
             id = change.key[len(self._root) :].decode(errors="replace")
-            after = None if change.after is None else self._opened(id, change.after)
-            self._remember(id, change.after, after, deleted=not update.resync)
-            held = self._held.get(id)
+            after = None if change.after is None else self._unsealed(id, change.after)
+            self._update_ended(id, change.after, after, deleted=not update.resync)
+            held = self._records.get(id)
             modified = update.mark if change.after is None else change.after.modified
             if held is not None and modified < held.modified and not update.resync:
                 continue  # we know of a later write of our own
             if after is None:
-                self._held.pop(id, None)
+                self._records.pop(id, None)
             else:
-                self._held[id] = after
+                self._records[id] = after
         self._changed()
 
-    def _remember(
-        self, id: str, entry: Entry | None, opened: _Held[T] | None, *, deleted: bool
+    def _update_ended(
+        self, id: str, entry: Entry | None, opened: _Record[T] | None, *, deleted: bool
     ) -> None:
         """`deleted`: whether one that is not there was deleted, for all that is known."""
         if self._ended is None:
             return
         if entry is None and deleted:
-            self._ended.gone(self._store.identity, id)
+            self._ended.add_ended(self._store.identity, id)
         elif entry is not None and opened is not None:
             until = self._until(opened.content)
             found = RecordVersion(opened.mac, entry.created, entry.version, until)
-            self._ended.found(self._store.identity, id, found)
+            self._ended.add_valid(self._store.identity, id, found)
 
-    def _opened(self, id: str, entry: Entry) -> _Held[T] | None:
+    def _unsealed(self, id: str, entry: Entry) -> _Record[T] | None:
         if entry.value == _RESERVED:
             return None
         store = self._store.identity
@@ -408,9 +408,9 @@ class Records(Generic[T]):
                 raise ValueError("it ended before, so the store was made again or restored")
             content = self._decoder.decode(encoded)
         except (ValueError, msgspec.DecodeError) as error:
-            if id not in self._rejected and len(self._rejected) < _TOLD:
+            if id not in self._rejected and len(self._rejected) < _MAX_LOGGED:
                 self._rejected.add(id)
                 log.error("%s grants nothing: %s", entry.key.decode(errors="replace"), error)
             return None
         self._rejected.discard(id)
-        return _Held(content, entry.modified, entry.lease, mac)
+        return _Record(content, entry.modified, entry.lease, mac)

@@ -25,8 +25,8 @@ from mooring.errors import Conflict, InvalidRequest, MooringError, OutOfSpace, U
 from mooring.formatting import in_words
 from mooring.names import check_name
 from mooring.server.auth.authorization import Principal, Role, scope
-from mooring.server.auth.data_dir import Folder, new_token
-from mooring.server.auth.signed_records import Records
+from mooring.server.auth.data_dir import DataDir, new_token
+from mooring.server.auth.signed_records import SignedRecords
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Principal(self.name, self.role, groups, tenants, token=self.id, session=session)
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _TokensFile(msgspec.Struct, forbid_unknown_fields=True):
     """`tokens.json` of earlier versions."""
 
     tokens: list[Token] = []
@@ -99,9 +99,9 @@ class Tokens:
     """The tokens that this server accepts: its admin token, and those of the records that it was
     given. To look one up takes no I/O but a look at the admin token's file once a second."""
 
-    def __init__(self, folder: Folder, *, clock: Callable[[], Time] = utcnow) -> None:
+    def __init__(self, folder: DataDir, *, clock: Callable[[], Time] = utcnow) -> None:
         self._folder, self._clock = folder, clock
-        self._records: Records[Token] | None = None
+        self._records: SignedRecords[Token] | None = None
         self._former: list[Token] = []
         """Those of `tokens.json`, until they are in the records."""
         self._admin: Token | None = None
@@ -129,7 +129,7 @@ class Tokens:
         """The records changed."""
         self._changed = True
 
-    async def use(self, records: Records[Token]) -> None:
+    async def attach(self, records: SignedRecords[Token]) -> None:
         """From now on the tokens are those of these records, and those of `tokens.json` are moved
         there. Raises what the store raises."""
         self._records, self._changed = records, True
@@ -283,7 +283,7 @@ class Tokens:
             log.warning("token %s was deleted instead of marked as revoked: %s", id, error)
             return ended(found)
 
-    async def _prune(self, records: Records[Token]) -> None:
+    async def _prune(self, records: SignedRecords[Token]) -> None:
         oldest = self._clock() - _KEPT
         ended = [
             id
@@ -293,7 +293,7 @@ class Tokens:
         for id in ended[:_PRUNED]:
             await records.remove(id)
 
-    def _opened(self) -> Records[Token]:
+    def _opened(self) -> SignedRecords[Token]:
         if self._records is None:
             raise Unavailable("the server's tokens are not open yet: try again in a second")
         return self._records
@@ -328,7 +328,7 @@ class Tokens:
         file = self._folder.tokens
         try:
             found = self._folder.read(file, closed=0o022)
-            return msgspec.json.decode(found, type=_File).tokens
+            return msgspec.json.decode(found, type=_TokensFile).tokens
         except FileNotFoundError:
             return []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -77,14 +77,14 @@ _CERTIFICATES = {
 """By the codes of OpenSSL."""
 
 
-class Unhealthy(Exception):
+class CheckFailed(Exception):
     """A target answered, and not as one that is well does; the message says how."""
 
 
-def in_words(error: BaseException, *, timeout: float) -> str:
+def failure_text(error: BaseException, *, timeout: float) -> str:
     """The failure that an error means. Nothing of what a remote sent is in it."""
     match error:
-        case Unhealthy():
+        case CheckFailed():
             return str(error)
         case TimeoutError():
             return f"no answer within {show(timeout)}"
@@ -134,8 +134,8 @@ async def attempt(work: Callable[[], Awaitable[None]], *, timeout: float) -> Out
     try:
         async with asyncio.timeout(timeout):
             await work()
-    except (OSError, EOFError, Unhealthy) as error:
-        failure = in_words(error, timeout=timeout)
+    except (OSError, EOFError, CheckFailed) as error:
+        failure = failure_text(error, timeout=timeout)
     return Outcome(not failure, (time.perf_counter() - started) * 1000, failure)
 
 
@@ -174,7 +174,7 @@ class GRPCChecker:
                 _judge(error)
             else:
                 if answer != encoded(Status.SERVING):
-                    raise Unhealthy("it says that it is not serving")
+                    raise CheckFailed("it says that it is not serving")
             finally:
                 await channel.close()
                 await settled()
@@ -205,9 +205,9 @@ def _judge(error: grpc.aio.AioRpcError) -> None:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeoutError
         case grpc.StatusCode.UNAVAILABLE:
-            raise Unhealthy("it cannot be reached by gRPC") from None
+            raise CheckFailed("it cannot be reached by gRPC") from None
         case code:
-            raise Unhealthy(f"it answered {code.name}") from None
+            raise CheckFailed(f"it answered {code.name}") from None
 
 
 HEADERS = 64
@@ -228,7 +228,7 @@ class HTTPChecker:
                 writer.write(request(target, "Accept: */*", "Connection: close"))
                 status = await final_status(reader)
                 if not 200 <= status < 400:
-                    raise Unhealthy(f"it answered {status}")
+                    raise CheckFailed(f"it answered {status}")
 
         return await attempt(get, timeout=timeout)
 
@@ -250,14 +250,14 @@ async def final_status(reader: StreamReader) -> int:
         if status >= 200 or status == 101:
             return status
         await read_headers(reader)
-    raise Unhealthy("it announces an answer again and again")
+    raise CheckFailed("it announces an answer again and again")
 
 
 async def read_status(reader: StreamReader) -> int:
-    """Raises `Unhealthy` where what comes first is no status line."""
+    """Raises `CheckFailed` where what comes first is no status line."""
     found = _STATUS.fullmatch(await _line(reader))
     if found is None:
-        raise Unhealthy("its answer is no HTTP/1.1")
+        raise CheckFailed("its answer is no HTTP/1.1")
     return int(found[1])
 
 
@@ -270,21 +270,21 @@ async def read_headers(reader: StreamReader) -> dict[bytes, bytes]:
             return headers
         name, colon, value = line.partition(b":")
         if not colon:
-            raise Unhealthy("its answer is no HTTP/1.1")
+            raise CheckFailed("its answer is no HTTP/1.1")
         name, value = name.lower(), value.strip()
         headers[name] = b", ".join((headers[name], value)) if name in headers else value
-    raise Unhealthy("its answer has too many headers")
+    raise CheckFailed("its answer has too many headers")
 
 
 async def _line(reader: StreamReader) -> bytes:
     try:
         return await reader.readuntil(b"\n")
     except LimitOverrunError:
-        raise Unhealthy("its answer has a line without an end") from None
+        raise CheckFailed("its answer has a line without an end") from None
     except IncompleteReadError as error:
         if not error.partial:
             raise
-        raise Unhealthy("its answer is no HTTP/1.1") from None
+        raise CheckFailed("its answer is no HTTP/1.1") from None
 
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -313,9 +313,9 @@ class WebSocketChecker:
                 )
                 status = await final_status(reader)
                 if status != 101:
-                    raise Unhealthy(f"it answered {status} and opened no WebSocket")
-                if problem := objection(await read_headers(reader), key):
-                    raise Unhealthy(problem)
+                    raise CheckFailed(f"it answered {status} and opened no WebSocket")
+                if problem := handshake_error(await read_headers(reader), key):
+                    raise CheckFailed(problem)
                 writer.write(_CLOSE)
 
         return await attempt(shake_hands, timeout=timeout)
@@ -326,7 +326,7 @@ def accept(key: str) -> bytes:
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest())
 
 
-def objection(headers: Mapping[bytes, bytes], key: str) -> str:
+def handshake_error(headers: Mapping[bytes, bytes], key: str) -> str:
     """Why an answer 101 opens no WebSocket; "" where it does."""
     upgrade = headers.get(b"upgrade", b"").lower()
     connection = {word.strip() for word in headers.get(b"connection", b"").lower().split(b",")}
@@ -357,7 +357,7 @@ class Checkers:
         """Let nobody check a protocol."""
         self._by_protocol.pop(protocol, None)
 
-    def of(self, protocol: str) -> Checker | None:
+    def get(self, protocol: str) -> Checker | None:
         return self._by_protocol.get(protocol)
 
     def protocols(self) -> list[str]:
@@ -377,7 +377,7 @@ def built_in(ca: str = "") -> dict[str, Checker]:
     }
 
 
-def choose(protocols: Mapping[str, str] | None = None, *, ca: str = "") -> Checkers:
+def load_checkers(protocols: Mapping[str, str] | None = None, *, ca: str = "") -> Checkers:
     """Those of entry points over those that come with Mooring, and over both what the settings
     say: a protocol and the name of the one whose checker it shares, or "none".
 

@@ -20,13 +20,18 @@ from mooring.server.health_checks import target_policy as targets
 from mooring.server.health_checks.checkers import (
     Checker,
     Checkers,
+    CheckFailed,
     Outcome,
     Target,
-    Unhealthy,
-    choose,
-    in_words,
+    failure_text,
+    load_checkers,
 )
-from mooring.server.health_checks.target_policy import Lookups, NotProbed, Policy, Resolver
+from mooring.server.health_checks.target_policy import (
+    CheckSkipped,
+    HostLookups,
+    Resolver,
+    TargetPolicy,
+)
 from mooring.server.settings import CheckSettings
 from mooring.tasks import Tasks
 
@@ -41,23 +46,23 @@ _LONGEST = 200
 """Characters of a failure; those of others' checkers may be longer."""
 
 
-class Known(Protocol):
+class CheckedService(Protocol):
     @property
     def instances(self) -> Mapping[str, Instance]: ...
 
 
-class Fleet(Protocol):
+class CheckedFleet(Protocol):
     """What is registered, and who is told how its instances answer."""
 
     def names(self) -> Iterable[str]: ...
-    def service(self, name: str, /) -> Known | None: ...
+    def service(self, name: str, /) -> CheckedService | None: ...
     def subscribe(self, callback: Callable[[Collection[Key]], None], /) -> Callable[[], None]: ...
     def report_check(self, service: str, id: str, ms: float | None, failure: str, /) -> None: ...
     def report_unchecked(self, service: str, id: str, reason: str, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Patient:
+class CheckState:
     """An instance that is probed, and how it went so far."""
 
     key: Key
@@ -78,25 +83,25 @@ class Patient:
             self.failed, self.ms = 0, before + _NEWEST * (outcome.ms - before)
 
 
-class Checks:
+class HealthChecks:
     """Active checks at work, from `async with` on. They report to the fleet and never raise: what
     goes wrong is what is reported. An instance that is gone is forgotten; where the budget does
     not suffice, everybody is probed less often."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: CheckedFleet,
         settings: CheckSettings,
         *,
-        policy: Policy,
+        policy: TargetPolicy,
         checkers: Checkers | None = None,
         resolve: Resolver | None = None,
     ) -> None:
         self._fleet, self._settings, self._policy = fleet, settings, policy
-        self._checkers = checkers or choose(settings.protocols, ca=settings.ca)
-        self._resolve = resolve or Lookups()
-        self._patients: dict[Key, Patient] = {}
-        self._due: list[tuple[float, int, Patient]] = []
+        self._checkers = checkers or load_checkers(settings.protocols, ca=settings.ca)
+        self._resolve = resolve or HostLookups()
+        self._states: dict[Key, CheckState] = {}
+        self._due: list[tuple[float, int, CheckState]] = []
         """A heap by time; those of patients that are gone are dropped when their time comes."""
         self._pushed = 0
         self._wake = asyncio.Event()
@@ -132,40 +137,40 @@ class Checks:
             service, id = key
             instance = self._instances(service).get(id)
             if instance is None:
-                self._patients.pop(key, None)
+                self._states.pop(key, None)
             elif not self._wanted(instance):
-                if self._patients.pop(key, None) is not None:
+                if self._states.pop(key, None) is not None:
                     self._fleet.report_check(service, id, None, "")
-            elif key not in self._patients:
-                self._patients[key] = patient = Patient(key)
+            elif key not in self._states:
+                self._states[key] = state = CheckState(key)
                 # Not all at once, where many come together.
-                self._push(patient, random.uniform(0, self._settings.interval))
+                self._push(state, random.uniform(0, self._settings.interval))
 
     def _all(self) -> set[Key]:
         there = {(name, id) for name in self._fleet.names() for id in self._instances(name)}
-        return there | self._patients.keys()
+        return there | self._states.keys()
 
     def _wanted(self, instance: Instance) -> bool:
         checked = self._settings.checks(instance.service)
-        return checked and self._checkers.of(instance.protocol) is not None
+        return checked and self._checkers.get(instance.protocol) is not None
 
-    def _push(self, patient: Patient, after: float) -> None:
+    def _push(self, state: CheckState, after: float) -> None:
         self._pushed += 1
         when = asyncio.get_running_loop().time() + after
-        heapq.heappush(self._due, (when, self._pushed, patient))
-        if self._due[0][2] is patient:
+        heapq.heappush(self._due, (when, self._pushed, state))
+        if self._due[0][2] is state:
             self._wake.set()
 
     async def _run(self) -> None:
         while True:
-            patient = await self._next_due()
-            if self._patients.get(patient.key) is not patient:
+            state = await self._next_due()
+            if self._states.get(state.key) is not state:
                 continue
             await self._places.acquire()
             await self._pace()
-            self._tasks.start(self._visit(patient), name=f"check of {' '.join(patient.key)}")
+            self._tasks.start(self._visit(state), name=f"check of {' '.join(state.key)}")
 
-    async def _next_due(self) -> Patient:
+    async def _next_due(self) -> CheckState:
         loop = asyncio.get_running_loop()
         while True:
             left = self._due[0][0] - loop.time() if self._due else None
@@ -185,34 +190,34 @@ class Checks:
         self._next_start = start + 1 / self._settings.budget
         await asyncio.sleep(start - now)
 
-    async def _visit(self, patient: Patient) -> None:
-        service, id = patient.key
+    async def _visit(self, state: CheckState) -> None:
+        service, id = state.key
         try:
             instance = self._instances(service).get(id)
-            checker = None if instance is None else self._checkers.of(instance.protocol)
+            checker = None if instance is None else self._checkers.get(instance.protocol)
             if instance is None or checker is None:
                 return
             try:
                 outcome = await self._probe(instance, checker)
-            except NotProbed as why:
-                if self._patients.get(patient.key) is patient:
-                    patient.forget()
-                    self._fleet.report_unchecked(*patient.key, str(why))
+            except CheckSkipped as why:
+                if self._states.get(state.key) is state:
+                    state.forget()
+                    self._fleet.report_unchecked(*state.key, str(why))
                 return
-            if self._patients.get(patient.key) is patient:
-                self._report(patient, outcome)
+            if self._states.get(state.key) is state:
+                self._report(state, outcome)
         finally:
             self._places.release()
-            if self._patients.get(patient.key) is patient:
-                self._push(patient, self._settings.interval * random.uniform(0.9, 1.1))
+            if self._states.get(state.key) is state:
+                self._push(state, self._settings.interval * random.uniform(0.9, 1.1))
 
-    def _report(self, patient: Patient, outcome: Outcome) -> None:
-        patient.learn(outcome)
+    def _report(self, state: CheckState, outcome: Outcome) -> None:
+        state.learn(outcome)
         if outcome.ok:
-            self._fleet.report_check(*patient.key, patient.ms, "")
-        elif patient.failed >= self._settings.failures:
+            self._fleet.report_check(*state.key, state.ms, "")
+        elif state.failed >= self._settings.failures:
             failure = "".join(c if c.isprintable() else "�" for c in outcome.failure[:_LONGEST])
-            self._fleet.report_check(*patient.key, None, failure or "its check failed")
+            self._fleet.report_check(*state.key, None, failure or "its check failed")
 
     async def _targets(self, instance: Instance) -> list[Target]:
         try:
@@ -220,11 +225,11 @@ class Checks:
                 return await targets.targets(instance, self._settings, self._policy, self._resolve)
         except OSError as error:
             in_time = "" if not isinstance(error, TimeoutError) else " in time"
-            raise Unhealthy(f"its name cannot be looked up{in_time}") from error
+            raise CheckFailed(f"its name cannot be looked up{in_time}") from error
 
     async def _probe(self, instance: Instance, checker: Checker) -> Outcome:
-        """How an instance is, at the first of its addresses where it is healthy. Raises `NotProbed`
-        if it may not be checked, or its checker is broken."""
+        """Checks the addresses of an instance until one passes. Raises `CheckSkipped` if the
+        instance must not be checked, or if its checker is broken."""
         timeout = self._settings.timeout
         outcome = Outcome(False, 0.0, "its name leads nowhere")
         try:
@@ -237,13 +242,13 @@ class Checks:
                 left = end - asyncio.get_running_loop().time()
                 if outcome.ok or left <= 0:
                     break
-        except NotProbed:
+        except CheckSkipped:
             raise
-        except (OSError, EOFError, Unhealthy) as error:
-            return Outcome(False, 0.0, in_words(error, timeout=timeout))
+        except (OSError, EOFError, CheckFailed) as error:
+            return Outcome(False, 0.0, failure_text(error, timeout=timeout))
         except Exception as error:
             if instance.protocol not in self._broken:  # once: it would fill the log
                 self._broken.add(instance.protocol)
                 log.exception("the checker of %s is broken", instance.protocol)
-            raise NotProbed(f"the checker of {instance.protocol} is broken") from error
+            raise CheckSkipped(f"the checker of {instance.protocol} is broken") from error
         return outcome

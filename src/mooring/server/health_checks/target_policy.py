@@ -71,11 +71,11 @@ Resolver = Callable[[str], Awaitable[Sequence[str]]]
 """Looks a host name up: its IP addresses, best first. Raises `OSError` where there are none."""
 
 
-class NotProbed(Exception):
+class CheckSkipped(Exception):
     """This target is not probed; the message says why, and holds nothing that a lookup revealed."""
 
 
-def means(address: Address) -> Iterator[Address]:
+def effective_addresses(address: Address) -> Iterator[Address]:
     """What an address stands for: itself, and the IPv4 addresses in it to which a translator or a
     tunnel would lead. One that is mapped is IPv4 and nothing else."""
     if isinstance(address, IPv4Address):
@@ -108,7 +108,7 @@ def own_addresses() -> frozenset[Address]:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TargetPolicy:
     """Which addresses may be probed."""
 
     networks: tuple[Network, ...] = ()
@@ -123,12 +123,13 @@ class Policy:
     def objection(self, address: str, port: int) -> str:
         """Why an address is not to be probed, as the end of a sentence; "" where it may be."""
         try:
-            told = ipaddress.ip_address(address)
+            parsed = ipaddress.ip_address(address)
         except ValueError:
             return "is no IP address"
-        if isinstance(told, IPv6Address) and told.scope_id is not None:
+        if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
             return "is bound to an interface"
-        return next(filter(None, (self._objection(each, port) for each in means(told))), "")
+        objections = (self._objection(meant, port) for meant in effective_addresses(parsed))
+        return next(filter(None, objections), "")
 
     def _objection(self, address: Address, port: int) -> str:
         for kind, networks in _NEVER:
@@ -144,10 +145,10 @@ class Policy:
         return "" if _within(address, named) else "is in none of checks.networks"
 
 
-def policy(networks: Iterable[str], listening: Iterable[tuple[str, int]]) -> Policy:
+def policy(networks: Iterable[str], listening: Iterable[tuple[str, int]]) -> TargetPolicy:
     """Of a server that listens at these hosts and ports."""
     places = list(listening)
-    return Policy(
+    return TargetPolicy(
         networks=tuple(ipaddress.ip_network(network) for network in networks),
         loopback=all(_is_loopback(host) for host, _ in places),
         ports=frozenset(port for _, port in places),
@@ -155,21 +156,21 @@ def policy(networks: Iterable[str], listening: Iterable[tuple[str, int]]) -> Pol
 
 
 def path_of(instance: Instance, settings: CheckSettings) -> str:
-    """The path to ask for. Raises `NotProbed` where the instance names one that is none."""
+    """The path to ask for. Raises `CheckSkipped` where the instance names one that is none."""
     if not settings.metadata_path or HEALTH_PATH not in instance.metadata:
         return settings.path_for(instance.service)
     path = instance.metadata[HEALTH_PATH]
     if not is_path(path):
-        raise NotProbed(f"{HEALTH_PATH} in its metadata is not a path")
+        raise CheckSkipped(f"{HEALTH_PATH} in its metadata is not a path")
     return path
 
 
 async def targets(
-    instance: Instance, settings: CheckSettings, policy: Policy, resolve: Resolver
+    instance: Instance, settings: CheckSettings, policy: TargetPolicy, resolve: Resolver
 ) -> list[Target]:
     """Where to probe an instance, best first: looked up now, and every address allowed.
 
-    Raises `NotProbed` where a single one is not: a name that leads to harmless and to forbidden
+    Raises `CheckSkipped` where a single one is not: a name that leads to harmless and to forbidden
     places alike is a trap, or a mistake. Raises `OSError` where there is no such name.
     """
     host, port = instance.host, instance.ports.get(HEALTH_PORT, instance.port)
@@ -179,15 +180,15 @@ async def targets(
     for address in found:
         if why := policy.objection(address, port):
             whose = "what its name leads to" if named else "its address"
-            raise NotProbed(f"{whose} {why}")
+            raise CheckSkipped(f"{whose} {why}")
     return [
         Target(instance.service, instance.id, instance.protocol, host, address, port, path)
         for address in found[:MOST_ADDRESSES]
     ]
 
 
-class Lookups:
-    """Lookups of names by the system, at most `most` at once: a name whose owner never answers
+class HostLookups:
+    """HostLookups of names by the system, at most `most` at once: a name whose owner never answers
     keeps a thread for as long as the system waits, and no setting of ours ends it sooner."""
 
     def __init__(self, most: int = 16) -> None:

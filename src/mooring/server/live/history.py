@@ -12,7 +12,7 @@ from mooring.messages import Message, message
 from mooring.model import Instance, Time
 from mooring.server.live.summary import STATES, moment, numbers
 
-Where: TypeAlias = tuple[str, str]
+InstanceKey: TypeAlias = tuple[str, str]
 """A service and the id of an instance."""
 
 Departure = Literal["drained", "down", "left", "taken_out", "lost"]
@@ -28,7 +28,7 @@ _ROUNDING = 1.2
 """Seconds by which a store may be wrong about a renewal."""
 _BEATS = 1.8
 """Between two signs of life passes a third of the time that one may be silent. So many times the
-longest pause is less than that time, also where it was rounded up."""
+longest pause is less than that time, also key it was rounded up."""
 _SURELY = 0.6
 """The part of the time that one may be silent within which it cannot have run out: what it says of
 itself may come when a third of it has passed already."""
@@ -37,7 +37,7 @@ _PAUSES = 12
 
 
 @dataclass(slots=True)
-class _Sign:
+class _Signal:
     said: float = float("-inf")
     """When it was last seen to say something."""
     heard: float | None = None
@@ -47,56 +47,56 @@ class _Sign:
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
     """How long it was silent before it was heard again."""
     time: float | None = None
-    """Seconds that it may be silent, where they are known."""
+    """Seconds that it may be silent, key they are known."""
     expected: tuple[float, Departure] | None = None
 
     @property
     def rhythm(self) -> float:
-        """The longest pause but one, which may have been an accident; 0 where none is known."""
+        """The longest pause but one, which may have been an accident; 0 key none is known."""
         return max(sorted(self.pauses)[-2:-1] or self.pauses, default=0.0)
 
 
-class Signs:
-    """Signs of life of the instances that are there. Moments are of a monotonic clock."""
+class LivenessSignals:
+    """LivenessSignals of life of the instances that are there. Moments are of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._signs: dict[Where, _Sign] = {}
+        self._signals: dict[InstanceKey, _Signal] = {}
 
-    def _of(self, where: Where) -> _Sign:
-        return self._signs.setdefault(where, _Sign())
+    def _of(self, key: InstanceKey) -> _Signal:
+        return self._signals.setdefault(key, _Signal())
 
-    def said(self, where: Where, moment: float) -> None:
+    def reported(self, key: InstanceKey, moment: float) -> None:
         """It came, or said something of itself."""
-        self._of(where).said = moment
+        self._of(key).said = moment
 
-    def sampled(self, where: Where, silence: float, moment: float) -> None:
+    def sampled(self, key: InstanceKey, silence: float, moment: float) -> None:
         """It has been silent for so long."""
-        sign, heard = self._of(where), moment - silence
+        sign, heard = self._of(key), moment - silence
         if sign.heard is not None and heard - sign.heard > _ROUNDING:
             sign.pauses.append(sign.silence)
         sign.heard, sign.silence = heard, silence
 
-    def lasts(self, where: Where, seconds: float) -> None:
+    def set_ttl(self, key: InstanceKey, seconds: float) -> None:
         """It may be silent for so long."""
-        self._of(where).time = seconds
+        self._of(key).time = seconds
 
-    def expect(self, where: Where, how: Departure | None, moment: float) -> None:
+    def expect_departure(self, key: InstanceKey, how: Departure | None, moment: float) -> None:
         """Somebody is about to take it out; None: it was not to be."""
-        self._of(where).expected = None if how is None else (moment, how)
+        self._of(key).expected = None if how is None else (moment, how)
 
-    def gone(self, where: Where, before: Instance, moment: float) -> Departure:
+    def classify_departure(self, key: InstanceKey, before: Instance, moment: float) -> Departure:
         """How it went; nothing is known of it any more."""
-        sign = self._signs.pop(where, None) or _Sign()
+        sign = self._signals.pop(key, None) or _Signal()
         if sign.expected is not None and moment - sign.expected[0] <= EXPECTED:
             return sign.expected[1]  # it is marked as draining for that
         if before.status.state == "draining":
             return "drained"
         if before.status.state == "down":
             return "down"
-        return "left" if _is_near(sign, moment) else "lost"
+        return "left" if _is_recent(sign, moment) else "lost"
 
 
-def _is_near(sign: _Sign, moment: float) -> bool:
+def _is_recent(sign: _Signal, moment: float) -> bool:
     """Whether its last sign of life is so near that its time cannot have run out."""
     if sign.time is not None:
         heard = sign.said if sign.heard is None else max(sign.heard, sign.said)
@@ -109,7 +109,7 @@ def _is_near(sign: _Sign, moment: float) -> bool:
     return moment - sign.heard < (_BEATS * rhythm if rhythm else _LATELY)
 
 
-Kind = Literal[
+EventKind = Literal[
     "added",
     "removed",
     "restarted",
@@ -134,13 +134,13 @@ MIN_SERVICE_EVENTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TimelineEvent:
     time: Time
     service: str
-    """Empty where it concerns everything."""
+    """Empty key it concerns everything."""
     id: str
-    """Empty where it concerns the service."""
-    kind: Kind
+    """Empty key it concerns the service."""
+    kind: EventKind
     message: Message
 
     @property
@@ -152,16 +152,16 @@ class Timeline:
     """The newest events of each service."""
 
     def __init__(self) -> None:
-        self._events: dict[str, deque[Event]] = {}
+        self._events: dict[str, deque[TimelineEvent]] = {}
 
-    def add(self, event: Event) -> None:
+    def add(self, event: TimelineEvent) -> None:
         events = self._events.setdefault(event.service, deque())
         events.append(event)
         most = min(max(MAX_EVENTS // len(self._events), MIN_SERVICE_EVENTS), MAX_SERVICE_EVENTS)
         while len(events) > most:
             events.popleft()
 
-    def of(self, service: str, id: str = "") -> list[Event]:
+    def of(self, service: str, id: str = "") -> list[TimelineEvent]:
         """Those of a service, or of one of its instances, the newest last."""
         return [event for event in self._events.get(service, ()) if not id or event.id == id]
 
@@ -171,7 +171,7 @@ class Timeline:
 
 def events_of(
     before: Instance | None, after: Instance | None, how: Departure | None = None
-) -> Iterator[tuple[Kind, Message]]:
+) -> Iterator[tuple[EventKind, Message]]:
     """The events that a change of an instance means; `how` it went, if it is gone. A change of
     metrics alone is not an event."""
     if before is None or after is None:
@@ -204,7 +204,7 @@ def events_of(
         yield "metadata", message("metadata_changed", names=names)
 
 
-def _shortcomings(instance: Instance) -> Iterator[tuple[Kind, Message]]:
+def _shortcomings(instance: Instance) -> Iterator[tuple[EventKind, Message]]:
     if instance.status.state != "up":
         yield "state", message(STATES[instance.status.state])
     if not instance.status.healthy:
@@ -244,8 +244,6 @@ MIN_INSTANCE_SAMPLES = 20
 _GONE = 500
 """Instances that are gone, of which it is still shown how they were."""
 
-_Key = tuple[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
@@ -265,11 +263,11 @@ class _Packed:
 
 class MetricHistory:
     def __init__(self) -> None:
-        self._samples: dict[_Key, deque[_Packed]] = {}
-        self._gone: OrderedDict[_Key, deque[_Packed]] = OrderedDict()
+        self._samples: dict[InstanceKey, deque[_Packed]] = {}
+        self._gone: OrderedDict[InstanceKey, deque[_Packed]] = OrderedDict()
         self._paths: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def add(self, key: _Key, instance: Instance, time: Time) -> None:
+    def add(self, key: InstanceKey, instance: Instance, time: Time) -> None:
         """What an instance tells of itself now."""
         found = dict(numbers(instance.status.metrics))
         if not found:
@@ -290,7 +288,7 @@ class MetricHistory:
         while len(samples) > most:
             samples.popleft()
 
-    def leave(self, key: _Key) -> None:
+    def leave(self, key: InstanceKey) -> None:
         """An instance is gone: what is known of it is kept for a while."""
         samples = self._samples.pop(key, None)
         if samples is not None:
@@ -298,7 +296,7 @@ class MetricHistory:
             while len(self._gone) > _GONE:
                 self._gone.popitem(last=False)
 
-    def of(self, key: _Key) -> list[MetricSample]:
+    def of(self, key: InstanceKey) -> list[MetricSample]:
         """The newest last."""
         samples = self._samples.get(key) or self._gone.get(key) or ()
         return [

@@ -1,6 +1,6 @@
 """What is found out by asking, at a bounded pace: silence, brakes, and services without instances.
 
-Nothing of it is needed for the picture to be right: where the store does not answer, what was found
+Nothing of it is needed for the fleet to be right: where the store does not answer, what was found
 before stands.
 """
 
@@ -42,20 +42,20 @@ class _Service(Protocol):
     def instances(self) -> Mapping[str, Instance]: ...
 
 
-class _Picture(Protocol):
+class _Fleet(Protocol):
     """A `Fleet`, which hears of what is found."""
 
     def names(self) -> list[str]: ...
     def service(self, name: str) -> _Service | None: ...
-    def take_silence(self, service: str, silent: Mapping[str, float]) -> None: ...
-    def take_brakes(self, brakes: Mapping[str, str]) -> None: ...
-    def take_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None: ...
-    def look_whether_stale(self) -> None: ...
+    def update_silence(self, service: str, silent: Mapping[str, float]) -> None: ...
+    def update_brakes(self, brakes: Mapping[str, str]) -> None: ...
+    def update_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None: ...
+    def check_staleness(self) -> None: ...
 
 
-class Sampling:
-    def __init__(self, picture: _Picture, registry: Registry) -> None:
-        self._picture, self._registry = picture, registry
+class Poller:
+    def __init__(self, fleet: _Fleet, registry: Registry) -> None:
+        self._fleet, self._registry = fleet, registry
         self._tasks = Tasks()
         self._dues: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Sampling:
         return await self._silence(service)
 
     async def _silence(self, service: str) -> float:
-        known = self._picture.service(service)
+        known = self._fleet.service(service)
         if known is None or not known.instances:
             self._last.pop(service, None)
             return 0.0
@@ -130,25 +130,25 @@ class Sampling:
         finally:
             # Not in step with its renewals: always just after one, it seems never to pause.
             self._plan(service, time.monotonic() + EVERY * random.uniform(0.8, 1.2))
-        self._picture.take_silence(service, silent)
+        self._fleet.update_silence(service, silent)
         leases = len(silent) if self._registry.guarantees.renews else 0
         return (_EACH + leases) / QUESTIONS
 
     async def _brakes(self) -> float:
         evictions = self._registry.evictions
         brakes = {} if evictions is None else await evictions.brakes()
-        self._picture.take_brakes({service: str(brake) for service, brake in brakes.items()})
-        return max(BRAKES, len(self._picture.names()) / BRAKES_A_SECOND)
+        self._fleet.update_brakes({service: str(brake) for service, brake in brakes.items()})
+        return max(BRAKES, len(self._fleet.names()) / BRAKES_A_SECOND)
 
     async def _names(self) -> float:
         if not self._registry.guarantees.keeps_names:
-            self._picture.take_names(await self._registry.names())
+            self._fleet.update_names(await self._registry.names())
             return NAMES
         told = await self._registry.services()
         kept = [each.name for each in told if not each.instances]
-        self._picture.take_names([each.name for each in told], kept=kept)
+        self._fleet.update_names([each.name for each in told], kept=kept)
         return NAMES
 
     async def _staleness(self) -> float:
-        self._picture.look_whether_stale()
+        self._fleet.check_staleness()
         return STALE

@@ -16,8 +16,7 @@ from mooring.messages import TEXTS, Parameter, message, parameters
 from mooring.model import Instance, Time, now
 from mooring.names import split_service
 from mooring.server.http.response import shown
-from mooring.server.live.history import Event
-from mooring.server.live.history import Kind as Happened
+from mooring.server.live.history import EventKind, TimelineEvent
 from mooring.server.live.summary import UNOBSERVED, Observed, active
 from mooring.store import Status, Store
 from mooring.tasks import Tasks
@@ -26,7 +25,7 @@ Severity = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 """The worst first."""
 
-Kind = Literal[
+ProblemKind = Literal[
     "stale",
     "store_alarm",
     "no_instances",
@@ -40,7 +39,7 @@ Kind = Literal[
     "disabled",
     "emptied",
 ]
-KINDS: Mapping[Kind, Severity] = {
+KINDS: Mapping[ProblemKind, Severity] = {
     "stale": "critical",
     "store_alarm": "critical",
     "no_instances": "critical",
@@ -65,7 +64,7 @@ class Problem(msgspec.Struct, frozen=True):
     key: str
     """The same for as long as the problem lasts, whatever its numbers."""
     severity: Severity
-    kind: Kind
+    kind: ProblemKind
     service: str
     """Empty where it is about everything."""
     id: str
@@ -80,7 +79,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class GracePeriods:
     """How long things may be as they are, in seconds."""
 
     draining: float = 600.0
@@ -89,7 +88,7 @@ class Patience:
     last instance left in order, no word is said after that."""
 
 
-class Known(Protocol):
+class ServiceState(Protocol):
     """A service, as the fleet knows it."""
 
     @property
@@ -108,7 +107,7 @@ class Known(Protocol):
     def since(self) -> Time: ...
 
 
-class Picture(Protocol):
+class FleetState(Protocol):
     """What of the fleet is looked at."""
 
     @property
@@ -116,36 +115,36 @@ class Picture(Protocol):
     @property
     def error(self) -> str: ...
     def names(self) -> Sequence[str]: ...
-    def service(self, name: str, /) -> Known | None: ...
+    def service(self, name: str, /) -> ServiceState | None: ...
     def observed(self, service: str, /) -> Mapping[str, Observed]: ...
     def brake(self, service: str, /) -> str: ...
-    def timeline(self, service: str, /) -> Sequence[Event]: ...
+    def timeline(self, service: str, /) -> Sequence[TimelineEvent]: ...
 
 
 def problems(
-    picture: Picture,
+    fleet: FleetState,
     now: Time,
     *,
-    patience: Patience | None = None,
+    grace: GracePeriods | None = None,
     stale_since: Time | None = None,
     alarms: Sequence[str] = (),
     alarms_since: Time | None = None,
 ) -> list[Problem]:
     """Everything that is wrong, the worst first. `alarms` are those of the store."""
-    patience = patience or Patience()
+    grace = grace or GracePeriods()
     found: list[Problem] = []
-    if picture.stale:
-        found.append(_stale(picture.error, stale_since))
+    if fleet.stale:
+        found.append(_stale(fleet.error, stale_since))
     if alarms:
         found.append(_store_alarm("; ".join(alarms), alarms_since))
-    for name in picture.names():
-        known = picture.service(name)
+    for name in fleet.names():
+        known = fleet.service(name)
         if known is not None:
-            found += of_service(picture, known, now, patience)
+            found += service_problems(fleet, known, now, grace)
     return sorted(found, key=_rank)
 
 
-def seen_by(told: Iterable[Problem], sees: Callable[[str], bool]) -> list[Problem]:
+def visible_problems(told: Iterable[Problem], sees: Callable[[str], bool]) -> list[Problem]:
     """Those that somebody may see; what is about everything is for all."""
     return [each for each in told if not each.service or sees(each.service)]
 
@@ -155,66 +154,68 @@ def _rank(problem: Problem) -> tuple[int, int, str, str]:
     return severity, _RANK[problem.kind], *split_service(problem.service or "-")
 
 
-def of_service(picture: Picture, known: Known, now: Time, patience: Patience) -> Iterator[Problem]:
+def service_problems(
+    fleet: FleetState, known: ServiceState, now: Time, grace: GracePeriods
+) -> Iterator[Problem]:
     """What is wrong with one service. Of what an instance has, the worst counts alone: one that is
     unhealthy is no news for being silent too."""
     name, instances = known.name, known.instances
-    moments = _Moments(picture, name)
-    if words := picture.brake(name):
+    moments = _EventTimes(fleet, name)
+    if words := fleet.brake(name):
         since = moments.of("", "brake")
         yield _problem("brake", name, since=since, params={"detail": words})
     if not instances:
         if known.emptied is not None:
-            yield from _empty(known, known.emptied, now, patience)
+            yield from _empty(known, known.emptied, now, grace)
         elif known.absent:
             yield _problem("absent", name, since=known.since)
         return
-    observed = picture.observed(name)
+    observed = fleet.observed(name)
     pairs = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
     if not any(active(*pair) for pair in pairs):
         yield _none_callable(known)
-    seen = _Seen()
+    seen = _InstanceProblems()
     for pair in pairs:
-        _look(seen, *pair, moments, now, patience)
+        _look(seen, *pair, moments, now, grace)
     yield from seen.told(name, len(instances))
 
 
 @dataclass(slots=True)
-class _Seen:
+class _InstanceProblems:
     """The instances of a service by what is wrong with them."""
 
-    by_kind: dict[Kind, list[tuple[str, Time | None, str]]] = field(default_factory=dict)
+    by_kind: dict[ProblemKind, list[tuple[str, Time | None, str]]] = field(default_factory=dict)
 
-    def add(self, kind: Kind, id: str, since: Time | None, detail: str = "") -> None:
+    def add(self, kind: ProblemKind, id: str, since: Time | None, detail: str = "") -> None:
         self.by_kind.setdefault(kind, []).append((id, since, detail))
 
     def told(self, service: str, total: int) -> Iterator[Problem]:
         for kind in sorted(self.by_kind, key=_RANK.__getitem__):
-            yield _of_some(kind, service, self.by_kind[kind], total)
+            yield _instance_problem(kind, service, self.by_kind[kind], total)
 
 
-class _Moments:
+class _EventTimes:
     """When things last happened to the instances of a service. Looked up only if asked for: most
     services are well."""
 
-    def __init__(self, picture: Picture, service: str) -> None:
-        self._picture, self._service = picture, service
-        self._found: dict[tuple[str, Happened], Time] | None = None
+    def __init__(self, fleet: FleetState, service: str) -> None:
+        self._fleet, self._service = fleet, service
+        self._found: dict[tuple[str, EventKind], Time] | None = None
 
-    def of(self, id: str, kind: Happened) -> Time | None:
+    def of(self, id: str, kind: EventKind) -> Time | None:
         if self._found is None:
-            told = self._picture.timeline(self._service)
+            told = self._fleet.timeline(self._service)
             self._found = {(event.id, event.kind): event.time for event in told}
         return self._found.get((id, kind))
 
 
 def _look(
-    seen: _Seen,
+    seen: _InstanceProblems,
     instance: Instance,
     observed: Observed,
-    moments: _Moments,
+    moments: _EventTimes,
     now: Time,
-    patience: Patience,
+    grace: GracePeriods,
 ) -> None:
     id, status = instance.id, instance.status
     if not status.healthy:
@@ -225,7 +226,7 @@ def _look(
         seen.add("check_failing", id, moments.of(id, "check"), observed.check_failure)
     elif status.state == "draining":
         since = moments.of(id, "state")
-        if since is not None and (now - since).total_seconds() > patience.draining:
+        if since is not None and (now - since).total_seconds() > grace.draining:
             seen.add("draining", id, since)
     elif not instance.enabled:
         seen.add("disabled", id, moments.of(id, "enabled"))
@@ -239,8 +240,8 @@ def _store_alarm(alarm: str, since: Time | None) -> Problem:
     return _problem("store_alarm", "", since=since, params={"alarm": alarm})
 
 
-def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator[Problem]:
-    long_ago = (now - since).total_seconds() > patience.emptied
+def _empty(known: ServiceState, since: Time, now: Time, grace: GracePeriods) -> Iterator[Problem]:
+    long_ago = (now - since).total_seconds() > grace.emptied
     if known.lost:
         problem = _problem("no_instances", known.name, since=since)
         yield msgspec.structs.replace(problem, severity="warning") if long_ago else problem
@@ -248,12 +249,12 @@ def _empty(known: Known, since: Time, now: Time, patience: Patience) -> Iterator
         yield _problem("emptied", known.name, since=since)
 
 
-def _none_callable(known: Known) -> Problem:
+def _none_callable(known: ServiceState) -> Problem:
     return _problem("none_callable", known.name, params={"total": len(known.instances)})
 
 
-def _of_some(
-    kind: Kind, service: str, which: Sequence[tuple[str, Time | None, str]], total: int
+def _instance_problem(
+    kind: ProblemKind, service: str, which: Sequence[tuple[str, Time | None, str]], total: int
 ) -> Problem:
     ids = [id for id, _, _ in which]
     moments = [since for _, since, _ in which if since is not None]
@@ -272,7 +273,7 @@ def _of_some(
 
 
 def _problem(
-    kind: Kind,
+    kind: ProblemKind,
     service: str,
     *,
     id: str = "",
@@ -339,18 +340,18 @@ AT_MOST_EVERY = 1.0
 """Seconds: it goes over every instance."""
 
 
-class Outlook:
+class CurrentProblems:
     """The problems of a fleet. One for the API, the stream, metrics and the webhook."""
 
     def __init__(
         self,
-        picture: Picture,
-        patience: Patience | None = None,
+        fleet: FleetState,
+        grace: GracePeriods | None = None,
         *,
         alarms: StoreAlarms | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._picture, self._patience, self._clock = picture, patience or Patience(), clock
+        self._fleet, self._grace, self._clock = fleet, grace or GracePeriods(), clock
         self._alarms = alarms
         self.looked_at = float("-inf")
         """When the problems were last found out, by the clock."""
@@ -367,14 +368,14 @@ class Outlook:
 
     def _look(self) -> list[Problem]:
         here = now()
-        if not self._picture.stale:
+        if not self._fleet.stale:
             self._stale_since = None
         elif self._stale_since is None:
             self._stale_since = here
         return problems(
-            self._picture,
+            self._fleet,
             here,
-            patience=self._patience,
+            grace=self._grace,
             stale_since=self._stale_since,
             alarms=() if self._alarms is None else self._alarms.raised,
             alarms_since=None if self._alarms is None else self._alarms.since,

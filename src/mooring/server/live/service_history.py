@@ -22,7 +22,7 @@ from mooring.errors import Conflict, StoreError
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.names import is_service
 from mooring.server.auth.signed_records import ROOT
-from mooring.server.live.services import Known, Remembered
+from mooring.server.live.services import KnownService, ServiceRecord
 from mooring.server.live.state import Fleet
 from mooring.store import Delete, Entry, Put, Store, key, prefix, unchanged
 from mooring.tasks import Tasks
@@ -34,7 +34,7 @@ EVERY = 2.0
 _AT_ONCE = 50
 
 
-_decoder = msgspec.json.Decoder(Remembered)
+_decoder = msgspec.json.Decoder(ServiceRecord)
 
 
 def scope_of(registry: str) -> str:
@@ -80,7 +80,7 @@ class ServiceHistory:
                 except StoreError as error:
                     log.debug("the history of services is not written at present: %s", error)
 
-    def _held(self, mirror: Mirror[bytes, Entry]) -> Iterator[tuple[str, Remembered]]:
+    def _held(self, mirror: Mirror[bytes, Entry]) -> Iterator[tuple[str, ServiceRecord]]:
         for entry in mirror.items.values():
             name = self._service(entry.key)
             try:
@@ -125,10 +125,10 @@ class ServiceHistory:
         return urllib.parse.unquote(name[len(self._root) :].decode(errors="replace"))
 
 
-def _seen(known: Known) -> Remembered | None:
+def _seen(known: KnownService) -> ServiceRecord | None:
     """What is to be remembered of a service; None for one that never had an instance."""
     if known.instances:
-        return Remembered()
+        return ServiceRecord()
     if known.emptied is not None:
-        return Remembered(known.emptied, known.lost)
-    return Remembered(known.since, lost=True) if known.remembered else None
+        return ServiceRecord(known.emptied, known.lost)
+    return ServiceRecord(known.since, lost=True) if known.remembered else None

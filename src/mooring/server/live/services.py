@@ -14,14 +14,14 @@ from mooring.server.http.response import encode
 from mooring.server.live.summary import (
     UNOBSERVED,
     Aggregate,
+    HealthCounts,
     InstanceDetail,
     Observed,
     ServiceSummary,
-    Tally,
     aggregates,
+    count_health,
     instance_detail,
     service_summary,
-    tally,
 )
 
 Stamp = tuple[int, int]
@@ -33,7 +33,7 @@ FORGOTTEN_IN_ORDER = 3_600.0
 """The same of one whose last instance left in order."""
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class ServiceRecord(msgspec.Struct, frozen=True):
     """A service as a server last saw it."""
 
     emptied: Time | None = None
@@ -42,7 +42,7 @@ class Remembered(msgspec.Struct, frozen=True):
     """Whether that one was lost, and did not leave in order."""
 
 
-class Known:
+class KnownService:
     """A service that is known."""
 
     __slots__ = (
@@ -104,13 +104,13 @@ _ANSWERED_BYTES = 32 * 1024 * 1024
 """What whole answers take at the most."""
 
 
-class _Shown(NamedTuple):
+class _RenderedInstance(NamedTuple):
     instance: Instance
     observed: Observed
     text: bytes
 
 
-class _Service:
+class _RenderedService:
     """What was last written of a service."""
 
     __slots__ = ("aggregates", "instances", "summary", "tally", "text")
@@ -119,20 +119,20 @@ class _Service:
         self.aggregates: tuple[int, dict[str, Aggregate]] = (-1, {})
         self.summary: tuple[Stamp, ServiceSummary] | None = None
         self.text: tuple[Stamp, bytes] | None = None
-        self.tally: tuple[Stamp, Tally] | None = None
-        self.instances: dict[str, _Shown] = {}
+        self.tally: tuple[Stamp, HealthCounts] | None = None
+        self.instances: dict[str, _RenderedInstance] = {}
 
 
-class Page(NamedTuple):
+class RenderedPage(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
 
 
-class Rendering:
+class RenderCache:
     def __init__(self, observed: Callable[[str], Mapping[str, Observed]]) -> None:
         self._observed = observed
-        self._services: dict[str, _Service] = {}
-        self._pages: OrderedDict[Hashable, tuple[Hashable, Page]] = OrderedDict()
+        self._services: dict[str, _RenderedService] = {}
+        self._pages: OrderedDict[Hashable, tuple[Hashable, RenderedPage]] = OrderedDict()
         self._bytes = 0
 
     def forget(self, service: str) -> None:
@@ -143,13 +143,13 @@ class Rendering:
         if (written := self._services.get(service)) is not None:
             written.instances.pop(id, None)
 
-    def _of(self, known: Known) -> _Service:
+    def _of(self, known: KnownService) -> _RenderedService:
         written = self._services.get(known.name)
         if written is None:
-            written = self._services[known.name] = _Service()
+            written = self._services[known.name] = _RenderedService()
         return written
 
-    def summary(self, known: Known) -> ServiceSummary:
+    def summary(self, known: KnownService) -> ServiceSummary:
         written, stamp = self._of(known), known.stamp
         if written.summary is None or written.summary[0] != stamp:
             if written.aggregates[0] != known.version:
@@ -164,20 +164,20 @@ class Rendering:
             written.summary = stamp, told
         return written.summary[1]
 
-    def summary_text(self, known: Known) -> bytes:
+    def summary_text(self, known: KnownService) -> bytes:
         """As JSON."""
         written, stamp = self._of(known), known.stamp
         if written.text is None or written.text[0] != stamp:
             written.text = stamp, encode(self.summary(known))
         return written.text[1]
 
-    def tally(self, known: Known) -> Tally:
+    def counts(self, known: KnownService) -> HealthCounts:
         written, stamp = self._of(known), known.stamp
         if written.tally is None or written.tally[0] != stamp:
-            written.tally = stamp, tally(known.instances, self._observed(known.name))
+            written.tally = stamp, count_health(known.instances, self._observed(known.name))
         return written.tally[1]
 
-    def instance_text(self, known: Known, id: str) -> bytes:
+    def instance_text(self, known: KnownService, id: str) -> bytes:
         """As JSON. Raises `KeyError` where there is none."""
         instance = known.instances[id]
         observed = self._observed(known.name).get(id, UNOBSERVED)
@@ -185,15 +185,17 @@ class Rendering:
         shown = written.get(id)
         if shown is None or shown.instance is not instance or shown.observed is not observed:
             text = _written(instance_detail(instance, observed))
-            shown = written[id] = _Shown(instance, observed, text)
+            shown = written[id] = _RenderedInstance(instance, observed, text)
         return shown.text
 
-    def detail_text(self, known: Known) -> bytes:
+    def detail_text(self, known: KnownService) -> bytes:
         """A service with its instances, as JSON."""
         instances = array(self.instance_text(known, id) for id in sorted(known.instances))
         return b'%s,"instances":%s}' % (self.summary_text(known)[:-1], instances)
 
-    def page(self, what: Hashable, stamp: Hashable, write: Callable[[], Page]) -> Page:
+    def page(
+        self, what: Hashable, stamp: Hashable, write: Callable[[], RenderedPage]
+    ) -> RenderedPage:
         """A whole answer to `what`, written anew when the stamp is another."""
         found = self._pages.get(what)
         if found is not None and found[0] == stamp:

@@ -22,16 +22,16 @@ from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
 from mooring.server.live.history import (
     Departure,
-    Event,
-    Kind,
+    EventKind,
+    LivenessSignals,
     MetricHistory,
     MetricSample,
-    Signs,
     Timeline,
+    TimelineEvent,
     events_of,
 )
-from mooring.server.live.polling import Sampling
-from mooring.server.live.services import Known, Remembered, Rendering
+from mooring.server.live.polling import Poller
+from mooring.server.live.services import KnownService, RenderCache, ServiceRecord
 from mooring.server.live.summary import UNOBSERVED, Observed
 from mooring.server.live.summary import moment as moment_of
 
@@ -58,10 +58,10 @@ class Fleet:
         self.version = self.sampled = 0
         self.epoch = secrets.token_hex(4)
         """Tells the versions of this picture from those of another."""
-        self.rendering = Rendering(self.observed)
+        self.rendering = RenderCache(self.observed)
         self._mirror = Mirror(registry.follow_all(), wait=False)
         self._mirror.subscribe(self._changed)
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownService] = {}
         self._names: list[str] = []
         self._highest = 0
         """The highest version of a service that was forgotten: one that is back starts above it."""
@@ -69,14 +69,15 @@ class Fleet:
         self._missed: set[tuple[str, str]] = set()
         """Those that were not in the registry when it was last asked about them."""
         self._brakes: dict[str, str] = {}
-        self._timeline, self._history, self._signs = Timeline(), MetricHistory(), Signs()
+        self._timeline, self._metrics = Timeline(), MetricHistory()
+        self._signals = LivenessSignals()
         self._first_names: list[str] | None = None
         """The services that were found first; None before that."""
         self._hidden: set[str] = set()
         """Services that an operator wants to be forgotten, though the registry still names them."""
         self._callbacks: dict[object, Callback] = {}
         self._loaded = self._was_stale = False
-        self._sampling = Sampling(self, registry)
+        self._poller = Poller(self, registry)
 
     @property
     def stale(self) -> bool:
@@ -105,27 +106,27 @@ class Fleet:
         """The services, in order; one that lost all its instances stays."""
         return list(self._names)
 
-    def service(self, name: str) -> Known | None:
+    def service(self, name: str) -> KnownService | None:
         return self._known.get(name)
 
     def observed(self, service: str) -> Mapping[str, Observed]:
         """What is known of each instance beside what is registered."""
         return MappingProxyType(self._observed.get(service, {}))
 
-    def _look(self, service: str, id: str) -> Observed:
+    def _observation(self, service: str, id: str) -> Observed:
         return self._observed.get(service, {}).get(id, UNOBSERVED)
 
     def silence(self, service: str, id: str) -> float | None:
         """Seconds since the last sign of life, as sampled."""
-        return self._look(service, id).silence
+        return self._observation(service, id).silence
 
     def response_time(self, service: str, id: str) -> float | None:
         """Milliseconds, of active checks; None without."""
-        return self._look(service, id).response_time
+        return self._observation(service, id).response_time
 
     def check_failure(self, service: str, id: str) -> str:
         """Why the active check fails; empty where it does not."""
-        return self._look(service, id).check_failure
+        return self._observation(service, id).check_failure
 
     def brake(self, service: str) -> str:
         """Why expiry of a service is paused, in words; empty where it is not."""
@@ -135,7 +136,7 @@ class Fleet:
         """The brakes that hold, by service."""
         return MappingProxyType(self._brakes)
 
-    def timeline(self, service: str = "", id: str = "") -> list[Event]:
+    def timeline(self, service: str = "", id: str = "") -> list[TimelineEvent]:
         """What happened, the newest last; of the picture as a whole without a service."""
         events = self._timeline.of(service, id)
         known = self._known.get(service)
@@ -144,11 +145,11 @@ class Fleet:
             return events
         begun = moment_of(instance.status.registered_at) or (known.since if known else now())
         registered = message("registered_before", address=instance.address)
-        return [Event(begun, service, id, "added", registered), *events]
+        return [TimelineEvent(begun, service, id, "added", registered), *events]
 
     def history(self, service: str, id: str) -> list[MetricSample]:
         """The metrics of a while, the newest last."""
-        return self._history.of((service, id))
+        return self._metrics.of((service, id))
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Call back after each change; what is returned ends it."""
@@ -160,7 +161,7 @@ class Fleet:
 
         return end
 
-    def _tell(self, changed: Collection[tuple[str, str]]) -> None:
+    def _notify(self, changed: Collection[tuple[str, str]]) -> None:
         self.version += 1
         for callback in tuple(self._callbacks.values()):
             try:
@@ -170,11 +171,11 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         self._mirror.start()
-        self._sampling.start()
+        self._poller.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._sampling.aclose()
+        await self._poller.aclose()
         await self._mirror.aclose()
 
     def _changed(self, update: Update[tuple[str, str], Instance]) -> None:
@@ -185,7 +186,7 @@ class Fleet:
         lost: set[str] = set()
         for change in update.changes:
             service, id = change.key
-            known = self._know(service, moment)
+            known = self._ensure_known(service, moment)
             known.version += 1
             known.changed = moment
             how = self._signal(change, news=not first)
@@ -210,28 +211,30 @@ class Fleet:
             kind = "emptied_lost" if known.lost else "emptied_left"
             self._note(service, "", "emptied", message(kind))
         if first:
-            self._look_for_absent()
-        self._tell([*(change.key for change in update.changes), *((name, "") for name in emptied)])
+            self._mark_absent()
+        self._notify(
+            [*(change.key for change in update.changes), *((name, "") for name in emptied)]
+        )
 
     def _signal(self, change: Change[tuple[str, str], Instance], *, news: bool) -> Departure | None:
         """Heed what a change says of whether an instance lives; how it went, where it did."""
         before, after, moment = change.before, change.after, time.monotonic()
         if before is not None and after is None:
-            return self._signs.gone(change.key, before, moment)
+            return self._signals.classify_departure(change.key, before, moment)
         said = None if after is None else after.status.updated_at
         if news and (before is None or before.status.updated_at != said):
-            self._signs.said(change.key, moment)
+            self._signals.reported(change.key, moment)
         return None
 
-    def lasts(self, service: str, id: str, seconds: float) -> None:
+    def set_ttl(self, service: str, id: str, seconds: float) -> None:
         """An instance that registers may be silent for so long."""
-        self._signs.lasts((service, id), seconds)
+        self._signals.set_ttl((service, id), seconds)
 
-    def expect(self, service: str, id: str, how: Departure | None) -> None:
+    def expect_departure(self, service: str, id: str, how: Departure | None) -> None:
         """Somebody is about to take an instance out, in order; None: it was not to be."""
         known = self._known.get(service)
         if known is not None and id in known.instances:
-            self._signs.expect((service, id), how, time.monotonic())
+            self._signals.expect_departure((service, id), how, time.monotonic())
 
     def _remember(
         self,
@@ -247,42 +250,42 @@ class Fleet:
         if after is None:
             self._leave(service, id)
         elif before is None or before.status.metrics != after.status.metrics:
-            self._history.add(change.key, after, moment)
+            self._metrics.add(change.key, after, moment)
         if news:
             for kind, event in events_of(before, after, how):
-                self._timeline.add(Event(moment, service, id, kind, event))
+                self._timeline.add(TimelineEvent(moment, service, id, kind, event))
 
     def _sampling_after(self, change: Change[tuple[str, str], Instance]) -> None:
         """Of who came nothing is known yet; and where one goes, others may be about to."""
         service, _ = change.key
         if change.before is None or (change.after is None and self._known[service].instances):
-            self._sampling.soon(service)
+            self._poller.soon(service)
 
-    def _know(self, name: str, moment: Time) -> Known:
+    def _ensure_known(self, name: str, moment: Time) -> KnownService:
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = Known(name, moment, self._highest + 1)
+            known = self._known[name] = KnownService(name, moment, self._highest + 1)
             self._hidden.discard(name)
             insort(self._names, name)
         return known
 
     def _leave(self, service: str, id: str) -> None:
         self._missed.discard((service, id))
-        self._history.leave((service, id))
+        self._metrics.leave((service, id))
         self.rendering.leave(service, id)
         if (seen := self._observed.get(service)) is not None:
             seen.pop(id, None)
             if not seen:
                 del self._observed[service]
 
-    def act(self, service: str, id: str, action: Message) -> None:
+    def record_action(self, service: str, id: str, action: Message) -> None:
         """Record an action that a caller took through this server."""
         self._note(service, id, "action", action)
 
-    def _note(self, service: str, id: str, kind: Kind, event: Message) -> None:
-        self._timeline.add(Event(now(), service, id, kind, event))
+    def _note(self, service: str, id: str, kind: EventKind, event: Message) -> None:
+        self._timeline.add(TimelineEvent(now(), service, id, kind, event))
 
-    def _found_out(self, known: Known) -> None:
+    def _count_sample(self, known: KnownService) -> None:
         known.sampled += 1
         self.sampled += 1
 
@@ -301,20 +304,20 @@ class Fleet:
         known = self._known.get(service)
         if known is None or id not in known.instances:
             return
-        before = self._look(service, id)
+        before = self._observation(service, id)
         seen = replace(before, **result)
         if seen == before:
             return
         self._observe(service, id, seen)
         failed = bool(before.check_failure), before.unchecked
         if failed == (bool(seen.check_failure), seen.unchecked):
-            self._found_out(known)
+            self._count_sample(known)
             return
         self._note(service, id, "check", _check_event(seen))
         known.version += 1
-        self._tell([(service, id)])
+        self._notify([(service, id)])
 
-    def take_silence(self, service: str, silent: Mapping[str, float]) -> None:
+    def update_silence(self, service: str, silent: Mapping[str, float]) -> None:
         """Seconds since each instance of a service gave a sign of life, as was just found out."""
         known = self._known.get(service)
         if known is None:
@@ -323,10 +326,10 @@ class Fleet:
         turned = []
         clock = time.monotonic()
         for id in known.instances:
-            before, seconds = self._look(service, id), silent.get(id)
+            before, seconds = self._observation(service, id), silent.get(id)
             missing = seconds is None
             if seconds is not None:
-                self._signs.sampled((service, id), seconds, clock)
+                self._signals.sampled((service, id), seconds, clock)
                 self._missed.discard((service, id))
             elif most is None or not self._is_missing(service, id):
                 continue
@@ -338,10 +341,10 @@ class Fleet:
             if (late, missing) != (before.late, before.missing):
                 turned.append((service, id))
                 self._note(service, id, "late", _heartbeat_event(seen))
-        self._found_out(known)
+        self._count_sample(known)
         if turned:
             known.version += 1
-            self._tell(turned)
+            self._notify(turned)
 
     def _is_missing(self, service: str, id: str) -> bool:
         """One that is shown is not in the registry: since more than one look? It may be about to
@@ -349,10 +352,10 @@ class Fleet:
         if (service, id) in self._missed:
             return True
         self._missed.add((service, id))
-        self._sampling.soon(service)
+        self._poller.soon(service)
         return False
 
-    def take_brakes(self, brakes: Mapping[str, str]) -> None:
+    def update_brakes(self, brakes: Mapping[str, str]) -> None:
         """The brakes that hold, as was just found out."""
         turned = [
             name
@@ -363,23 +366,23 @@ class Fleet:
         moment = now()
         for name in turned:
             held = brakes.get(name, "")
-            self._know(name, moment).version += 1
+            self._ensure_known(name, moment).version += 1
             brake = message("brake_on", detail=held) if held else message("brake_off")
             self._note(name, "", "brake", brake)
         if turned:
-            self._tell([(name, "") for name in turned])
+            self._notify([(name, "") for name in turned])
 
-    def take_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None:
+    def update_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None:
         """The services that the registry knows, whether they have instances or not. `kept`: those
         that it names for what is said of them, not for instances."""
         moment = now()
         self._hidden &= set(names)
         fresh = [name for name in names if name not in self._known and name not in self._hidden]
         for name in fresh:
-            self._know(name, moment)
+            self._ensure_known(name, moment)
         if self._first_names is None:
             self._first_names = fresh
-            self._look_for_absent()
+            self._mark_absent()
         for name in kept:
             known = self._known.get(name)
             if known is not None and not known.instances:
@@ -399,27 +402,27 @@ class Fleet:
         for name in gone:
             self._forget(name)
         if fresh or gone:
-            self._tell([(name, "") for name in (*fresh, *gone)])
+            self._notify([(name, "") for name in (*fresh, *gone)])
 
-    def remember(self, services: Mapping[str, Remembered]) -> None:
+    def remember(self, services: Mapping[str, ServiceRecord]) -> None:
         """Services that servers knew before this one started."""
         moment = now()
         changed: list[tuple[str, str]] = []
         for name, before in services.items():
             if name in self._hidden:
                 continue  # an operator removed it before the history was read
-            known = self._know(name, moment)
+            known = self._ensure_known(name, moment)
             if known.instances or known.emptied is not None:
                 continue
             known.emptied, known.lost = before.emptied, before.lost
             known.remembered, known.absent = before.emptied is None, False
             known.version += 1
             changed.append((name, ""))
-        self._look_for_absent()
+        self._mark_absent()
         if changed:
-            self._tell(changed)
+            self._notify(changed)
 
-    def _look_for_absent(self) -> None:
+    def _mark_absent(self) -> None:
         """Once it is known both which services there are and who is registered: a service of those
         without anybody may have died while nobody looked."""
         if not self._loaded:
@@ -439,7 +442,7 @@ class Fleet:
             return False
         self._forget(name)
         self._hidden.add(name)
-        self._tell([(name, "")])
+        self._notify([(name, "")])
         return True
 
     def _forget(self, name: str) -> None:
@@ -449,7 +452,7 @@ class Fleet:
         self._timeline.forget(name)
         self.rendering.forget(name)
 
-    def look_whether_stale(self) -> None:
+    def check_staleness(self) -> None:
         """Tell of it once, when it begins and when it ends."""
         stale = self._loaded and self.stale
         if stale is self._was_stale:
@@ -457,7 +460,7 @@ class Fleet:
         self._was_stale = stale
         event = message("stale", error=self.error) if stale else message("live_again")
         self._note("", "", "stale", event)
-        self._tell(())
+        self._notify(())
 
 
 def _check_event(seen: Observed) -> Message:

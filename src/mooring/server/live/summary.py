@@ -21,7 +21,7 @@ from mooring.model import JSON, Config, Instance, State, Time
 from mooring.server.http.response import shown
 
 
-class Health(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class HealthSummary(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Of everything that the caller may see, or of one service."""
 
     total_services: int
@@ -47,7 +47,7 @@ class Aggregate(msgspec.Struct, frozen=True, gc=False):
     p99: float
 
 
-class Abnormal(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class AbnormalInstance(msgspec.Struct, frozen=True, rename="camel", gc=False):
     instance_id: str
     reason: str
     """In English; several are joined by a semicolon."""
@@ -69,10 +69,10 @@ class ServiceSummary(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     avg_heartbeat_delay: float | None
     avg_response_time: float | None
     """Of active checks; null without them."""
-    abnormal_instances: tuple[Abnormal, ...]
+    abnormal_instances: tuple[AbnormalInstance, ...]
 
 
-class Check(msgspec.Struct, frozen=True, gc=False):
+class CheckResult(msgspec.Struct, frozen=True, gc=False):
     result: Literal["passing", "failing", "not_checked"]
     reason: str
     """Why it fails or is not checked."""
@@ -98,7 +98,7 @@ class InstanceDetail(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     """By its own account and by active checks, and not silent."""
     state: ShownState
     """As registered; `silent` if its heartbeats stopped."""
-    check: Check | None
+    check: CheckResult | None
     """The last active check; null if none was made."""
     ephemeral: bool
     metadata: dict[str, str]
@@ -204,12 +204,12 @@ def state_shown(instance: Instance, observed: Observed) -> ShownState:
     return "silent" if observed.late else instance.status.state
 
 
-def check_shown(observed: Observed) -> Check | None:
+def check_shown(observed: Observed) -> CheckResult | None:
     if observed.unchecked:
-        return Check("not_checked", observed.unchecked)
+        return CheckResult("not_checked", observed.unchecked)
     if observed.check_failure:
-        return Check("failing", observed.check_failure)
-    return None if observed.response_time is None else Check("passing", "")
+        return CheckResult("failing", observed.check_failure)
+    return None if observed.response_time is None else CheckResult("passing", "")
 
 
 def reasons(instance: Instance, observed: Observed) -> list[Message]:
@@ -383,7 +383,7 @@ def service_summary(
         avg_heartbeat_delay=average(each.heartbeat_delay for _, each in seen),
         avg_response_time=average(each.response_time for _, each in seen),
         abnormal_instances=tuple(
-            Abnormal(instance.id, joined(why), tuple(why))
+            AbnormalInstance(instance.id, joined(why), tuple(why))
             for instance, each in seen
             if (why := reasons(instance, each))
         ),
@@ -395,7 +395,7 @@ def service_detail(summary: ServiceSummary, instances: Iterable[InstanceDetail])
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class HealthCounts:
     """What health is reckoned from."""
 
     services: int = 0
@@ -403,8 +403,8 @@ class Tally:
     healthy: int = 0
     active: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: HealthCounts) -> HealthCounts:
+        return HealthCounts(
             self.services + other.services,
             self.instances + other.instances,
             self.healthy + other.healthy,
@@ -412,10 +412,12 @@ class Tally:
         )
 
 
-def tally(instances: Mapping[str, Instance], observed: Mapping[str, Observed]) -> Tally:
+def count_health(
+    instances: Mapping[str, Instance], observed: Mapping[str, Observed]
+) -> HealthCounts:
     """Of one service."""
     seen = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
-    return Tally(
+    return HealthCounts(
         1,
         len(seen),
         sum(healthy(*pair) for pair in seen),
@@ -423,8 +425,8 @@ def tally(instances: Mapping[str, Instance], observed: Mapping[str, Observed]) -
     )
 
 
-def health(told: Tally, at: Time) -> Health:
-    return Health(
+def health(told: HealthCounts, at: Time) -> HealthSummary:
+    return HealthSummary(
         total_services=told.services,
         total_instances=told.instances,
         healthy_instances=told.healthy,

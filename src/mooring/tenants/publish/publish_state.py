@@ -8,7 +8,7 @@ from secrets import token_hex
 import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
-from mooring.masking import clear_secrets_of, is_hidden
+from mooring.masking import cleartext_secrets_of, is_hidden
 from mooring.messages import Message, message
 from mooring.store.contract import Check, Write
 from mooring.tenants.keys import Owner, field_of, kind_of, named
@@ -171,4 +171,4 @@ def _in_clear_text(change: Difference) -> tuple[str, ...]:
             for field, inner in value.items()
             if field not in known or not is_hidden(field)
         }
-    return clear_secrets_of(field_of(change.path), value)
+    return cleartext_secrets_of(field_of(change.path), value)

@@ -28,7 +28,7 @@ from mooring.cli.io.output import (
 from mooring.cli.io.stdout import open_output
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.formatting import quoted
-from mooring.masking import clear_secrets, is_hidden, is_split_key, masked
+from mooring.masking import cleartext_secrets, is_hidden, is_split_key, masked
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.diff import UNREADABLE, Action, FieldChange, action_of, changed_fields
@@ -374,7 +374,7 @@ def _clear_secrets(there: StoredParts) -> int:
 
 
 def _clear(value: JSON | Unread) -> Iterator[str]:
-    return iter(()) if isinstance(value, Unread) else clear_secrets(value)
+    return iter(()) if isinstance(value, Unread) else cleartext_secrets(value)
 
 
 def _warned(tenant: int, there: StoredParts) -> bool:
